@@ -1,4 +1,4 @@
-"""Rows by key: values by name, in partitions."""
+"""Tables of rows by key: the storage of `memoire.tq`, with named values in partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KeyedKind(Kind):
-    """Rows by partition and key, with the fields that their writers name: what `memoire.tq` keeps."""
+    """Kind of tables that hold rows by partition and key, with the fields that writers name, for `memoire.tq`."""
 
     name, holds = "keyed", "rows"
     weighed = "Bytes of rows."
@@ -22,30 +22,30 @@ class KeyedKind(Kind):
     answers = "memoire.keyed.handlers:answers"
     offers = ("HasCalls", "KeyedPool")
     instead = "memoire.tq"
-    no_pushes = "this table stores rows by key, which are written by CHANGE_ROWS: use memoire.tq"
+    no_pushes = "this table stores rows by key, which CHANGE_ROWS writes; use memoire.tq"
     is_once, has_columns = True, False
-    why_whole = "clients of memoire.tq look for a key at one address alone. Save with tq.save_checkpoint, and load that"
+    why_whole = "clients of memoire.tq expect a key at one address. Save with tq.save_checkpoint, and load that file"
 
     def schema_class(self) -> type[Schema]:
-        """Rows have no columns."""
+        """Return the class of schemas without columns."""
         from memoire.building import NoColumns
 
         return NoColumns
 
-    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
-        """None is to be given, or a mapping without columns."""
-        if given is not None and len(given):
+    def schema_from(self, columns: Schema | Mapping[str, Any] | None) -> Schema:
+        """Return a schema without columns. Raise ParameterError if columns are passed."""
+        if columns is not None and len(columns):
             raise ParameterError(
-                "schema", given, "left out with storage='keyed': rows have the fields that writers name"
+                "schema", columns, "omitted with storage='keyed', because rows have the fields that writers name"
             )
         return self.schema_class()({})
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse room for entries, too: bytes alone limit them."""
+        """Raise ParameterError also for limits of entries, because bytes are the only limit."""
         super().check(settings, is_full_said=is_full_said)
         for name in ("capacity", "client_capacity"):
             if value := getattr(settings, name):
-                raise ParameterError(name, value, "0 with storage='keyed': byte_limit says how much is held")
+                raise ParameterError(name, value, "0 with storage='keyed', because byte_limit is the only limit")
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""The calls of those who use rows by key: which server has a key, and requests that are no longer than a message.
+"""Calls for rows by key: the choice of a key's server, and the division of rows into requests.
 
 put 3,000 rows ──▶ by key 1,600 at a, 1,400 at b ──▶ requests of a message's length, long values in pieces before them
 """
@@ -21,15 +21,15 @@ from . import messages as keyed
 
 T = TypeVar("T")
 REQUEST_PART = 0.75
-"""A request's rows take this part of `limits.tuning.request_bytes` at most."""
+"""Maximum part of `limits.tuning.request_bytes` for the rows of a request."""
 KEYS_PER_REQUEST = 8192
 PASSING_TIMEOUT = 120.0
-"""Seconds for which what a server has no room for yet is sent again: it keeps an upload whose sender died for less."""
+"""Seconds for which refused rows are retried at a full server; longer than an upload of a dead client is kept."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """Rows of one request, and the bytes that come before it in pieces."""
+    """Rows of one request, and the upload that precedes the request in pieces."""
 
     rows: list[keyed.PutRow] = field(default_factory=list)
     size: int = 0
@@ -37,11 +37,11 @@ class _Request:
 
 
 class KeyedCalls:
-    """Reads and writes rows by key. From any thread.
+    """Calls that read and write rows by key. Thread-safe.
 
     Args:
-        homes: What keys are shared out over: addresses of servers, or the name of the only one. Each key lies at one of
-            them, so all users have to name the same ones.
+        homes: Addresses of the servers, or the name of the only one. Each key belongs to one of them, so that all
+            clients must name the same servers.
     """
 
     def __init__(self, transport: Transport, homes: Sequence[str]) -> None:
@@ -49,13 +49,13 @@ class KeyedCalls:
         self._homes = tuple(sorted(set(homes)))
         self._hashes = {home: checksum(home.encode()) for home in self._homes}
         self._uploads, self._making = itertools.count(1), threading.Lock()
-        self._newest_made = 0  # microseconds, of the newest row that was written: none is older than one before it
+        self._newest_made = 0  # creation time of the newest written row, in microseconds; times never decrease
 
     def put(self, partition: str, rows: Sequence[keyed.PutRow]) -> list[keyed.RowFacts]:
-        """Write rows; returns them in this order, as they are then.
+        """Write rows; return their facts in the same order.
 
         Raises:
-            Refused: a server is full (code "full"), or one of its rows is too large; rows of others may be written.
+            Refused: a server is full (code "full"), or a row is too large; rows at other servers may be written.
             MemoireTimeout: a server does not answer.
         """
         with Held(self._making):
@@ -72,17 +72,17 @@ class KeyedCalls:
         )
 
     def facts(self, partition: str, names: Sequence[str]) -> list[keyed.RowFacts]:
-        """Rows of these keys that exist, in this order, without values."""
+        """Return the facts of the existing rows of these keys, in the same order."""
         works = [
             (home, self._facts(partition, some))
             for home, places in self.by_home(partition, names).items()
             for some in _some([names[place] for place in places], KEYS_PER_REQUEST)
         ]
-        found = {row.key: row for rows in self._done(works) for row in rows}
-        return [found[name] for name in names if name in found]
+        rows_by_key = {row.key: row for rows in self._done(works) for row in rows}
+        return [rows_by_key[name] for name in names if name in rows_by_key]
 
     def values(self, partition: str, names: Sequence[str], fields: Sequence[str] = ()) -> list[keyed.RowValues]:
-        """Values of these fields (none: of all), of these keys, in this order."""
+        """Return the values of these fields, or of all fields if empty, for each key in the same order."""
         return self._over(
             partition,
             names,
@@ -93,21 +93,21 @@ class KeyedCalls:
         )
 
     def rows(self, partition: str | None = None) -> dict[str, list[keyed.RowFacts]]:
-        """Rows without values by partition, of one or of all, in the order in which they were made: as the server has
-        numbered them, or, over several servers, by the clocks of those that made them.
+        """Return the facts of rows by partition, of one or of all, in the order of creation. With one server the order
+        is by number, with several servers by the writers' clocks.
         """
-        found: dict[str, list[keyed.RowFacts]] = {}
+        rows_of: dict[str, list[keyed.RowFacts]] = {}
         for names, rows in self._done([(home, self._list(partition)) for home in self._homes]):
             for name in names:
-                found.setdefault(name, [])
+                rows_of.setdefault(name, [])
             for row in rows:
-                found.setdefault(row.partition, []).append(row)
+                rows_of.setdefault(row.partition, []).append(row)
         if len(self._homes) > 1:  # each server has numbers of its own
-            found = {name: sorted(rows, key=lambda row: (row.made, row.number)) for name, rows in found.items()}
-        return found
+            rows_of = {name: sorted(rows, key=lambda row: (row.made, row.number)) for name, rows in rows_of.items()}
+        return rows_of
 
     def clear(self, partition: str, names: Sequence[str]) -> None:
-        """Take rows away; keys that do not exist are ignored."""
+        """Delete rows; keys without rows are ignored."""
         body = keyed.ChangeRows(call="clear", partition=partition)
         self._done(
             [
@@ -118,22 +118,22 @@ class KeyedCalls:
         )
 
     def reset(self) -> None:
-        """Take all rows of all servers away."""
+        """Delete all rows of all servers."""
         self._done([(home, _one(keyed.ChangeRows(call="reset"))) for home in self._homes])
 
     def by_home(self, partition: str, names: Sequence[str]) -> dict[str, list[int]]:
-        """Places of the keys in the call, by the server that has them: the one with the highest hash of both."""
+        """Return the places of the keys in the call, by the server with the highest hash for partition and key."""
         text("partition_id", partition)
         for name in names:
             text("keys", name)
         if len(self._homes) == 1:
             return {self._homes[0]: list(range(len(names)))}
-        found: dict[str, list[int]] = {}
+        places_by_home: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             content = f"{partition}\0{name}".encode()
             best = max(self._homes, key=lambda home: checksum(content, self._hashes[home]))
-            found.setdefault(best, []).append(place)
-        return found
+            places_by_home.setdefault(best, []).append(place)
+        return places_by_home
 
     # Requests
 
@@ -144,30 +144,28 @@ class KeyedCalls:
     def _over(
         self, partition: str, names: Sequence[str], works_of: Callable[[list[int]], Sequence[Work[list[T]]]]
     ) -> list[T]:
-        """What each server says of the keys that it has, in the order of the keys."""
+        """Run the works of each server for its keys; return the results in the order of the keys."""
         by_home = self.by_home(partition, names)
         works = [(home, work) for home, places in by_home.items() for work in works_of(places)]
         rows = iter([row for part in self._done(works) for row in part])
-        found = {place: row for places in by_home.values() for place, row in zip(places, rows, strict=False)}
-        return [found[place] for place in range(len(names))]
+        results = {place: row for places in by_home.values() for place, row in zip(places, rows, strict=False)}
+        return [results[place] for place in range(len(names))]
 
     def _requests(self, rows: Sequence[tuple[int, keyed.PutRow]]) -> list[_Request]:
-        """Rows, each with the time when it was made, in requests of a message's length. A longer value comes before
-        its request, in pieces.
-        """
-        most, made = self._most, [_Request()]
+        """Divide rows with creation times into requests of limited size. Larger values are uploaded first."""
+        most, requests = self._most, [_Request()]
         for made_at, row in rows:
             inline, long = dict(row.fields), list[tuple[str, bytes]]()
             while inline and sum(map(len, inline.values())) > most:
                 name = max(inline, key=lambda each: len(inline[each]))
                 long.append((name, inline.pop(name)))
             size = sum(map(len, inline.values())) + sum(map(len, row.tags.values())) + len(row.key) + 64
-            if made[-1].rows and made[-1].size + size > most:
-                made.append(_Request())
-            staged = _staged(made[-1].upload, long)
-            made[-1].rows.append(msgspec.structs.replace(row, fields=inline, staged=staged, made=made_at))
-            made[-1].size += size
-        return [request for request in made if request.rows]
+            if requests[-1].rows and requests[-1].size + size > most:
+                requests.append(_Request())
+            staged = _staged(requests[-1].upload, long)
+            requests[-1].rows.append(msgspec.structs.replace(row, fields=inline, staged=staged, made=made_at))
+            requests[-1].size += size
+        return [request for request in requests if request.rows]
 
     @property
     def _most(self) -> int:
@@ -183,32 +181,32 @@ class KeyedCalls:
         return keyed.unpack_facts(_payload(reply))
 
     def _facts(self, partition: str, names: Sequence[str]) -> Work[list[keyed.RowFacts]]:
-        found, after, is_whole, content = list[keyed.RowFacts](), 0, False, keyed.pack(names)
+        rows, after, is_whole, content = list[keyed.RowFacts](), 0, False, keyed.pack(names)
         while not is_whole:
             body = keyed.FindRows(call="facts", partition=partition, after=after, known=0)
             reply = yield Request(body, content)
-            found += keyed.unpack_facts(_payload(reply))
+            rows += keyed.unpack_facts(_payload(reply))
             after, is_whole = reply.body.after, reply.body.is_whole
-        return found
+        return rows
 
     def _values(self, partition: str, names: Sequence[str], fields: Sequence[str]) -> Work[list[keyed.RowValues]]:
-        found, reading, content = list[keyed.RowValues](), keyed.ValuesReading(partition, fields), keyed.pack(names)
+        rows, reading, content = list[keyed.RowValues](), keyed.ValuesReading(partition, fields), keyed.pack(names)
         while not reading.is_whole:
             reply = yield Request(reading.request, content)
-            found += reading.take(reply.body, _payload(reply))
-        return found
+            rows += reading.take(reply.body, _payload(reply))
+        return rows
 
     def _list(self, partition: str | None) -> Work[tuple[list[str], list[keyed.RowFacts]]]:
-        names, found, after, is_whole = list[str](), list[keyed.RowFacts](), 0, False
+        names, rows, after, is_whole = list[str](), list[keyed.RowFacts](), 0, False
         while not is_whole:
             body = keyed.FindRows(
                 call="tags", partition=partition or "", is_everywhere=partition is None, after=after, known=len(names)
             )
             reply = yield Request(body)
-            found += keyed.unpack_facts(_payload(reply))
+            rows += keyed.unpack_facts(_payload(reply))
             names += reply.body.partitions
             after, is_whole = reply.body.after, reply.body.is_whole
-        return names, found
+        return names, rows
 
 
 def _one(body: Body, payload: bytes | None = None) -> Work[None]:
@@ -224,8 +222,8 @@ def _some(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 
 
 def _staged(upload: bytearray, long: Sequence[tuple[str, bytes]]) -> list[keyed.StagedValue]:
-    made = []
+    values = []
     for name, value in long:
-        made.append(keyed.StagedValue(name, len(upload), len(value)))
+        values.append(keyed.StagedValue(name, len(upload), len(value)))
         upload += value
-    return made
+    return values

@@ -1,7 +1,6 @@
-"""What users of rows by key ask: which rows there are, what some of them hold, and changes of them. Pure; the rows have
-a lock of their own.
+"""Handlers for requests about rows by key: list, find, read and change rows. Pure; the pool has a lock of its own.
 
-    FIND_ROWS    tags, facts, values        CHANGE_ROWS    put, stage, clear, reset
+FIND_ROWS    tags, facts, values        CHANGE_ROWS    put, stage, clear, reset
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from . import messages as keyed
 from .pool import KeyedPool, KeyedRow
 
 FACTS_PER_REPLY = 8192
-"""Rows without values that one reply lists."""
+"""Maximum number of rows without values in a reply."""
 MAX_PARTITIONS = 65536
-"""Names of one reply."""
+"""Maximum number of partition names in a reply."""
 HEAD_BYTES = 5
-"""What stands in front of a long value."""
+"""Bytes of the msgpack head of a long value."""
 UNKNOWN = 1 << 40
-"""Stands for the number of a row that is yet to be written."""
+"""Placeholder for the number of a row that is not written yet, as large as a real number."""
 
 
 def answers(desk: Desk) -> dict[type[Body], Handler]:
-    """What answers users of rows by key."""
+    """Return the handlers for requests about rows by key."""
     handler = KeyedHandler(desk)
     return {keyed.FindRows: handler.find, keyed.ChangeRows: handler.change}
 
 
 class KeyedHandler:
-    """Answers FIND_ROWS and CHANGE_ROWS."""
+    """Handler of FIND_ROWS and CHANGE_ROWS."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
-        """The rows of the table that a request is about. Raises ProtocolError (code "table")."""
-        found: KeyedPool = self._desk.table(header).asked(KeyedPool, header.type.name).rows(header.client)
-        return found
+        """Return the pool of the requested table. Raise ProtocolError (code "table")."""
+        pool: KeyedPool = self._desk.table(header).asked(KeyedPool, header.type.name).rows(header.client)
+        return pool
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
-        """Say what rows there are, or what some of them hold."""
+        """List rows, or return the facts or values of some."""
         pool, page = self._pool_of(header), self._page(header.client)
         if body.call == "tags":
             return self._list(pool, body, page)
@@ -74,9 +73,9 @@ class KeyedHandler:
         return self._reply(pool, rows, after=after, is_whole=is_whole, partitions=names)
 
     def _find(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
-        rows, found = list[keyed.RowFacts](), pool.find(body.partition, keys)
+        rows, held = list[keyed.RowFacts](), pool.find(body.partition, keys)
         for place in range(body.after, len(keys)):
-            key, row = keys[place], found[place]
+            key, row = keys[place], held[place]
             facts = None if row is None else _facts(body.partition, key, row)
             if facts is not None and not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
                 if body.known is None:
@@ -87,11 +86,11 @@ class KeyedHandler:
         return self._reply(pool, rows)
 
     def _values(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
-        rows, found = list[keyed.RowValues](), pool.find(body.partition, keys)
-        first = found[body.after] if body.after < len(found) else None
+        rows, held = list[keyed.RowValues](), pool.find(body.partition, keys)
+        first = held[body.after] if body.after < len(held) else None
         version = 0 if first is None else first.version
         known = body.known or 0 if version == body.version else 0
-        for key, row in itertools.islice(zip(keys, found, strict=True), body.after, None):
+        for key, row in itertools.islice(zip(keys, held, strict=True), body.after, None):
             fields = dict(itertools.islice(_chosen(row, body.fields).items(), known, None))
             values = keyed.RowValues(row is not None, list(row.fields) if row else [], fields)
             size = _size_of(values)
@@ -106,7 +105,7 @@ class KeyedHandler:
         return self._reply(pool, rows, version=version)
 
     def change(self, now: float, header: MessageHeader, body: keyed.ChangeRows, payload: Any) -> Reply:
-        """Write rows, or take them away."""
+        """Write or delete rows, or store a piece of an upload."""
         pool = self._pool_of(header)
         pool.give_up(now)
         written = list[keyed.RowFacts]()
@@ -130,59 +129,59 @@ class KeyedHandler:
         written = pool.put(body.partition, rows, (client, body.upload))
         if body.upload:
             pool.unstage(client, body.upload)
-        return [_facts(body.partition, row.key, made) for row, made in zip(rows, written, strict=True)]
+        return [_facts(body.partition, row.key, new) for row, new in zip(rows, written, strict=True)]
 
     def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[keyed.PutRow]) -> None:
-        """Refuse rows that no reply could tell of, before one of them is written.
+        """Raise ProtocolError for rows that would fit into no reply, before any row is written.
 
         Raises:
-            ProtocolError: (code "too_large") a row would have more fields or tags than a message has room for, or a
-                value is larger than a message, or the reply to this request would be.
+            ProtocolError: (code "too_large") too many fields or tags for a message, or a value or reply larger than
+                one.
         """
-        # What is stored here comes to all clients, also to those that say nothing of what they take.
+        # All clients can read the rows, also clients with the default limits.
         page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
         for change, row in zip(changes, pool.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
             fields = dict.fromkeys([*(row.fields if row else ()), *change.sizes])
             if max(len(tags), len(fields)) > keyed.MAX_FIELDS:
                 count = max(len(tags), len(fields))
-                text = f"row {change.key!r} would have {count} fields or tags; {keyed.MAX_FIELDS} are allowed"
+                text = f"row {change.key!r} would have {count} fields or tags; the limit is {keyed.MAX_FIELDS}"
                 raise ProtocolError("too_large", text)
             for name, length in change.sizes.items():
                 size = length + encoded_bytes([list(fields), name]) + HEAD_BYTES
                 if size > most:
-                    text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; {most} are allowed "
+                    text = f"field {name!r} of row {change.key!r} makes a reply of {size} bytes; the limit is {most} "
                     raise ProtocolError("too_large", f"{text}(message_bytes of this server). Store it in parts")
             facts = keyed.RowFacts(partition, change.key, UNKNOWN, tags, list(fields), change.made)
             if (size := encoded_bytes(facts) + HEAD_BYTES) > most:
-                text = f"tags and names of row {change.key!r} make a reply of {size} bytes; {most} are allowed"
+                text = f"tags and names of row {change.key!r} make a reply of {size} bytes; the limit is {most}"
                 raise ProtocolError("too_large", f"{text} (message_bytes)")
             if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
-                raise page.refused(f"the {len(changes)} rows that are written", encoded_bytes(facts))
+                raise page.refused(f"the reply to {len(changes)} written rows", encoded_bytes(facts))
 
     def _reply(
         self, pool: KeyedPool, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
     ) -> Reply:
         held, size = pool.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
-        said = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
-        return Reply(said, keyed.pack(rows) if rows else None)
+        reply = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
+        return Reply(reply, keyed.pack(rows) if rows else None)
 
 
 def _size_of(values: keyed.RowValues) -> int:
-    """Bytes of values on their way, at most."""
+    """Return the maximum bytes of a row's values in a message."""
     size = (1 + len(values.fields)) * HEAD_BYTES + sum(map(len, values.fields.values()))
     return size + encoded_bytes([values.names, list(values.fields)])
 
 
 def _part_of(key: str, values: keyed.RowValues, page: Page) -> keyed.RowValues:
-    """As many of a row's values as a page has room for, at least one. Raises ProtocolError if none ever has."""
+    """Return as many of a row's values as fit on a page, at least one. Raise ProtocolError if no value ever fits."""
     part = keyed.RowValues(values.is_there, values.names, {})
     for name, value in values.fields.items():
-        more = keyed.RowValues(values.is_there, values.names, part.fields | {name: value})
-        if part.fields and _size_of(more) > page.payload_room:
+        larger = keyed.RowValues(values.is_there, values.names, part.fields | {name: value})
+        if part.fields and _size_of(larger) > page.payload_room:
             break
-        part = more
+        part = larger
     page.takes(f"field {next(iter(part.fields), '')!r} of row {key!r}", payload=_size_of(part))
     return part
 

@@ -1,6 +1,6 @@
-"""What messages about keyed rows say and carry: msgpack, with all bounds in the types. Pure.
+"""Messages about keyed rows: bodies and payloads in msgpack, with all limits in the types. Pure.
 
-Values are bytes that only clients understand: a server merges rows by the names of their fields.
+Only clients understand the bytes of values; a server merges rows by the names of their fields.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from memoire.kinds import Body, Buffer, Count, Name, Small, TailRow, Word, body,
 
 Key: TypeAlias = Annotated[str, Meta(max_length=1024)]
 MAX_FIELDS: Final = 1024
-"""Fields, and tags, of a row."""
+"""Maximum number of fields, and of tags, of a row."""
 Fields: TypeAlias = Annotated[dict[Name, bytes], Meta(max_length=MAX_FIELDS)]
 Keys: TypeAlias = Annotated[list[Key], Meta(max_length=2**20)]
 
 
 @body(types.FIND_ROWS)
 class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for keyed rows, or for their tags: the payload names the keys. Answered by KEYED_ROWS."""
+    """Request for keyed rows, or for their tags; the payload has the keys. Answered by KEYED_ROWS."""
 
     call: Literal["tags", "facts", "values"]
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
-    after: Word = 0  # tags: number of the last row that is known; else how many of the keys are known
-    known: Small | None = None  # tags: partitions that came; null: no reply to tags or facts leaves any out.
-    # values: fields of the first key that came; null: no row comes in parts
-    version: Word = 0  # values: of the row whose fields came; another one is begun again
-    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # values of these alone
+    after: Word = 0  # tags: number of the last received row; else number of answered keys
+    known: Small | None = None  # tags: received partitions; null: no reply to tags or facts is partial.
+    # values: received fields of the first key; null: no row comes in parts
+    version: Word = 0  # values: of the row whose fields were received; a row of another version restarts
+    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # only values of these fields
 
 
 @body(types.CHANGE_ROWS)
 class ChangeRows(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Writes keyed rows, or takes them away: the payload has them. Answered by KEYED_ROWS."""
+    """Request to write or delete keyed rows; the payload has the rows or keys. Answered by KEYED_ROWS."""
 
     call: Literal["put", "stage", "clear", "reset"]
     partition: Name = ""
-    upload: Word = 0  # staged bytes that values of this request refer to, or that this piece belongs to
-    offset: Count = 0  # of the piece
+    upload: Word = 0  # number of the upload that this piece belongs to, or that staged values refer to
+    offset: Count = 0  # position of the piece in the upload
 
 
 @body(types.KEYED_ROWS)
 class KeyedRows(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answers FIND_ROWS and CHANGE_ROWS; the payload has the rows that were asked for."""
+    """Reply to FIND_ROWS and CHANGE_ROWS; the payload has the requested rows."""
 
-    epoch: Word = 0  # of the server: its rows are new if it is
-    after: Word = 0  # what to ask with next
-    known: Small = 0  # values: likewise; fields of the next key that came
-    version: Word = 0  # values: of the first row in the payload, which each change makes another one; 0: it is not here
-    is_whole: bool = True  # whether nothing is left to ask for
-    partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # that exist, also those without rows
-    rows: Count = 0  # that this server holds now
+    epoch: Word = 0  # number of the server's start
+    after: Word = 0  # `after` of the next request
+    known: Small = 0  # values: `known` of the next request, the received fields of its first key
+    version: Word = 0  # values: version of the row at `after`, new after each change; 0: no row
+    is_whole: bool = True  # True: the answer is complete
+    partitions: Annotated[list[Name], Meta(max_length=65536)] = []  # existing partitions, also empty ones
+    rows: Count = 0  # number of rows at this server
     bytes: Count = 0
 
 
 class StagedValue(TailRow, frozen=True, array_like=True):
-    """A value whose bytes came before, in pieces."""
+    """Reference to a value whose bytes were uploaded in pieces."""
 
     field: Name
     start: Count
@@ -68,27 +68,27 @@ class StagedValue(TailRow, frozen=True, array_like=True):
 
 
 class PutRow(TailRow, frozen=True, array_like=True):
-    """A row to be written: fields and tags that it has stay, unless they are named here."""
+    """Row to write; its existing fields and tags stay, except those named here."""
 
     key: Key
     tags: Fields = {}
     fields: Fields = {}
     staged: Annotated[list[StagedValue], Meta(max_length=1024)] = []
-    made: Word = 0  # microseconds of the writer's clock, which count if the row is new
+    made: Word = 0  # microseconds of the writer's clock, used for a new row
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each value, by its field."""
+        """Bytes of each value, by field."""
         return {name: len(value) for name, value in self.fields.items()} | self.staged_sizes
 
     @property
     def staged_sizes(self) -> dict[str, int]:
-        """Bytes of those that come in pieces."""
+        """Bytes of each uploaded value, by field."""
         return {each.field: each.bytes for each in self.staged}
 
 
 class RowFacts(TailRow, frozen=True, array_like=True):
-    """A row without its values."""
+    """Facts of a row, without its values."""
 
     partition: Name
     key: Key
@@ -99,10 +99,10 @@ class RowFacts(TailRow, frozen=True, array_like=True):
 
 
 class RowValues(TailRow, frozen=True, array_like=True):
-    """A row's values."""
+    """Values of a row, all or the requested ones."""
 
-    is_there: bool  # whether there is a row of this key
-    names: Annotated[list[Name], Meta(max_length=1024)]  # of all its fields, also those that were not asked for
+    is_there: bool  # True if the key has a row
+    names: Annotated[list[Name], Meta(max_length=1024)]  # names of all its fields, also of those not requested
     fields: Fields
 
 
@@ -114,16 +114,16 @@ _VALUES: Final = msgspec.msgpack.Decoder(Annotated[list[RowValues], Meta(max_len
 
 
 def pack(rows: Sequence[Any]) -> bytes:
-    """The bytes of keys, or of rows of one kind."""
+    """Return the bytes of keys, or of rows of one kind."""
     return _ENCODER.encode(rows)
 
 
 VALUE_BYTES: Final = 80
-"""What each value takes in memory beside its bytes once it is unpacked, about."""
+"""Approximate memory overhead of an unpacked value, in bytes."""
 
 
 def unpacked_size(payload: Buffer | None) -> int:
-    """Bytes that rows or keys take when they are unpacked, about: to be asked for before that. 0: it is malformed."""
+    """Return the approximate memory of rows or keys after unpacking, in bytes; 0 for a malformed payload."""
     if payload is None:
         return 0
     values: int = count_values(payload)
@@ -131,72 +131,72 @@ def unpacked_size(payload: Buffer | None) -> int:
 
 
 def unpack_puts(payload: Buffer | None) -> list[PutRow]:
-    """Rows to be written. Raises ProtocolError, and nothing else."""
+    """Return the rows to write. Raise only ProtocolError."""
     rows: list[PutRow] = _unpacked(_PUT, payload)
     return rows
 
 
 def unpack_keys(payload: Buffer | None) -> list[str]:
-    """Keys. Raises ProtocolError, and nothing else."""
+    """Return the keys. Raise only ProtocolError."""
     keys: list[str] = _unpacked(_KEYS, payload)
     return keys
 
 
 def unpack_facts(payload: Buffer | None) -> list[RowFacts]:
-    """Rows without their values. Raises ProtocolError, and nothing else."""
+    """Return the rows without values. Raise only ProtocolError."""
     rows: list[RowFacts] = _unpacked(_FACTS, payload)
     return rows
 
 
 def unpack_values(payload: Buffer | None) -> list[RowValues]:
-    """Rows' values. Raises ProtocolError, and nothing else."""
+    """Return the rows' values. Raise only ProtocolError."""
     rows: list[RowValues] = _unpacked(_VALUES, payload)
     return rows
 
 
 MAX_BEGUN: Final = 16
-"""Times that the values of some keys are begun again because a row is written meanwhile."""
+"""Maximum number of restarts of a read because the row was written meanwhile."""
 
 
 class ValuesReading:
-    """Reads the values of some keys, which come in several replies; all parts of a row are of one version.
+    """Reader of the values of some keys over several replies; all parts of a row are of one version.
 
-    field 1 of version 7 ──▶ the row is written ──▶ field 1 of version 8, field 2 of version 8    begun again
+    field 1 of version 7 ──▶ the row is written ──▶ field 1 of version 8, field 2 of version 8    restarted
 
     Args:
-        fields: Those that are asked for; none: all.
+        fields: Requested fields; all if empty.
     """
 
     def __init__(self, partition: str, fields: Sequence[str] = ()) -> None:
         self.is_whole = False
-        """Whether all have come."""
+        """True if all values have been received."""
         self._asks = FindRows(call="values", partition=partition, fields=list(fields), known=0)
-        self._part: dict[str, bytes] = {}  # of the row that has come in part
+        self._part: dict[str, bytes] = {}  # received fields of a partial row
         self._begun = 0
 
     @property
     def request(self) -> FindRows:
-        """What to ask for next; its payload is the keys."""
+        """Next request; its payload is the keys."""
         return self._asks
 
-    def take(self, said: KeyedRows, payload: Buffer | None) -> list[RowValues]:
-        """The rows that are whole by this reply.
+    def take(self, reply: KeyedRows, payload: Buffer | None) -> list[RowValues]:
+        """Return the rows that a reply completes.
 
         Raises:
-            ProtocolError: they cannot be read, or (code "busy") a row is written faster than it can be read in parts.
+            ProtocolError: the rows cannot be read, or (code "busy") a row is written faster than it can be read.
         """
         rows = unpack_values(payload)
-        if self._part and said.version != self._asks.version:
+        if self._part and reply.version != self._asks.version:
             self._begun += 1
             if self._begun > MAX_BEGUN:
                 text = f"a row of partition {self._asks.partition!r} was written {self._begun} times while it was read"
-                raise ProtocolError("busy", f"{text} in parts. Read it again when it is written less often")
+                raise ProtocolError("busy", f"{text} in parts. Retry when the row is written less often")
         elif rows and self._part:
             rows[0] = RowValues(rows[0].is_there, rows[0].names, self._part | rows[0].fields)
-        self._part = rows.pop().fields if said.known and rows else {}
-        version = said.version if said.known else 0
-        self._asks = msgspec.structs.replace(self._asks, after=said.after, known=said.known, version=version)
-        self.is_whole = said.is_whole
+        self._part = rows.pop().fields if reply.known and rows else {}
+        version = reply.version if reply.known else 0
+        self._asks = msgspec.structs.replace(self._asks, after=reply.after, known=reply.known, version=version)
+        self.is_whole = reply.is_whole
         return rows
 
 

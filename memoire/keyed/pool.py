@@ -1,12 +1,12 @@
-"""Rows by partition and key, for columns that no schema names: what `memoire.tq` keeps in a table.
+"""Pool of rows by partition and key, without a schema: the storage of `memoire.tq`.
 
     put "train", "p7_0_0", fields {"responses": ...}, tags {"status": ...}    new fields and tags replace those of the
     put "train", "p7_0_0", fields {"rm_scores": ...}                          same name, the others stay
 
-A value is bytes, which are neither read nor changed here. One of more than a message's length comes in pieces before
-the row that has it.
+Values are bytes that the pool neither reads nor changes. A value larger than a message is uploaded in pieces before its
+row.
 
-The pool is the rows and their lock; `handlers` answers the messages about them.
+The pool holds the rows and their lock; `handlers` answers the messages about rows.
 """
 
 from __future__ import annotations
@@ -50,42 +50,42 @@ if TYPE_CHECKING:
     from .calls import KeyedCalls
 
 MAX_UPLOADS = 64
-"""Uploads that are not used yet; beyond, a new one has to wait until another one is used, or is given up."""
+"""Maximum number of unfinished uploads; a new upload beyond is refused until another is used or expires."""
 UPLOAD_TIMEOUT = 60.0
-"""Seconds after its newest piece for which an upload is kept: its sender has died."""
+"""Seconds after the newest piece until an unfinished upload expires."""
 ROW_BYTES = 512
-"""What a row, or a partition, takes besides its key and values, about."""
+"""Approximate memory overhead of a row or a partition, in bytes."""
 VALUE_BYTES = 96
-"""What a tag or value takes besides its name and bytes, about."""
+"""Approximate memory overhead of a tag or value, in bytes."""
 UPLOAD_BYTES = 512
-"""What an upload takes besides its bytes, about."""
+"""Approximate memory overhead of an upload, in bytes."""
 
 
 @dataclass(slots=True)
 class _Upload:
     content: bytearray
     came: float
-    """When its newest piece came."""
+    """Arrival time of the newest piece."""
     size: int = 0
-    """Bytes that were taken for it."""
+    """Bytes reserved for the upload."""
 
 
 @dataclass(slots=True)
 class KeyedRow:
-    """A row as one change has left it: its number, when it was made by its writer's clock, and bytes by name. The next
-    change makes another object of it.
+    """Version of a row after one change: its number, creation time by its writer's clock, and bytes by name. The next
+    change makes a new object.
     """
 
     number: int
     made: int = 0
     version: int = 0
-    """Number of that change, over all rows."""
+    """Number of the change, counted over all rows."""
     tags: dict[str, bytes] = field(default_factory=dict)
     fields: dict[str, bytes] = field(default_factory=dict)
 
 
 def _change_size(row: keyed.PutRow) -> int:
-    """Bytes that a change takes at most."""
+    """Return the maximum memory of a change, in bytes."""
     size = ROW_BYTES + getsizeof(row.key) + _values_size(row.tags) + _values_size(row.fields)
     return size + sum(VALUE_BYTES + getsizeof(name) + getsizeof(b"") + n for name, n in row.staged_sizes.items())
 
@@ -99,7 +99,7 @@ def _row_size(key: str, row: KeyedRow) -> int:
 
 
 class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A partition, before its rows."""
+    """Snapshot record of a partition; its rows follow."""
 
     kind: ClassVar = 10
     is_heading: ClassVar = True
@@ -107,7 +107,7 @@ class PartitionRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of the partition before it; the record's payload is its fields in msgpack."""
+    """Snapshot record of a row of the partition before it; the payload has the row's fields in msgpack."""
 
     kind: ClassVar = 11
     has_payload: ClassVar = True
@@ -117,28 +117,28 @@ class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     tags: Annotated[dict[str, bytes], Meta(max_length=keyed.MAX_FIELDS)] = {}
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more row."""
+        """Return the row's contribution to the file's counts."""
         return {"rows": 1, "bytes": payload_bytes}
 
     def called(self, heading: RecordBody | None) -> str:
-        """A row of a partition."""
-        where = heading.name if isinstance(heading, PartitionRecord) else ""
-        return f"row {self.key!r} of partition {where!r}"
+        """Return the description of the row for error messages."""
+        partition = heading.name if isinstance(heading, PartitionRecord) else ""
+        return f"row {self.key!r} of partition {partition!r}"
 
 
 _FIELDS: Final = msgspec.msgpack.Decoder(keyed.Fields)
 
 
 class KeyedPool(LastingPool, HasCalls):
-    """The rows of one table. Thread-safe.
+    """Pool of the rows of one table. Thread-safe.
 
     Args:
-        schema: Has no column: rows have the fields that their writers name.
-        parameters: Nothing of them is followed.
-        byte_limit: What rows, their keys and names, and uploads take at most.
-        client_timeout: Seconds of silence after which a client is not counted any more.
-        clock: Seconds that only grow.
-        first: Numbers of rows and of changes are above this one, and so above those of each former life.
+        schema: Ignored; rows have the fields that their writers name.
+        parameters: Stored, but without effect.
+        byte_limit: Maximum bytes of rows with keys and names, and of uploads.
+        client_timeout: Seconds of silence after which a client is no longer counted.
+        clock: Monotonic clock in seconds.
+        first: Numbers of rows and changes are above this one, and so above the numbers before any restart.
     """
 
     parameters: Parameters
@@ -160,68 +160,68 @@ class KeyedPool(LastingPool, HasCalls):
         self._room = ByteBudget(byte_limit).holder("rows", code="full")
         # Belongs to the waiter's lock.
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
-        self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # by their newest piece
+        self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # ordered by the newest piece
         self._newest = self._changes = time.time_ns() // 1000 if first is None else first
         self._rows = self._added = 0
-        self._is_heir = False  # whether what is put back keeps its numbers
+        self._is_heir = False  # True: restored rows keep their numbers
 
     def rows(self, client: bytes) -> KeyedPool:
-        """Its rows; a sign of life of who asks for them. Raises Closed."""
+        """Return this pool, and record a sign of life of the client. Raise Closed."""
         with self._waiter.lock:
             self._waiter.check_open()
             self._hear(client)
         return self
 
     def calls(self, transport: Transport) -> KeyedCalls:
-        """Those of rows by key: all of them are at one server."""
+        """Return calls for rows by key. The keys are distributed over the servers."""
         from .calls import KeyedCalls
 
         return KeyedCalls(transport, transport.servers())
 
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on: rows that have no room beside what others hold are refused."""
+        """Join a byte budget under this name. Rows without room beside the other holders are refused."""
         self._room = budget.holder(name, code="full")
 
     def _take(self, size: int) -> None:
-        """Have so many bytes more. Raises ProtocolError (code "full" or "too_large"), and takes nothing then."""
+        """Reserve bytes, or release them if negative. Raise ProtocolError (code "full" or "too_large") without room."""
         held = self._room.bytes
         if size > 0 and held + size > self.byte_limit:
             text = (
-                f"{size:,} more bytes of {self._room.name} have no room: {self.byte_limit:,} may be held there "
-                f"(its byte_limit, or its share of held_bytes), and {held:,} are. Clear what is no longer needed, or "
-                "set a larger one"
+                f"{size:,} more bytes of {self._room.name} have no room: {self.byte_limit:,} may be held "
+                f"(its byte_limit, or its share of held_bytes), and {held:,} are. Clear rows that are no longer "
+                "needed, or set a larger limit"
             )
             raise ProtocolError("too_large" if size > self.byte_limit else "full", text)
         self._room.take(size)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Rows, and the bytes of all that is kept."""
+        """Number of rows, and bytes of rows and uploads."""
         with self._waiter.lock:
             return self._rows, self._room.bytes
 
     def stage(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
-        """Append a piece to an upload; one that came before is ignored.
+        """Append a piece to an upload; ignore a piece that was received before.
 
         Raises:
-            ProtocolError: pieces before it are not here, or there is no room: for its bytes (code "full"), or for a
-                further upload beside those that are under way (code "busy").
+            ProtocolError: earlier pieces are missing; or no room is left for the bytes (code "full"), or for a further
+                upload (code "busy").
         """
         with self._waiter.lock:
             key = client, upload
             staged = self._uploads.get(key) or _Upload(bytearray(), now)
             content = staged.content
             if offset > len(content):
-                raise ProtocolError("value", f"a piece at {offset} of an upload of which {len(content)} bytes came")
+                raise ProtocolError(
+                    "value", f"a piece starts at byte {offset} of an upload that has {len(content)} bytes so far"
+                )
             if offset < len(content):
                 return
             if key not in self._uploads and len(self._uploads) >= MAX_UPLOADS:
-                text = (
-                    f"{len(self._uploads)} uploads are under way, as many as may be. Send it again when one has ended"
-                )
+                text = f"{len(self._uploads)} uploads are under way, which is the limit. Retry when an upload has ended"
                 raise ProtocolError("busy", text)
             longer = len(content) + len(piece)
-            size = UPLOAD_BYTES + longer + (longer >> 3)  # a bytearray grows by an eighth more than is asked for
+            size = UPLOAD_BYTES + longer + (longer >> 3)  # a bytearray overallocates by an eighth
             self._take(max(0, size - staged.size))
             content += piece
             staged.size = max(size, staged.size)
@@ -229,7 +229,7 @@ class KeyedPool(LastingPool, HasCalls):
             self._uploads.move_to_end(key)
 
     def give_up(self, now: float) -> None:
-        """Forget uploads that do not go on."""
+        """Expire uploads that have got no piece for `UPLOAD_TIMEOUT`."""
         with self._waiter.lock:
             while self._uploads:
                 key, staged = next(iter(self._uploads.items()))
@@ -242,9 +242,9 @@ class KeyedPool(LastingPool, HasCalls):
         self._take(0 if staged is None else -staged.size)
 
     def _staged(self, upload: tuple[bytes, int], changes: Sequence[keyed.PutRow]) -> bytes | bytearray:
-        """The bytes of an upload, of which these changes name some. Raises ProtocolError if they are not all here."""
-        found = self._uploads.get(upload)
-        staged = b"" if found is None else found.content
+        """Return an upload's bytes. Raise ProtocolError if bytes that a change refers to are missing."""
+        known = self._uploads.get(upload)
+        staged = b"" if known is None else known.content
         for part in (part for change in changes for part in change.staged):
             end = part.start + part.bytes
             if end > len(staged):
@@ -252,20 +252,20 @@ class KeyedPool(LastingPool, HasCalls):
         return staged
 
     def unstage(self, client: bytes, upload: int) -> None:
-        """Forget an upload: the rows that it was for are written."""
+        """Discard an upload after its rows are written."""
         with self._waiter.lock:
             self._forget(client, upload)
 
     def put(
         self, partition: str, changes: Sequence[keyed.PutRow], upload: tuple[bytes, int] = (b"", 0)
     ) -> list[KeyedRow]:
-        """Write rows, all or none; returns them as they are then.
+        """Write all of the rows or nothing; return their new versions.
 
         Args:
-            upload: Client and number of the upload that staged values are bytes of.
+            upload: Client and number of the upload that has the bytes of staged values.
 
         Raises:
-            ProtocolError: there is no room (code "full"), or bytes of the upload are not here.
+            ProtocolError: there is no room (code "full"), or bytes of the upload are missing.
         """
         with self._waiter.lock:
             staged = self._staged(upload, changes)
@@ -278,7 +278,7 @@ class KeyedPool(LastingPool, HasCalls):
                 return [self._write(rows, change, view) for change in changes]
 
     def _write(self, rows: dict[str, KeyedRow], change: keyed.PutRow, staged: memoryview) -> KeyedRow:
-        """Write a change for which its whole size was taken; what it did not need is given back."""
+        """Write a change, and release the part of the reserved bytes that the change does not need."""
         former = rows.get(change.key)
         self._changes += 1
         if former is None:
@@ -290,82 +290,80 @@ class KeyedPool(LastingPool, HasCalls):
             self._take(-ROW_BYTES - getsizeof(change.key))
         rows[change.key] = row
         fields = {each.field: bytes(staged[each.start : each.start + each.bytes]) for each in change.staged}
-        for held, brought in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
-            for name, value in brought.items():
+        for held, values in ((row.tags, change.tags), (row.fields, change.fields), (row.fields, fields)):
+            for name, value in values.items():
                 if name in held:
                     self._take(-VALUE_BYTES - getsizeof(name) - getsizeof(held[name]))
                 held[name] = value
         return row
 
     def remove(self, partition: str, keys: Sequence[str]) -> int:
-        """Take rows away; returns how many were here."""
+        """Delete rows; return the number of deleted rows."""
         with self._waiter.lock:
             rows = self._partitions.get(partition, {})
-            gone = [row for key in keys if (row := rows.pop(key, None)) is not None and self._left(key, row)]
+            gone = [row for key in keys if (row := rows.pop(key, None)) is not None and self._uncount(key, row)]
             return len(gone)
 
-    def _left(self, key: str, row: KeyedRow) -> bool:
+    def _uncount(self, key: str, row: KeyedRow) -> bool:
         self._rows -= 1
         self._take(-_row_size(key, row))
         return True
 
     def reset(self) -> None:
-        """Take all rows away, of all partitions."""
+        """Delete all rows of all partitions."""
         with self._waiter.lock:
             for name, rows in self._partitions.items():
                 self._take(-ROW_BYTES - getsizeof(name))
                 for key, row in rows.items():
-                    self._left(key, row)
+                    self._uncount(key, row)
             self._partitions.clear()
 
     def find(self, partition: str, keys: Sequence[str]) -> list[KeyedRow | None]:
-        """Rows by key, as they are now; None for a key that is not here."""
+        """Return the current rows of these keys; None for a key without a row."""
         with self._waiter.lock:
             rows = self._partitions.get(partition, {})
             return [rows.get(key) for key in keys]
 
     def partitions(self, name: str | None) -> list[str]:
-        """Partitions that had a row since the last reset; of this name, or all of them."""
+        """Return the partitions that had a row since the last reset: this one, or all of them for None."""
         with self._waiter.lock:
             return list(self._partitions) if name is None else [name] if name in self._partitions else []
 
     def walk(self, partition: str | None, after: int) -> Iterator[tuple[str, str, KeyedRow]]:
-        """Partition, key and row of each row above a number, in the order in which they were made; None: of all
-        partitions. Those that are here now, as they are now.
-        """
+        """Yield partition, key and row for each current row above a number, ordered by number; None: all partitions."""
         with self._waiter.lock:
             names = self._partitions if partition is None else [partition]
-            found = [
+            rows = [
                 (name, key, row)
                 for name in names
                 for key, row in self._partitions.get(name, {}).items()
                 if row.number > after
             ]
-        yield from sorted(found, key=lambda each: each[2].number)
+        yield from sorted(rows, key=lambda each: each[2].number)
 
     # What every pool does
 
     def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on. What is held stays; returns 0."""
+        """Set the byte limit and return 0. Held rows stay."""
         self.byte_limit = byte_limit
         return 0
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Nothing follows parameters; returns 0."""
+        """Store the parameters, which have no effect, and return 0."""
         self.parameters = parameters
         return 0
 
     def entries(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return self._rows
 
     @property
     def unfinished(self) -> int:
-        """Rows that somebody has yet to read and clear."""
+        """Number of rows that clients have yet to read and clear."""
         return self._rows
 
     def stats(self) -> PoolStats:
-        """A frozen picture; what is called caches elsewhere are rows here."""
+        """Return frozen figures of the pool; `caches` counts rows."""
         with self._waiter.lock:
             return PoolStats(
                 clients=len(self._clients), caches=self._rows, bytes=self._room.bytes, unused=self._rows,
@@ -373,7 +371,7 @@ class KeyedPool(LastingPool, HasCalls):
             )  # fmt: skip
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How many bytes rows have."""
+        """Return the distribution of the rows' bytes."""
         with self._waiter.lock:
             rows = ((key, row) for rows in self._partitions.values() for key, row in rows.items())
             sizes = [_row_size(key, row) for key, row in itertools.islice(rows, most)]
@@ -382,16 +380,16 @@ class KeyedPool(LastingPool, HasCalls):
         return Distribution(len(sizes), count, float(count), float(count), None, spread, ages)
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Rows that are put back keep their numbers in the next life of their table."""
+        """Keep the numbers of restored rows if `is_same`, that is after a restart."""
         self._is_heir = is_same
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no row was ever written."""
+        """True if no row was ever written."""
         return not (self._partitions or self._added)
 
     def records(self) -> Iterator[tuple[RecordBody, Any]]:
-        """Each partition, and behind it its rows in the order in which they were made, as they are by then."""
+        """Yield each partition, followed by its current rows in the order of their creation."""
         for partition in self.partitions(None):
             yield PartitionRecord(name=partition), b""
             for _, key, row in self.walk(partition, 0):
@@ -399,7 +397,7 @@ class KeyedPool(LastingPool, HasCalls):
                 yield KeyedRecord(key=key, number=row.number, made=row.made, tags=row.tags), fields
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold a partition or a row of a snapshot; a row that is here stays as it is."""
+        """Restore a partition or a row of a snapshot; a row that exists stays unchanged."""
         body = record.body
         if isinstance(body, PartitionRecord):
             with self._waiter.lock:
@@ -409,11 +407,11 @@ class KeyedPool(LastingPool, HasCalls):
                     self._partitions[body.name] = {}
             return PutBack(True)
         if not isinstance(body, KeyedRecord) or not isinstance(record.heading, PartitionRecord):
-            raise ProtocolError("container", "a record of a kind that is not known here")
+            raise ProtocolError("container", "the record is of no partition or row")
         try:
             fields = _FIELDS.decode(record.payload)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise ProtocolError("payload", f"its fields cannot be read: {error}") from None
+            raise ProtocolError("payload", f"the fields of row {body.key!r} cannot be read: {error}") from None
         with self._waiter.lock:
             self._waiter.check_open()
             return self._put_back(record.heading.name, body, fields)

@@ -1,1 +1,1 @@
-"""A proxy between clients and servers."""
+"""Proxy between many clients and several servers: routing, model cache and sockets."""

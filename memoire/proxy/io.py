@@ -1,18 +1,17 @@
-"""The proxy's thread, and its sockets: it carries what the other files decide from the front to the addresses behind,
-and back.
+"""Thread and sockets of a proxy, which carry out the decisions of the other modules.
 
-Front ────┬─ Requests     where each request goes, or its answer ─┬─ BackendLink, one for each address
-          ├─ ModelCache   models on their way, and handed out ────┤
-          └─ Replies      what becomes of a reply ────────────────┘
+Front ────┬─ Requests     decides about each request ─────────────┬─ BackendLink, one for each address
+          ├─ ModelCache   fetches and hands out models ───────────┤
+          └─ Replies      changes and forwards replies ───────────┘
 
-The sockets of one address behind a proxy:
+Sockets of one address behind a proxy:
 
-channel   HELLO, FETCH      ◀──▶ answers       for the proxy itself
+channel   HELLO, FETCH      ◀──▶ replies       of the proxy itself
 dealer    requests          ◀──▶ replies       of clients
 push      caches            ──▶
-feed      notices           ◀──                opened, like push, where WELCOME says
+feed      notices           ◀──                opened, like push, at the addresses in a WELCOME
 
-Messages from the front pass one of two methods, `take_requests` and `take_caches`.
+Messages from clients enter by `take_requests` or `take_caches`.
 """
 
 from __future__ import annotations
@@ -49,29 +48,29 @@ from .router import Backend, BackendChange, BackStats, ProxyCounts, Router
 
 MESSAGES_PER_TURN = 200
 WAITING_REQUESTS = 64
-"""Requests of the largest size that wait for each address at most."""
+"""Maximum number of waiting requests of the largest size for each address."""
 
 
 class QueueSizes(NamedTuple):
-    """Bytes that may wait in a proxy."""
+    """Limits of a proxy's queues in bytes."""
 
     caches: int
-    """For each server."""
+    """Bytes of caches for each server."""
     requests: int
-    """For each server."""
+    """Bytes of requests for each server."""
     replies: int
 
     def of(self, servers: int) -> int:
-        """All of them, for so many servers."""
+        """Return the total for this many servers."""
         return servers * (self.caches + self.requests) + self.replies
 
 
 class Front:
-    """Three sockets that others connect to.
+    """Three bound sockets for clients, and for proxies in front.
 
     Args:
-        given: Addresses for requests, caches and notices; the latter two are beside the first one if they are None.
-        name: Of the proxy.
+        endpoints: Addresses for requests, caches and notices. If the latter two are None, they follow the first.
+        name: Name of the proxy.
 
     Raises:
         EndpointError: an address is in use or malformed.
@@ -79,9 +78,9 @@ class Front:
 
     def __init__(
         self,
-        doors: Poller,
+        poller: Poller,
         gate: Gate,
-        given: tuple[str, str | None, str | None],
+        endpoints: tuple[str, str | None, str | None],
         *,
         name: str,
         context: Context,
@@ -89,35 +88,35 @@ class Front:
         counts: ProxyCounts,
         queues: QueueSizes,
     ) -> None:
-        self._doors, self._gate = doors, gate
+        self._poller, self._gate = poller, gate
         self.admission = Admission(gate, limits, count=lambda error: counts.refuse(error.code))
-        self.lanes = SendQueues(min(CONNECTION_BYTES, queues.replies), queues.replies)
+        self.reply_queues = SendQueues(min(CONNECTION_BYTES, queues.replies), queues.replies)
         """Replies that wait until their connection has room."""
-        request, push, publish = given
+        request, push, publish = endpoints
         near = beside(request)
-        self._pull = doors.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
-        self._pub = doors.add(sockets.publisher(context))
-        self._router = doors.add(sockets.request_server(context, limits.tuning.request_bytes))
+        self._pull = poller.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
+        self._pub = poller.add(sockets.publisher(context))
+        self._router = poller.add(sockets.request_server(context, limits.tuning.request_bytes))
         self.endpoints = messages.Endpoints(
             publish=self._bind(self._pub, publish or near[1]),
             push=self._bind(self._pull, push or near[0]),
             request=self._bind(self._router, request),
         )
-        """The addresses, as bound."""
+        """Bound addresses of the three sockets."""
         if gate.keys is None:
             bound = [self.endpoints.request, self.endpoints.push, self.endpoints.publish]
             access.warn(f"proxy {name!r}", bound, guard="keys (keys=)")
 
-    def _bind(self, made: Socket, endpoint: str) -> str:
-        bound, way = self._gate.bind(made, endpoint)
+    def _bind(self, socket: Socket, endpoint: str) -> str:
+        bound, way = self._gate.bind(socket, endpoint)
         if way is not None:
-            self._doors.follow(made, way)
+            self._poller.follow(socket, way)
         return bound
 
     # Requests
 
     def take_requests(self, ready: dict[object, int], take: Callable[[EnvelopedRequest], None]) -> None:
-        """Hand over the requests that came and may come in; the rest of a flood waits for the next turn."""
+        """Pass admitted requests to `take`, at most `MESSAGES_PER_TURN` in a turn."""
         if self._router not in ready:
             return
         for _ in range(MESSAGES_PER_TURN):
@@ -127,27 +126,27 @@ class Front:
             request = self.admission.receive_request(self._router, frames)
             if request is None:
                 continue
-            if len(request.frames) >= sockets.ENVELOPE:  # this proxy puts one more address in front
-                self.admission.refuse(ProtocolError("frames", "a request came through too many proxies"))
+            if len(request.frames) >= sockets.ENVELOPE:  # this proxy adds one more address
+                self.admission.refuse(ProtocolError("frames", "the request passed through too many proxies"))
             else:
                 take(request)
 
     def refuse(self, request: EnvelopedRequest, error: ProtocolError) -> None:
-        """Count a request that is refused, and tell its sender why."""
+        """Count a refused request, and send the reason to its sender."""
         refusal = self.admission.refuse_request(request, error)
         if refusal is not None:
             self.reply(refusal)
 
     def reply(self, frames: Sequence[Buffer]) -> None:
-        """Send a reply to a client, or to the proxy in front, now or when there is room for it."""
-        self.lanes.send(self._router, frames, time.monotonic())
+        """Send a reply to a client or a proxy in front, or queue it until there is room."""
+        self.reply_queues.send(self._router, frames, time.monotonic())
 
     # Caches
 
     def take_caches(
         self, ready: dict[object, int], take: Callable[[MessageHeader, Peer, Sequence[Buffer]], None]
     ) -> None:
-        """Hand over the caches and episodes that came and may come in."""
+        """Pass admitted caches and episodes to `take`."""
         if self._pull not in ready:
             return
         for _ in range(MESSAGES_PER_TURN):
@@ -161,24 +160,24 @@ class Front:
     # Notices
 
     def subscribed(self, ready: dict[object, int]) -> list[bytes]:
-        """What peers have subscribed to since the last call: the bytes that a notice has to begin with."""
+        """Return the prefixes that peers have subscribed to since the last call."""
         return sockets.subscribed(self._pub, self._gate.admits) if self._pub in ready else []
 
     def publish(self, frames: Sequence[Any]) -> None:
-        """Tell all that have subscribed to it."""
+        """Send a notice to its subscribers."""
         sockets.send(self._pub, frames)
 
 
 _log = logging.getLogger(__name__)
 
 HELLO_INTERVAL = 2.0
-"""Seconds between two HELLO messages to each server: is it there, is it the same one, what does it publish."""
+"""Seconds between two HELLO messages to each server, which check presence, identity and published models."""
 AWAY_TIMEOUT = 7.0
-"""Seconds without a reply after which new clients are given to other servers."""
+"""Seconds without a reply after which new clients are assigned to other servers."""
 
 
 class _Introduced(list[Buffer]):
-    """A request of a client that takes less than others do, and the HELLO that says so."""
+    """Request of a client with receive limits below the defaults, and the HELLO with these limits."""
 
     def __init__(self, frames: Sequence[Buffer], introduction: Sequence[Buffer], client: bytes) -> None:
         super().__init__(frames)
@@ -186,47 +185,45 @@ class _Introduced(list[Buffer]):
 
 
 class BackendLink(Backend):
-    """One address behind a proxy, with its sockets."""
+    """Sockets and queues of one address behind a proxy."""
 
     def __init__(self, owner: ProxyThread, endpoint: str) -> None:
         super().__init__(endpoint)
         self._owner = owner
-        limits, doors, keys = owner.limits, owner.worker.doors, owner.gate.keys
+        limits, poller, keys = owner.limits, owner.worker.doors, owner.gate.keys
         self.requests, self.caches = SendQueue(owner.queues.requests), SendQueue(owner.queues.caches)
-        """Messages of clients on their way there."""
+        """Queues of client messages to the address."""
         self.channel = Channel(
-            doors, owner.context, endpoint, client=owner.client, limits=limits, rng=owner.rng, keys=keys
+            poller, owner.context, endpoint, client=owner.client, limits=limits, rng=owner.rng, keys=keys
         )
-        self._renewals = 0  # of the channel, that the other sockets have followed
-        self._told: set[bytes] = (
-            set()
-        )  # clients of which this connection has told what they take; beyond, it is told again
-        self._endings = 0  # of the dealer's connections, before this one
-        self._dealer = Sender(doors, is_reading=True)
+        self._renewals = 0  # renewals of the channel that the other sockets have followed
+        self._known: set[bytes] = set()  # clients whose limits this connection has sent; beyond, it is told again
+        self._endings = 0  # number of ended connections of the dealer
+        self._dealer = Sender(poller, is_reading=True)
         self._open_dealer()
-        self._push = Sender(doors, is_reading=False)
-        self._feed = Feed(doors, self.channel, context=owner.context, limits=limits, keys=keys)
+        self._push = Sender(poller, is_reading=False)
+        self._feed = Feed(poller, self.channel, context=owner.context, limits=limits, keys=keys)
         self._is_hearing = False
         self.topics = Topics(limits, self._feed.fetch, self._hear, owner.worker.post, self._published, owner.cache.find)
 
     def _open_dealer(self) -> None:
-        made = sockets.request_client(self._owner.context, self._owner.limits.reply_bytes)
-        self._dealer.use(self.channel.link.join(made, watch=True))
+        socket = sockets.request_client(self._owner.context, self._owner.limits.reply_bytes)
+        self._dealer.use(self.channel.link.join(socket, watch=True))
         self._endings = 0
-        self._told.clear()
+        self._known.clear()
 
     @property
     def is_away(self) -> bool:
-        """Whether it has not answered for a while. From any thread."""
+        """True if the address has not answered for `AWAY_TIMEOUT`. Callable from any thread."""
         return self.channel.link.is_down or time.monotonic() - self.channel.heard_at > AWAY_TIMEOUT
 
     @property
     def denied(self) -> str:
-        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+        """Reason why this proxy, or a proxy further on, is denied access; "" if it is not."""
         return str(self.channel.denied_for_good or self.refusal)
 
     def stats(self) -> BackStats:
-        """All figures at this moment. From any thread."""
+        """Return the current figures. Callable from any thread."""
         return BackStats(
             endpoint=self.endpoint,
             servers=self.names,
@@ -241,11 +238,11 @@ class BackendLink(Backend):
     # Turns
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time at which `turn` has work."""
         return min(self.channel.next_time(), self.topics.next_time(), self.hello.next_time())
 
     def turn(self, ready: dict[object, int]) -> None:
-        """Take what came, send what is due."""
+        """Receive messages and send what is due."""
         self.channel.turn(ready)
         if self.channel.renewals != self._renewals:
             self._renew()
@@ -257,7 +254,7 @@ class BackendLink(Backend):
         self._push.turn(self.caches.send)
 
     def _renew(self) -> None:
-        """Make every socket anew: the channel found that this address has been silent for too long."""
+        """Replace every socket, because the channel found the address silent for too long."""
         self._renewals = self.channel.renewals
         self._dealer.drop(linger=0.0)
         self._open_dealer()
@@ -268,7 +265,7 @@ class BackendLink(Backend):
         self._feed.close()
 
     def leave(self) -> None:
-        """Close everything: the proxy goes on without this address, and what waits in its lanes has no home."""
+        """Close everything after the address was removed; its queued messages have no home."""
         self.close(Closed("this address"))
         self.channel.leave()
         self._dealer.drop(linger=0.0)
@@ -283,33 +280,33 @@ class BackendLink(Backend):
     def forward_request(
         self, frames: Sequence[Buffer], introduction: Sequence[Buffer] = (), client: bytes = b""
     ) -> None:
-        """Send a request there, as soon as there is room for it.
+        """Send a request to the address as soon as there is room.
 
         Args:
-            introduction: What comes before it if this connection has told nothing of the client yet: the server may
-                have begun again since it was told what the client takes, and sends what is too large. Empty: nothing.
+            introduction: HELLO to send first if this connection has not sent the client's limits, because a restarted
+                server would exceed them. Empty for default limits.
         """
         size = sum(len(frame) for frame in (*introduction, *frames))
         self.requests.put(_Introduced(frames, introduction, client) if introduction else frames, size)
 
-    def _send_requests(self, made: Socket) -> bool:
-        return self.requests.send(made, self._send_request)
+    def _send_requests(self, socket: Socket) -> bool:
+        return self.requests.send(socket, self._send_request)
 
-    def _send_request(self, made: Socket, frames: Sequence[Buffer]) -> bool:
+    def _send_request(self, socket: Socket, frames: Sequence[Buffer]) -> bool:
         if isinstance(frames, _Introduced):
-            if (endings := self.channel.link.endings(made)) != self._endings or len(self._told) >= MAX_RECEIVERS:
+            if (endings := self.channel.link.endings(socket)) != self._endings or len(self._known) >= MAX_RECEIVERS:
                 self._endings = endings
-                self._told.clear()
-            if frames.client not in self._told:
-                if not sockets.send(made, frames.introduction):
+                self._known.clear()
+            if frames.client not in self._known:
+                if not sockets.send(socket, frames.introduction):
                     return False
-                self._told.add(frames.client)
-        return sockets.send(made, frames)
+                self._known.add(frames.client)
+        return sockets.send(socket, frames)
 
     def forward_cache(self, frames: Sequence[Buffer], size: int) -> None:
-        """Queue a cache or an episode for this server; it leaves when there is room. `size` is its payload in bytes."""
+        """Queue a cache or an episode until there is room; `size` is the payload's size in bytes."""
         self.caches.put(frames, size)
-        # At once: a turn may bring more than the lane holds, while the server has room for all of it.
+        # Send at once: a turn may bring more than the queue holds, while the server has room for all of it.
         self.caches.send(self._push.socket)
 
     def _take_replies(self, ready: dict[object, int]) -> None:
@@ -332,26 +329,26 @@ class BackendLink(Backend):
     def _welcomed(self, answer: Answer) -> None:
         self.answered(answer)
         try:
-            header, told = welcome_of(answer, self.endpoint)
+            header, welcome = welcome_of(answer, self.endpoint)
         except MemoireError as error:
             if not isinstance(error, Closed):
                 _log.warning("proxy %s: %s", self._owner.name, error)
             return
-        change = self.learn(header, told)
-        self.pages = tuple(page_seen_from(self.channel.link.address, page) for page in told.pages)
-        self.inference = tuple(seen_from(self.channel.link.address, address) for address in told.inference)
+        change = self.learn(header, welcome)
+        self.pages = tuple(page_seen_from(self.channel.link.address, page) for page in welcome.pages)
+        self.inference = tuple(seen_from(self.channel.link.address, address) for address in welcome.inference)
         if change.has_moved or self._push.socket is None:
             self._close_data()
-            self._open_data(told.endpoints)
+            self._open_data(welcome.endpoints)
         if change.has_restarted:
             self.topics.restarted()
         self._owner.welcomed(self, change)
-        for topic in told.models:
+        for topic in welcome.models:
             self._want(topic)
-        self.topics.announced(told.models)
+        self.topics.announced(welcome.models)
 
     def _open_data(self, endpoints: messages.Endpoints) -> None:
-        """Connect the sockets whose addresses the other side has just said."""
+        """Connect the sockets for caches and notices to the addresses in a WELCOME."""
         push, address = sockets.data_sender(self._owner.context), self.channel.link.address
         link.dial(self._owner.worker.doors, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)
         self._push.use(push)
@@ -363,7 +360,7 @@ class BackendLink(Backend):
     # Notices and models
 
     def _hear(self, _: str, wanted: bool) -> bool:
-        """Subscribe to all topics at once, or end that."""
+        """Subscribe to all topics, or unsubscribe; return True while subscribed."""
         if wanted != self._is_hearing and self._feed.subscribe(b"", wanted):
             self._is_hearing = wanted
         return self._is_hearing
@@ -389,13 +386,13 @@ class BackendLink(Backend):
 
 
 class ProxyThread:
-    """Owns the thread and the parts that decide. Other threads read these parts as they are.
+    """Thread of a proxy, with its sockets and decisions. Other threads may read the parts.
 
     Args:
-        given: See `Front`.
+        endpoints: See `Front`.
         servers: Addresses to forward to.
         client: Id of the proxy, 16 bytes.
-        owner: Lives as long as the thread: somebody may have dropped the proxy, while clients use it.
+        owner: Object kept alive as long as the thread, because clients may use a proxy that the program has dropped.
 
     Raises:
         EndpointError: an address is in use or malformed.
@@ -404,7 +401,7 @@ class ProxyThread:
 
     def __init__(
         self,
-        given: tuple[str, str | None, str | None],
+        endpoints: tuple[str, str | None, str | None],
         servers: Sequence[str],
         *,
         gate: Gate,
@@ -430,7 +427,7 @@ class ProxyThread:
             self.front = Front(
                 self.worker.doors,
                 gate,
-                given,
+                endpoints,
                 name=name,
                 context=context,
                 limits=limits,
@@ -450,16 +447,16 @@ class ProxyThread:
     # From any thread
 
     def forward_to(self, servers: Sequence[str]) -> None:
-        """Forward to these addresses from now on."""
+        """Replace the list of addresses to forward to."""
         self.worker.post(functools.partial(self._relist, servers))
 
-    # ----------------------------------------------------------------- from here on: inside of the thread alone
+    # ----------------------------------------------------------------- from here on: only inside the thread
 
     def _next_time(self) -> float:
         return min(
             self.requests.next_time(),
             self.cache.next_time(),
-            self.front.lanes.next_time(),
+            self.front.reply_queues.next_time(),
             self._notices.next_time(),
             *self.router.retiring.values(),
             *[back.next_time() for back in self.router.all],
@@ -480,34 +477,34 @@ class ProxyThread:
         self._release(self.cache.overdue(now))
         for request in self.requests.assignable(time.monotonic()):
             self._take_request(request)
-        self.front.lanes.turn(time.monotonic())
+        self.front.reply_queues.turn(time.monotonic())
 
     def _at_end(self) -> None:
         for back in self.router.all:
             back.close(Closed("this proxy"))
 
-    # Which servers there are
+    # Servers
 
     def _relist(self, wanted: Sequence[str]) -> None:
         if not self.router.relist(wanted, self._open, time.monotonic()):
             return
         _log.info("proxy %s: forwards to %s", self.name, ", ".join(wanted))
         self._retire(self.router.listed_at)
-        self._send_news()  # clients of servers that were taken off ask at once, and are told to go elsewhere
+        self._send_news()  # clients of removed servers ask at once, and are told to leave
 
     def _retire(self, now: float) -> None:
-        """Close addresses that were taken off the list, once their clients had time to hear of it."""
-        gone = self.router.retire(now)
-        for back in gone:
+        """Close removed addresses, once their clients had time to leave."""
+        closing = self.router.retire(now)
+        for back in closing:
             back.leave()
             self.counts.homeless += len(back.requests) + len(back.caches)
-        if gone:
+        if closing:
             self._send_news()
 
     def welcomed(self, back: BackendLink, change: BackendChange) -> None:
-        """An address has said who is there."""
+        """Process a WELCOME from an address."""
         if change.has_restarted:
-            self._send_news()  # its clients tell it at once what it may have forgotten
+            self._send_news()  # clients report at once the state that the server may have lost
         if change.is_new_run:
             self.cache.begin_run(back)
         self.router.learn(back)
@@ -549,7 +546,7 @@ class ProxyThread:
         back.forward_cache([*self.gate.passport(peer), *frames], header.payload_bytes)
 
     def replied(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
-        """A server has answered a client."""
+        """Forward a server's reply to its client."""
         reply = self._replies.take(back, frames)
         if reply is not None:
             self.front.reply(reply)
@@ -557,7 +554,7 @@ class ProxyThread:
     # Models
 
     def published(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
-        """A model is complete: keep it and tell the clients, unless it is older than the one kept."""
+        """Cache a complete model and notify clients, unless the cached model is as new."""
         if self.cache.put(back, model, is_renewed=is_renewed, noticed=noticed):
             self.front.publish(self.cache.notice(model))
         self._release(self.cache.arrived(model))

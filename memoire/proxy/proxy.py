@@ -1,13 +1,13 @@
-"""The proxy: one stable address between many clients and several servers. A relay is the same, on a Unix socket.
+"""Proxy: one stable address between many clients and several servers. A relay is a proxy on a Unix socket.
 
     clients ──requests──▶ ROUTER ┐                   ┌ DEALER ──▶ server a
-            ──caches────▶ PULL   ├─ by header.home ──┤ PUSH                      one queue for each back, in bytes:
+            ──caches────▶ PULL   ├─ by header.home ──┤ PUSH                      one queue per server, in bytes:
             ◀──notices─── PUB    ┘                   ├ DEALER ──▶ server b       the oldest are lost (and counted)
                                                      └ PUSH
 
-Every message names its home, so the proxy keeps nothing about clients. It never waits for a server: while one is
-away, its queue fills and overflows, clients send their requests again, and everybody else goes on. Models are kept
-here and handed out from here. Behind a proxy may be another one: its WELCOME names all servers that it reaches.
+Every message names its home server, so that the proxy keeps no state of clients. The proxy never waits for a server: if
+a server is away, its queue overflows, its clients retry, and other clients are not affected. The proxy caches models
+and hands them out. Behind a proxy may be another proxy, whose WELCOME names all servers that it reaches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProxyStats:
-    """A proxy at one moment; for whoever watches."""
+    """Frozen figures of a proxy, for monitoring."""
 
     # fmt: off
     name: str
@@ -58,48 +58,52 @@ class ProxyStats:
     caches: Annotated[int, counter("proxy_caches", "Caches", "Caches forwarded to servers, or put into a queue for "
         "them.")]
     cache_bytes: Annotated[int, counter("proxy_cache_bytes", "Bytes of caches", "Bytes of these caches.")]
-    homeless: Annotated[int, counter("proxy_homeless", "Homeless", "Messages for a server that is not known here.")]
+    homeless: Annotated[int, counter("proxy_homeless", "Homeless", "Messages for servers unknown to the proxy.")]
     dropped_replies: Annotated[int, DROPPED_REPLIES]
     refused: Annotated[dict[str, int], REFUSED]
     models: Annotated[dict[str, int], MODEL_VERSION]
     model_bytes: Annotated[int, MODEL_BYTES]
     descriptors: int
-    """File descriptors that the process has open."""
+    """Number of open file descriptors of the process."""
     most_descriptors: int
-    """How many it may have."""
+    """Maximum number of file descriptors of the process."""
     security: Security
-    """Who may come, and who was sent away."""
+    """Access rules of the proxy, and its rejections."""
     faults: Annotated[int, FAULTS]
     # fmt: on
 
 
 class Proxy(Node):
-    """Forwards between clients and servers; see the module.
+    """Node that forwards messages between clients and servers.
 
     Args:
-        front: Address for requests; caches and notices are beside it, as a server's are. "ipc:///run/relay" makes a
-            relay.
-        servers: Addresses of servers or of other proxies. They are resolved and connected to in the background, up or
-            not.
-        push_front, pub_front: Addresses for caches and notices, if they are not beside `front`.
+        front: Address for requests; the ports for caches and notices follow, as for a server. "ipc:///run/relay" makes
+            a relay.
+        servers: Addresses of servers or of other proxies. The proxy resolves and connects them in the background, and
+            starts without waiting for them.
+        push_front, pub_front: Addresses for caches and notices, if they do not follow `front`.
         queue_bytes: Bytes of caches that wait for each server. None is 256 MiB; in a container with a memory limit,
-            at most a share of half of that.
-        name: What people call it on pages and in logs. None takes $MEMOIRE_NAME, in a Pod of Kubernetes the name of
-            the Pod, and else a part of its id.
-        keys: This process' keys folder (or a cluster's), for both sides: see docs/operations.md. None takes
-            $MEMOIRE_KEYS, and without it lets everybody in.
-        tune_process: Let this process be tuned for nodes, the first time that one asks for it: see docs/operations.md.
+            at most a share of half of the limit.
+        name: Name on pages and in logs. None takes $MEMOIRE_NAME, in a Pod of Kubernetes the name of the Pod, and else
+            a part of the proxy's id.
+        keys: Keys folder of this process or of a cluster, for both sides: see docs/operations.md. None takes
+            $MEMOIRE_KEYS; if that is not set either, the proxy accepts every client.
+        tune_process: Tune this process for nodes, once per process: see docs/operations.md.
 
     Raises:
         EndpointError: an address is in use or malformed.
         KeyFileError: the keys cannot be used.
-        ParameterError: its container has less memory than `queue_bytes` or `model_bytes` make.
+        ParameterError: the container has too little memory for `queue_bytes` or `model_bytes`.
+
+    Example:
+        with memoire.Proxy("tcp://*:5570", ["tcp://server-0:5560", "tcp://server-1:5560"]) as proxy:
+            proxy.wait_closed()
     """
 
     CALLED = "this proxy"
     ROLE = "proxy"
     _container: ClassVar[Container] = CONTAINER
-    """That in which its memory is reserved."""
+    """Container whose memory limit bounds the reservations."""
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1
 
@@ -159,7 +163,7 @@ class Proxy(Node):
         close_at_exit(self)
 
     def _share_out(self, limits: Limits, servers: int, queue_bytes: int | None) -> QueueSizes:
-        """Reserve what may wait for so many servers, and of replies. Raises ParameterError."""
+        """Reserve memory for the queues of this many servers, and for replies. Raise ParameterError."""
         usual = self._reserved.default("queue_bytes", (2 * servers + 1) * QUEUE_BYTES) // (2 * servers + 1)
         caches = usual if queue_bytes is None else whole("queue_bytes", queue_bytes, 0)
         queues = QueueSizes(caches, min(usual, limits.tuning.request_bytes * WAITING_REQUESTS), min(usual, ALL_BYTES))
@@ -168,39 +172,39 @@ class Proxy(Node):
 
     @property
     def keys(self) -> Keys | None:
-        """Of this process; None where everybody is let in."""
+        """Keys of this process; None if every client is accepted."""
         return self._gate.keys
 
     @property
     def endpoint(self) -> str:
-        """Address for requests, as bound: what clients connect to."""
+        """Bound address for requests; clients connect to this address."""
         return self._endpoints.request
 
     @property
     def push_endpoint(self) -> str:
-        """Address for caches, as bound."""
+        """Bound address for caches and episodes."""
         return self._endpoints.push
 
     @property
     def pub_endpoint(self) -> str:
-        """Address for notices, as bound."""
+        """Bound address for notices, which clients subscribe to."""
         return self._endpoints.publish
 
     def show_pages(self, address: str) -> None:
-        """Tell whoever asks that the pages about this proxy are at "http://HOST:PORT"."""
+        """Announce the address of the pages about this proxy, "http://HOST:PORT", to clients."""
         self._thread.router.pages = (checked_name("address", address),)
 
     def set_servers(self, servers: Sequence[str]) -> None:
-        """From now on forward to these addresses. Those that are new are connected to; the clients of those that are
-        not in the list any more are told to ask for another home, where they tell everything anew. From any thread.
+        """Replace the list of servers. The proxy connects new addresses. Clients of removed addresses are told to ask
+        for another home, to which they report everything again. Callable from any thread.
 
-        A server that is taken off keeps what it has counted: read the totals with it, or drain it before (`memoire
-        drain`). One that does not answer when it is taken off may have log lines of which its clients never heard:
-        these are then logged elsewhere again.
+        A removed server keeps its counts: read the totals together with that server, or drain it before (`memoire
+        drain`). A removed server that no longer answers may have log lines that it did not acknowledge; clients log
+        these lines again elsewhere.
 
         Raises:
-            EndpointError: an address is none, or there is none in the list; nothing was changed.
-            ParameterError: the memory of the container has no room for the queues of so many servers.
+            EndpointError: an address is malformed, or the list is empty; nothing was changed.
+            ParameterError: the container has too little memory for the queues of this many servers.
         """
         if self._closing.is_set():
             raise Closed("this proxy")
@@ -210,11 +214,11 @@ class Proxy(Node):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Names of the servers that answered so far."""
+        """Names of the servers that have answered so far."""
         return self._thread.router.servers
 
     def stats(self) -> ProxyStats:
-        """All figures at this moment."""
+        """Return the current figures of the proxy."""
         thread, counts = self._thread, self._thread.counts
         return ProxyStats(
             name=self.name,
@@ -226,7 +230,7 @@ class Proxy(Node):
             caches=counts.caches,
             cache_bytes=counts.cache_bytes,
             homeless=counts.homeless,
-            dropped_replies=thread.front.lanes.dropped,
+            dropped_replies=thread.front.reply_queues.dropped,
             refused=dict(counts.refused),
             models=thread.cache.store.versions(),
             model_bytes=thread.cache.store.bytes,
@@ -237,36 +241,36 @@ class Proxy(Node):
         )
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each: its thread died or is stuck. Empty while all is well."""
+        """Return the problems that only a restart repairs, a sentence each: a dead or stuck thread."""
         return self._thread.worker.trouble()
 
     def readiness(self) -> list[str]:
-        """Why this proxy should get no new clients just now, a sentence each; empty when it should.
+        """Return the reasons, a sentence each, why new clients must not connect now; empty if the proxy is ready.
 
-        One server of several that is away is no reason: the others' clients would be turned away with its own.
+        A single absent server among several is no reason, because that would also turn the other servers' clients away.
         """
         if self._closing.is_set():
             return ["closing: this proxy is about to end"]
         backs = list(self._thread.router.backs)
-        whys = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
+        reasons = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
         if not any(back.names for back in backs):
-            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *whys]
+            return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *reasons]
         if all(back.is_away for back in backs):
-            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *whys]
+            return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *reasons]
         trouble = process.shared_guard().trouble()
         return [*self._gate.trouble(), *([trouble] if trouble else [])]
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close` was called."""
         return self._closing.is_set()
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until somebody closes the proxy; False when `timeout` seconds passed first."""
+        """Wait until another thread closes the proxy. Return False if `timeout` seconds passed first."""
         return self._closing.wait(seconds(timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """End the thread and close every socket within `timeout` seconds. May be called again, and from any thread."""
+        """End the thread and close every socket within `timeout` seconds. Callable repeatedly and from any thread."""
         patience = seconds(timeout, self._limits.close_timeout)
         self._closing.set()
         with self._closer(time.monotonic() + patience) as is_mine:
@@ -283,10 +287,10 @@ class Proxy(Node):
 
 
 def _checked(servers: Sequence[str]) -> list[str]:
-    """The addresses of a list, each once."""
+    """Return the valid addresses of a list without duplicates."""
     if isinstance(servers, str) or not servers:
-        given = repr([servers] if isinstance(servers, str) else ["tcp://server-0:5560"])
-        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server", given)
+        example = repr([servers] if isinstance(servers, str) else ["tcp://server-0:5560"])
+        raise EndpointError(str(servers), "connect to", "a proxy needs a list of at least one server", example)
     for endpoint in servers:
         addresses.check(endpoint, "connect to")
     return list(dict.fromkeys(servers))

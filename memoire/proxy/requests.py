@@ -1,21 +1,19 @@
-"""What becomes of a request that was let in: an answer from here, a way to a server, or a wait. Pure.
+"""Decisions about requests and replies, and the cache of models. Pure: no socket, no lock.
 
-FETCH of a model ──▶ model_cache ──▶ answered here, or held
-HELLO for nobody ──▶ pending, until the servers are known ──▶ assigned to one of them
-anything else    ──▶ the server that it names
+FETCH of a model       ──▶ ModelCache ──▶ answered here, or held
+HELLO without a home   ──▶ pending, until the servers are known ──▶ assigned to one of them
+any other request      ──▶ the server that its header names
 
-The models that a proxy hands out, and the requests for those that are on their way here. Pure: no socket, no lock.
+The cache answers requests for models that it has, and holds requests for models that are being fetched:
 
-    FETCH v7 ──▶ here            ──▶ CHUNK
-             ──▶ on its way here ──▶ held ──▶ v7 is here, or 5 s are over ──▶ looked at again
-             ──▶ neither         ──▶ the client's server is asked
+    FETCH v7 ──▶ in the cache    ──▶ CHUNK
+             ──▶ being fetched   ──▶ held ──▶ v7 arrives, or 5 s pass ──▶ answered or forwarded
+             ──▶ neither         ──▶ forwarded to the client's server
 
-A model crosses the way behind a proxy once, not once for each client.
+A model crosses the network behind a proxy once, not once per client.
 
-What becomes of a server's reply on its way to a client. Pure.
-
-Most are handed on as they are. WELCOME gets this proxy's own addresses. UPDATED of a server that was taken off the list
-gets the word to leave it: the client has then nothing open there.
+Most replies are forwarded unchanged. A WELCOME gets this proxy's own addresses. An UPDATED of a server that was removed
+from the list tells the client to leave the server; the client has then no open request there.
 """
 
 from __future__ import annotations
@@ -39,24 +37,24 @@ from memoire.wire.receivers import Receivers, passed_on
 from .router import Backend, ProxyCounts, Router
 
 HELD_FETCH_TIMEOUT = 5.0
-"""Seconds for which a request for a chunk waits for a model that is on its way here, before its server is asked."""
+"""Seconds for which a request waits for a model that is being fetched, before it is forwarded to its server."""
 MAX_HELD = 4096
 
 
 class ModelSource(NamedTuple):
-    """Where the newest model of a topic came from."""
+    """Origin of the newest model of a topic."""
 
     back: Backend
     home: int
-    """Hash of the name of the server that it was published at."""
+    """Hash of the name of the server at which the model was published."""
     epoch: int
-    """Of that server."""
+    """Epoch of that server, the number of its start."""
     run: int
-    """Hash of the run that was counted there."""
+    """Hash of the run that the server counted."""
 
 
 class HeldRequest(NamedTuple):
-    """A request for a chunk of a model that is on its way here."""
+    """Request for a chunk of a model that is being fetched."""
 
     until: float
     topic: str
@@ -65,10 +63,10 @@ class HeldRequest(NamedTuple):
 
 
 class ModelCache:
-    """The newest models of all servers behind a proxy. Belongs to its thread; other threads may read `store`.
+    """Cache of the newest models of all servers behind a proxy. Belongs to the proxy's thread; others may read `store`.
 
     Args:
-        router: The addresses behind the proxy: models on their way come from one of them.
+        router: Addresses behind the proxy, from which models are fetched.
     """
 
     def __init__(self, router: Router[Any], limits: Limits) -> None:
@@ -78,51 +76,51 @@ class ModelCache:
         self._held: dict[tuple[bytes, int], HeldRequest] = {}  # by client and number
 
     def next_time(self) -> float:
-        """When `overdue` has something."""
+        """Return the time at which `overdue` has a request."""
         return min((held.until for held in self._held.values()), default=float("inf"))
 
     # Requests for chunks
 
     def has_run(self, topic: str, run: int) -> bool:
-        """Whether the topic's models here are those of this run (0: of any), as far as there are some."""
+        """Return True if no model of the topic is cached, or the cached ones are of this run; 0 matches any run."""
         source = self._sources.get(topic)
         return source is None or run in (0, source.run)
 
-    def reply(self, header: MessageHeader, asked: messages.Fetch) -> list[Buffer] | None:
-        """The stretch that was asked for, as a message; None if the model is not here.
+    def reply(self, header: MessageHeader, fetch: messages.Fetch) -> list[Buffer] | None:
+        """Return the requested part of a model as a message; None if the model is not in the cache.
 
         Raises:
-            ProtocolError: the model has no such stretch.
+            ProtocolError: the model has no such part.
         """
-        model = self.store.serve(asked.topic, asked.version, stretch_of(asked, self._limits))
+        model = self.store.serve(fetch.topic, fetch.version, stretch_of(fetch, self._limits))
         if model is None:
             return None
-        source = self._sources.get(asked.topic)
+        source = self._sources.get(fetch.topic)
         home, epoch = (0, 0) if source is None else (source.home, source.epoch)
-        chunk, payload = chunk_of(model, asked, self._limits, home=home, epoch=epoch)
+        chunk, payload = chunk_of(model, fetch, self._limits, home=home, epoch=epoch)
         return frames.reply(header, chunk, payload=payload, **known_checksum(chunk, payload))
 
-    def hold(self, request: EnvelopedRequest, header: MessageHeader, asked: messages.Fetch, now: float) -> bool:
-        """Keep the request if the model is on its way here. A client may have heard of it before this proxy has."""
+    def hold(self, request: EnvelopedRequest, header: MessageHeader, fetch: messages.Fetch, now: float) -> bool:
+        """Hold the request and return True if the model is being fetched. A client may hear of a model first."""
         home = self._router.homes.get(header.home)
-        if home is not None and (not asked.version or asked.version > self.store.version(asked.topic)):
-            with contextlib.suppress(ParameterError):  # too many topics: those who ask get theirs from the server
-                home.topics.want(asked.topic)
-            if asked.version:
-                home.topics.announced({asked.topic: asked.version})
+        if home is not None and (not fetch.version or fetch.version > self.store.version(fetch.topic)):
+            with contextlib.suppress(ParameterError):  # too many topics: such requests go to the server
+                home.topics.want(fetch.topic)
+            if fetch.version:
+                home.topics.announced({fetch.topic: fetch.version})
         key = (header.client, header.sequence)
         if key in self._held:
-            return True  # sent again: it is answered once
-        if len(self._held) >= MAX_HELD or not self._is_coming(asked.topic, asked.version):
+            return True  # a resend: answered once
+        if len(self._held) >= MAX_HELD or not self._is_coming(fetch.topic, fetch.version):
             return False
-        self._held[key] = HeldRequest(now + HELD_FETCH_TIMEOUT, asked.topic, asked.version, request)
+        self._held[key] = HeldRequest(now + HELD_FETCH_TIMEOUT, fetch.topic, fetch.version, request)
         return True
 
     def _is_coming(self, topic: str, version: int) -> bool:
         return any(back.topics.is_coming(topic, version) for back in self._router.backs)
 
     def overdue(self, now: float) -> list[EnvelopedRequest]:
-        """Requests that were held for long enough; they are held no longer."""
+        """Remove and return requests that were held for `HELD_FETCH_TIMEOUT`."""
         return self._release([key for key, held in self._held.items() if now >= held.until])
 
     def _release(self, keys: list[tuple[bytes, int]]) -> list[EnvelopedRequest]:
@@ -131,15 +129,15 @@ class ModelCache:
     # Models
 
     def find(self, topic: str, version: int, checksum: int) -> Model | None:
-        """A model that came from another server already."""
+        """Return a cached model with this checksum, which another server may have sent; else None."""
         model = self.store.get(topic, version)
         return model if model is not None and model.checksum == checksum else None
 
     def put(self, back: Backend, model: Model, *, is_renewed: bool, noticed: tuple[int, int]) -> bool:
-        """Keep a model that is complete; False if the one here is as new.
+        """Store a complete model. Return False if the cached one is as new.
 
         Args:
-            is_renewed: Whether its publisher began again, and counts from 1.
+            is_renewed: True if the publisher restarted, and counts versions from 1.
             noticed: See `Backend.publisher`.
         """
         source = self._sources.get(model.topic)
@@ -151,18 +149,18 @@ class ModelCache:
         return is_new
 
     def arrived(self, model: Model) -> list[EnvelopedRequest]:
-        """Requests that a model that is complete was awaited by; they are held no longer."""
+        """Remove and return requests that waited for a model, after the model was stored."""
         mine = [(key, held.version) for key, held in self._held.items() if held.topic == model.topic]
-        here = model.version
-        return self._release([key for key, v in mine if v <= here or not self._is_coming(model.topic, v)])
+        newest = model.version
+        return self._release([key for key, v in mine if v <= newest or not self._is_coming(model.topic, v)])
 
     def notice(self, model: Model, *, again: bool = False) -> list[Buffer]:
-        """Frames that tell subscribers of the newest model of a topic."""
+        """Return the frames of a notice of the newest model of a topic."""
         source = self._sources[model.topic]
         return notice_of(model, self._limits, home=source.home, epoch=source.epoch, run=source.run, again=again)
 
     def begin_run(self, back: Backend) -> None:
-        """The servers there count another run: the models of the former one are no longer handed out."""
+        """Discard the models of the former run, because the servers at this address count another run."""
         back.topics.begin_run()
         for topic in [topic for topic, source in self._sources.items() if source.back is back]:
             self.store.forget(topic)
@@ -170,72 +168,71 @@ class ModelCache:
 
 
 MAX_PENDING = 1024
-"""HELLO messages kept until the first server is known; beyond, the client of the oldest asks again."""
+"""Maximum number of HELLO messages that wait for a server; beyond, the oldest is dropped and its client retries."""
 
 B = TypeVar("B", bound=Backend)
 
 
 class ForwardRequest(NamedTuple, Generic[B]):
-    """Send a request to a server."""
+    """Decision to send a request to a server."""
 
     back: B
-    """The way to it."""
     request: EnvelopedRequest
     introduction: Sequence[Buffer] = ()
-    """What a server that does not know the client has to hear before: what it takes. Empty: as much as most."""
+    """HELLO with the client's receive limits, for a server that does not know them; empty for default limits."""
     client: bytes = b""
 
 
 class AnswerRequest(NamedTuple):
-    """Answer a request."""
+    """Decision to answer a request with a reply made by the proxy."""
 
     frames: list[Buffer]
-    """With the envelope."""
+    """Frames of the reply, with the envelope."""
 
 
 class Requests(Generic[B]):
-    """Decides about requests. Belongs to the proxy's thread.
+    """Decisions about requests. Belongs to the proxy's thread.
 
-    Methods that get a request return what is to be done with it; None: nothing, since it waits here, or its client is
-    to ask again. They raise ProtocolError if it is to be refused.
+    Methods that get a request return the decision. None: nothing is sent, because the request waits, or its client must
+    retry. The methods raise ProtocolError to refuse the request.
     """
 
     def __init__(self, router: Router[B], cache: ModelCache, limits: Limits, counts: ProxyCounts) -> None:
         self.pending: deque[EnvelopedRequest] = deque(maxlen=MAX_PENDING)
         """HELLO messages that wait until servers are known."""
         self.receivers = Receivers()
-        """What its clients take of a reply that is made here."""
+        """Receive limits of clients, for replies that the proxy makes."""
         self._router, self._cache, self._limits, self._counts = router, cache, limits, counts
 
     def next_time(self) -> float:
-        """When `assignable` may have something without an answer of a server."""
+        """Return the time at which `assignable` may have requests without a server's reply."""
         return self._router.ready_at() if self.pending else float("inf")
 
     def assignable(self, now: float) -> Iterator[EnvelopedRequest]:
-        """Requests that waited for servers to be known, as far as these are; they are to be taken in again."""
+        """Yield pending requests once servers are known; pass each to `take` again."""
         while self.pending and self._router.is_ready(now):
             yield self.pending.popleft()
 
     def take(
         self, request: EnvelopedRequest, header: MessageHeader, now: float
     ) -> ForwardRequest[B] | AnswerRequest | None:
-        """A request came in, or waited for servers."""
+        """Decide about a received or pending request."""
         if header.type in FOR_INFERENCE:
             raise no_inference(header.type)
         if header.type is types.FETCH:
-            asked = self._fetch_of(request)
-            if self._cache.has_run(asked.topic, header.run):
-                reply = self._cache.reply(header, asked)
+            fetch = self._fetch_of(request)
+            if self._cache.has_run(fetch.topic, header.run):
+                reply = self._cache.reply(header, fetch)
                 if reply is not None:
                     return self._answer(request, reply)
-                if self._cache.hold(request, header, asked, now):
+                if self._cache.hold(request, header, fetch, now):
                     return None
         return self._route(request, header, now)
 
     def release(self, request: EnvelopedRequest, now: float) -> ForwardRequest[B] | AnswerRequest | None:
-        """A request for a model was held for long enough, or the model is here: it is held no longer."""
-        header, asked = parse_header(request.message, self._limits)[0], self._fetch_of(request)
-        reply = self._cache.reply(header, asked) if self._cache.has_run(asked.topic, header.run) else None
+        """Decide about a held request after its model arrived or its time was over."""
+        header, fetch = parse_header(request.message, self._limits)[0], self._fetch_of(request)
+        reply = self._cache.reply(header, fetch) if self._cache.has_run(fetch.topic, header.run) else None
         return self._route(request, header, now) if reply is None else self._answer(request, reply)
 
     def _fetch_of(self, request: EnvelopedRequest) -> messages.Fetch:
@@ -251,8 +248,8 @@ class Requests(Generic[B]):
         back = self._router.homes.get(header.home)
         is_unknown = self._router.is_unknown(header.home, now)
         if back is None and header.type is types.HELLO:
-            self._check_let_in()
-            if is_unknown or not header.home:  # else its home may only be away
+            self._check_access()
+            if is_unknown or not header.home:  # else its home may be away for a while
                 if not self._router.is_ready(now):
                     self._keep(request)
                     return None
@@ -261,16 +258,16 @@ class Requests(Generic[B]):
             self._counts.homeless += 1
             if is_unknown:
                 raise ProtocolError("client", "your server is not behind this proxy (any more); say HELLO again")
-            return None  # its server may answer soon, and the request comes again
+            return None  # the server may answer soon, and the client retries
         self._counts.requests += 1
         if header.type is types.HELLO:
-            request = self._introduced(request)
+            request = self._with_limits(request)
         introduction = self._introduction(request, header)
         return ForwardRequest(back, request, introduction, header.client if introduction else b"")
 
     def _introduction(self, request: EnvelopedRequest, header: MessageHeader) -> Sequence[Buffer]:
-        """The HELLO, with its envelope, of a client that takes less than most, or has its replies through this proxy,
-        which does. Nobody waits for the answer: no request has its number.
+        """Return a HELLO with the client's receive limits, if they or this proxy's are below the defaults. The HELLO
+        has sequence number 0, so that its reply belongs to no request.
         """
         takes = self.receivers.of(header.client).within(self._limits).takes
         if not takes:
@@ -278,32 +275,32 @@ class Requests(Generic[B]):
         hello = messages.Hello(role="client", takes=takes)
         return [*request.envelope, *reply(msgspec.structs.replace(header, sequence=0), hello)]
 
-    def _introduced(self, request: EnvelopedRequest) -> EnvelopedRequest:
-        """A HELLO that says what this proxy takes of replies, too, if that is less than what its client takes."""
-        said = parse(request.message, self._limits)
-        assert isinstance(said.body, messages.Hello)
-        hello = passed_on(said.body, self._limits)
-        self.receivers.met(said.header.client, hello)
-        return request if hello is said.body else request._replace(message=reply(said.header, hello))
+    def _with_limits(self, request: EnvelopedRequest) -> EnvelopedRequest:
+        """Return a HELLO whose receive limits are the lower ones of the client and this proxy."""
+        message = parse(request.message, self._limits)
+        assert isinstance(message.body, messages.Hello)
+        hello = passed_on(message.body, self._limits)
+        self.receivers.met(message.header.client, hello)
+        return request if hello is message.body else request._replace(message=reply(message.header, hello))
 
-    def _check_let_in(self) -> None:
+    def _check_access(self) -> None:
         if why := self._router.denied:
             if self._router.is_too_small:
                 raise ProtocolError("too_large", f"this proxy's own limits are too low: {why}")
             raise ProtocolError("denied", why)
 
     def _keep(self, request: EnvelopedRequest) -> None:
-        self._counts.homeless += len(self.pending) == MAX_PENDING  # the oldest goes; its client asks again
+        self._counts.homeless += len(self.pending) == MAX_PENDING  # the oldest is dropped; its client retries
         self.pending.append(request)
 
 
 class Replies(Generic[B]):
-    """Hands replies on. Belongs to the proxy's thread.
+    """Forwarding of replies. Belongs to the proxy's thread.
 
     Args:
-        endpoints: The proxy's own.
-        models: Those that it hands out.
-        receivers: What its clients take.
+        endpoints: Addresses of the proxy.
+        models: Models that the proxy hands out.
+        receivers: Receive limits of the clients.
     """
 
     def __init__(
@@ -319,7 +316,7 @@ class Replies(Generic[B]):
         self._limits, self._counts, self._receivers = limits, counts, receivers
 
     def take(self, back: B, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """The reply as its client gets it, with its envelope; None if it is damaged, and refused."""
+        """Return the frames for the client, with the envelope; None for a damaged reply, counted as refused."""
         self._counts.replies += 1
         reply = opened(frames)
         if reply is None:
@@ -337,8 +334,8 @@ class Replies(Generic[B]):
     def _changed(self, back: B, reply: RoutedMessage) -> list[Buffer]:
         message = parse(reply.message, self._limits)
         if isinstance(message.body, messages.Updated):
-            told = msgspec.structs.replace(message.body, leaving=True)
-            return encode_reply(message.header, told, payload=message.payload)
+            updated = msgspec.structs.replace(message.body, leaving=True)
+            return encode_reply(message.header, updated, payload=message.payload)
         assert isinstance(message.body, messages.Welcome)
         self._router.answered(message.header.home, back)
         welcome = self._router.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
@@ -352,5 +349,5 @@ class Replies(Generic[B]):
 
 
 def _type_of(message: Sequence[Buffer]) -> types.Type | None:
-    """What a message says it is, unchecked; None if it says nothing that is known."""
+    """Return the type in a message's header, without validation, or None if it is unknown."""
     return None if peek(message) is None else types.TYPES.get(int.from_bytes(memoryview(message[0])[6:8], "little"))

@@ -1,12 +1,11 @@
-"""Which server a message goes to: the homes behind each address, new clients by rendezvous hash, addresses that were
-taken off the list, and what becomes of a WELCOME on its way to a client. Pure: no lock, no socket, no clock.
+"""Routing: homes behind each address, assignment of new clients, removed addresses, and changes of a WELCOME. Pure.
 
     listed     tcp://a ── homes a, b          new clients: each name has the same chance, unless away or leaving
                tcp://c ── home c
-    retiring   tcp://d ── home d, for 5 s     its clients are told to go elsewhere; then "d" is known to be removed
+    retiring   tcp://d ── home d, for 5 s     its clients must leave; then "d" counts as removed
 
-At each address a server answers, or another proxy: then one WELCOME names all servers behind it, and a different one of
-them may answer each time.
+At each address is a server, or another proxy. A WELCOME from a proxy names all servers behind it, and another server
+may answer each time.
 """
 
 from __future__ import annotations
@@ -31,120 +30,120 @@ if TYPE_CHECKING:
 
 
 SETTLE_INTERVAL = 1.0
-"""Seconds after its start for which a proxy waits for all servers before it gives clients to those it knows."""
+"""Seconds after its start for which a proxy waits for all servers before it assigns clients to the known ones."""
 START_GRACE = 60.0
-"""Seconds after its start for which a proxy waits for servers it has not met, before it calls a home unknown: a client
-that leaves a home which is only away cannot tell it what it has pushed there. An upgrade replaces both at a time.
+"""Seconds after its start until a proxy treats homes as unknown while servers have not answered. A client that leaves a
+home that is only away cannot report its pushes there. An upgrade restarts servers and proxy at the same time.
 """
 RETIRE_TIMEOUT = 5.0
-"""Seconds for which an address that was taken off the list still serves its clients, to tell them to go elsewhere."""
+"""Seconds for which a removed address still serves its clients, to tell them to leave."""
 
 MAX_PAGES = 4096
-"""Addresses of pages that a WELCOME has room for."""
+"""Maximum number of page addresses in a WELCOME."""
 MAX_REMOVED = 4096
-"""Homes that are known to be removed. A client of an older one is told so later, after `START_GRACE`."""
+"""Maximum number of removed homes that are remembered; a client of an older one must wait for `START_GRACE`."""
 
 
 B = TypeVar("B", bound="Backend")
 
 
 class Router(Generic[B]):
-    """The addresses and the homes behind them. Belongs to the proxy's thread; other threads may read.
+    """Addresses of servers, and the homes behind them. Belongs to the proxy's thread; other threads may read.
 
     Args:
-        now: When the proxy began, by the clock of all other times.
+        now: Start time of the proxy, on the clock of all other times.
     """
 
     def __init__(self, now: float) -> None:
         self.backs: list[B] = []
-        """Those on the list."""
+        """Addresses on the current list."""
         self.retiring: dict[B, float] = {}
-        """Those that were taken off it, and when they are closed."""
+        """Removed addresses, with the time at which each is closed."""
         self.listed_at = now
-        """When the list was given."""
+        """Time of the last change of the list."""
         self.homes: dict[int, B] = {}
-        """By the hash of a server's name, the way to it."""
+        """Address for each home, by the hash of the server's name."""
         self.pages: tuple[str, ...] = ()
-        """Where the proxy's own pages are."""
-        self._removed: dict[int, None] = {}  # homes behind addresses that were taken off the list, newest last
+        """Addresses of the proxy's own pages."""
+        self._removed: dict[int, None] = {}  # homes behind removed addresses, newest last
 
-    # Who is there
+    # Known servers
 
     @property
     def all(self) -> list[B]:
-        """Every address that is open."""
+        """All open addresses, listed and retiring."""
         return [*self.backs, *self.retiring]
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Names of the servers that answered so far."""
+        """Names of the servers that have answered so far."""
         return tuple(dict.fromkeys(name for back in self.backs for name in back.names))
 
     @property
     def denied(self) -> str:
-        """Why no server lets this proxy in, a sentence each; "" while one may."""
-        whys = [back.denied for back in self.backs]
-        return " ".join(dict.fromkeys(whys)) if all(whys) else ""
+        """Reasons, a sentence each, why all servers deny access to this proxy; "" if a server may accept it."""
+        reasons = [back.denied for back in self.backs]
+        return " ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
     @property
     def is_too_small(self) -> bool:
-        """Whether a server's WELCOME is longer than this proxy's limits allow."""
+        """True if a server's WELCOME exceeds this proxy's limits."""
         return any(back.is_too_small for back in self.backs)
 
     def unmet(self) -> list[str]:
-        """Addresses on this list, and on those of proxies behind it, where nobody has answered since it began."""
-        own = [back.endpoint[:256] for back in self.backs if not back.names]
-        return [*own, *(address for back in self.backs for address in back.unmet)]
+        """Return addresses on the lists of this proxy and of proxies behind it at which no server has answered yet."""
+        addresses = [back.endpoint[:256] for back in self.backs if not back.names]
+        return [*addresses, *(address for back in self.backs for address in back.unmet)]
 
     def is_ready(self, now: float) -> bool:
-        """Whether new clients may be shared out: all servers are known, or some are and the others had their time."""
+        """Return True if new clients can be assigned: all servers are known, or the wait for the others is over."""
         if all(back.names for back in self.backs):
             return True
         return any(back.names for back in self.backs) and now - self.listed_at > SETTLE_INTERVAL
 
     def ready_at(self) -> float:
-        """When `is_ready` may become true without an answer; infinity while no server is known at all."""
+        """Return the time at which `is_ready` may become true without a reply; infinity if no server is known."""
         return self.listed_at + SETTLE_INTERVAL if self.homes else float("inf")
 
     def is_unknown(self, home: int, now: float) -> bool:
-        """Whether a home that nobody leads to is surely not here: every server was met or had its time, or this home
-        was removed.
+        """Return True if a home without an address is surely not here. That holds if every server has answered,
+        `START_GRACE` is over, or the home was removed.
         """
         is_settled = all(back.names for back in self.backs) or now - self.listed_at > START_GRACE
         return is_settled or home in self._removed
 
-    # Which way
+    # Routes
 
     def assign(self, client: bytes) -> B:
-        """The way to the home of a new client: its own by rendezvous hash, among the servers that are there."""
+        """Return the address of a new client's home, by rendezvous hash among the present servers."""
         known = {name: back for back in self.backs for name in back.names}
-        there = {name: back for name, back in known.items() if not back.is_away}
-        staying = {name: back for name, back in there.items() if name not in back.leaving}
-        choice = staying or there or known
+        present = {name: back for name, back in known.items() if not back.is_away}
+        staying = {name: back for name, back in present.items() if name not in back.leaving}
+        choice = staying or present or known
         return choice[rendezvous(client, choice)]
 
     def answered(self, home: int, back: B) -> None:
-        """A home has answered by this way. A proxy there may have met it since it was asked last."""
+        """Record the address of a home that has answered. A proxy there may know new homes since its WELCOME."""
         self.homes.setdefault(home, back)
 
     def learn(self, back: B) -> None:
-        """A server, or a proxy with servers, has said who it is."""
+        """Update the homes from an address that has sent a WELCOME."""
         for home in [home for home, former in self.homes.items() if former is back]:
             del self.homes[home]
-        # Those that leave, too, while the way there is open: a request that is sent again, and refused, may be one that
-        # was counted there and whose answer is late.
+        # Leaving servers too, while the connection is open: a resent request that is refused may have been counted
+        # there, with its reply still on the way.
         for name in (*back.names, *back.leaving):
             home = name_hash(name)
             self.homes.setdefault(home, back)
             self._removed.pop(home, None)
 
-    # Another list
+    # Changes of the list
 
     def relist(self, wanted: Sequence[str], open_back: Callable[[str], B], now: float) -> bool:
-        """From now on these addresses are the list; False if they have been before.
+        """Replace the list of addresses; return False if the list is unchanged.
 
         Args:
-            open_back: Opens an address that is new here.
+            open_back: Function that opens a new address.
         """
         former = {back.endpoint: back for back in self.all}
         if set(wanted) == {back.endpoint for back in self.backs}:
@@ -159,50 +158,50 @@ class Router(Generic[B]):
         return True
 
     def retire(self, now: float) -> set[B]:
-        """Addresses that are to be closed: their clients had time to hear of it, or nobody is there to tell them."""
-        gone = {back for back, until in self.retiring.items() if now >= until or back.is_away}
-        if gone:
-            self._forget([home for home, back in self.homes.items() if back in gone])
-            self.homes = {home: back for home, back in self.homes.items() if back not in gone}
-            for back in gone:
+        """Remove and return addresses to close: their time is over, or they do not answer."""
+        closing = {back for back, until in self.retiring.items() if now >= until or back.is_away}
+        if closing:
+            self._forget([home for home, back in self.homes.items() if back in closing])
+            self.homes = {home: back for home, back in self.homes.items() if back not in closing}
+            for back in closing:
                 del self.retiring[back]
             for back in self.backs:
                 self.learn(back)
-        return gone
+        return closing
 
     def _forget(self, homes: Iterable[int]) -> None:
-        """Know these homes to be removed; of very many, only the newest ones."""
+        """Record homes as removed; keep only the newest `MAX_REMOVED`."""
         self._removed |= dict.fromkeys(homes)
         while len(self._removed) > MAX_REMOVED:
             del self._removed[next(iter(self._removed))]
 
-    # What clients are told
+    # WELCOME for clients
 
     def welcome(
-        self, told: messages.Welcome, endpoints: messages.Endpoints, models: Mapping[str, int], limits: Limits
+        self, welcome: messages.Welcome, endpoints: messages.Endpoints, models: Mapping[str, int], limits: Limits
     ) -> messages.Welcome:
-        """A server's WELCOME as a client behind this proxy gets it: with the proxy's own addresses and list, no limit
-        above the proxy's, and the newest version of each model that either of them has.
+        """Return a server's WELCOME as a client of this proxy gets it. It has the proxy's addresses and servers, no
+        limit above the proxy's, and the newest known version of each model.
         """
-        newest = {topic: max(version, told.models.get(topic, 0)) for topic, version in models.items()}
+        newest = {topic: max(version, welcome.models.get(topic, 0)) for topic, version in models.items()}
         retiring = (name for back in self.retiring for name in back.names)
-        leaving = dict.fromkeys([*told.leaving, *(name for back in self.backs for name in back.leaving), *retiring])
+        leaving = dict.fromkeys([*welcome.leaving, *(name for back in self.backs for name in back.leaving), *retiring])
         inference = dict.fromkeys(address for back in self.backs for address in back.inference)
         return msgspec.structs.replace(
-            told,
+            welcome,
             endpoints=endpoints,
             servers=list(self.servers),
             leaving=list(leaving),
             unmet=self.unmet(),
             pages=list(dict.fromkeys([*self.pages, *(page for back in self.backs for page in back.pages)]))[:MAX_PAGES],
             inference=list(inference)[: messages.MAX_INFERENCE],
-            models={**told.models, **newest},
-            limits={name: int(min(bytes_, limits.get(name, bytes_))) for name, bytes_ in told.limits.items()},
+            models={**welcome.models, **newest},
+            limits={name: int(min(bytes_, limits.get(name, bytes_))) for name, bytes_ in welcome.limits.items()},
         )
 
 
 def rendezvous(client: bytes, names: Iterable[str]) -> str:
-    """The name that this client belongs to: the same everywhere, and moved by a change of names only where it must be.
+    """Return the name that this client belongs to, equal at every node. A change of names moves few clients.
 
     Highest random weight: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, 1998.
     """
@@ -210,148 +209,147 @@ def rendezvous(client: bytes, names: Iterable[str]) -> str:
 
 
 MAX_SERVERS = 4096
-"""Servers behind one address whose epochs are kept: as many as a WELCOME can name."""
+"""Maximum number of servers behind one address whose epochs are kept, as many as a WELCOME can name."""
 NOT_LET_IN = ("denied", "version", *TOO_LARGE)
-"""Codes of refusals of HELLO that last until somebody changes something: whoever asks this proxy is told."""
+"""Codes of refusals of a HELLO that last until a person changes a setting; the proxy passes them on to clients."""
 
 
 class BackendChange(NamedTuple):
-    """What a WELCOME has changed."""
+    """Changes that a WELCOME reports."""
 
     has_moved: bool
-    """Whether caches and notices have other addresses there, or this is the first WELCOME."""
+    """True if the addresses for caches and notices are new, also at the first WELCOME."""
     has_restarted: bool
-    """Whether the server that answered began again: it may have forgotten something."""
+    """True if the answering server has restarted, and may have lost state."""
     is_new_run: bool
-    """Whether another run is counted there."""
+    """True if the server counts another run."""
 
 
 class Backend(ABC):
-    """One address behind a proxy. Belongs to the proxy's thread; other threads may read."""
+    """Address behind a proxy, and the servers that answer there. Belongs to the proxy's thread; any thread may read."""
 
     topics: Topics
-    """Models that were published there."""
+    """Models that were published at this address."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.names: tuple[str, ...] = ()
-        """Servers that are reached there; none until it has answered."""
+        """Names of the servers reached at this address; empty before the first answer."""
         self.leaving: tuple[str, ...] = ()
-        """Those that take no new clients; a proxy's list may be without them already."""
+        """Names of servers that accept no new clients. A proxy may already omit them from its list."""
         self.unmet: tuple[str, ...] = ()
-        """Addresses behind it, if that is a proxy, at which nobody has answered yet."""
+        """Addresses behind a proxy at this address at which no server has answered yet."""
         self.run = 0
-        """Hash of the run that is counted there."""
+        """Hash of the run that the servers count."""
         self.endpoints = messages.Endpoints()
-        """Where it takes caches and publishes, as it says."""
+        """Reported addresses for caches and notices."""
         self.pages: tuple[str, ...] = ()
-        """Where it, and what is behind it, shows pages."""
+        """Addresses of pages about the nodes at this address and behind it."""
         self.inference: tuple[str, ...] = ()
-        """Addresses of inference nodes that act for clients of the servers there."""
+        """Addresses of inference nodes for clients of these servers."""
         self.hello = HelloSchedule()
         self.refusal = ""
-        """Why this proxy, or the one that is there, is not let in; "" while nobody says so."""
+        """Reason why this proxy, or a proxy at this address, is denied access; "" if it is not."""
         self.is_too_small = False
-        """Whether that is because WELCOME is longer than the proxy's own limits allow."""
-        self._epoch = 0  # of the newest WELCOME
-        self._epochs: OrderedDict[str, int] = OrderedDict()  # by the server that answered; the one heard last is last
+        """True if the WELCOME exceeds the proxy's own limits."""
+        self._epoch = 0  # epoch in the newest WELCOME
+        self._epochs: OrderedDict[str, int] = OrderedDict()  # epochs by server name, in the order of the last WELCOME
 
     @property
     @abstractmethod
     def is_away(self) -> bool:
-        """Whether it has not answered for a while."""
+        """True if the address has not answered for a while."""
 
     @property
     @abstractmethod
     def denied(self) -> str:
-        """Why this proxy is not let in there, or the one that is there further on; "" while nobody says so."""
+        """Reason why this proxy, or a proxy further on, is denied access; "" if it is not."""
 
     def answered(self, answer: Answer) -> None:
-        """HELLO has its answer; what a WELCOME says is for `learn`."""
+        """Record the reply to a HELLO or its refusal; `learn` processes a WELCOME."""
         self.hello.answered()
         refusal = answer if isinstance(answer, Refused) and answer.code in NOT_LET_IN else None
         self.refusal = "" if refusal is None else refusal.text
         self.is_too_small = refusal is not None and refusal.code in TOO_LARGE
 
-    def learn(self, header: MessageHeader, told: messages.Welcome) -> BackendChange:
-        """Take what a WELCOME says."""
-        # Behind another proxy a different server may answer each time: only the same one can have begun again.
-        has_restarted = self._epochs.get(told.home_name, told.epoch) != told.epoch
-        has_moved = not self.names or told.endpoints != self.endpoints
+    def learn(self, header: MessageHeader, welcome: messages.Welcome) -> BackendChange:
+        """Record the content of a WELCOME and return the changes."""
+        # Behind another proxy a different server may answer each time: compare epochs of the same server only.
+        has_restarted = self._epochs.get(welcome.home_name, welcome.epoch) != welcome.epoch
+        has_moved = not self.names or welcome.endpoints != self.endpoints
         change = BackendChange(has_moved, has_restarted, self.run not in (0, header.run))
-        self._keep_epoch(told.home_name, told.epoch)
-        self.run, self.endpoints = header.run, told.endpoints
-        self.names = tuple(told.servers or [told.home_name])
-        self.leaving, self.unmet = tuple(told.leaving), tuple(told.unmet)
+        self._keep_epoch(welcome.home_name, welcome.epoch)
+        self.run, self.endpoints = header.run, welcome.endpoints
+        self.names = tuple(welcome.servers or [welcome.home_name])
+        self.leaving, self.unmet = tuple(welcome.leaving), tuple(welcome.unmet)
         return change
 
     def _keep_epoch(self, name: str, epoch: int) -> None:
-        """Keep a server's epoch. Behind a proxy whose servers get other names each time, the oldest are forgotten."""
+        """Record a server's epoch. The limit bounds memory if servers behind a proxy change their names."""
         self._epochs[name] = self._epoch = epoch
         self._epochs.move_to_end(name)
         while len(self._epochs) > MAX_SERVERS:
             self._epochs.popitem(last=False)
 
     def heard_news(self) -> None:
-        """NEWS came from there. It may be about more than clients: another run, or a server that leaves."""
+        """Schedule a HELLO after NEWS from this address: the run may be new, or a server may be leaving."""
         self.hello.hurry()
 
     def hears(self, header: MessageHeader) -> bool:
-        """Whether a notice is about the run that is counted there; if not, HELLO asks which run that is now."""
+        """Return True if a notice is about the current run; otherwise schedule a HELLO to learn the run."""
         is_same = header.run in (0, self.run)
         if not is_same:
             self.hello.hurry()
         return is_same
 
     def publisher(self, noticed: tuple[int, int]) -> tuple[int, int]:
-        """Hash of the name and epoch of the server that has published a model here.
+        """Return name hash and epoch of the server that published a model at this address.
 
         Args:
-            noticed: The same as the model's notice says, zeros if there was none.
+            noticed: Name hash and epoch in the model's notice, zeros without a notice.
         """
         if len(self.names) != 1:
             return noticed
-        # An epoch is the time at which a server began, or one more than the one before (with a state folder), so the
-        # larger one is of the later life. If a clock was set back, the model gets the epoch of the former life: then
-        # those who follow this proxy hear of the restart by their own HELLO, which compares for equality.
+        # An epoch is the start time of a server, or with a state folder the former epoch plus one, so that the larger
+        # epoch is the later one. If a clock was set back, the model gets the former epoch. Nodes in front of this
+        # proxy then detect the restart by their own HELLO, which compares epochs for equality.
         return name_hash(self.names[0]), max(noticed[1], self._epoch)
 
 
 @dataclass
 class ProxyCounts:
-    """What was counted since the proxy began. The thread counts, and any thread may read."""
+    """Counters since the proxy's start. The proxy's thread writes, and any thread may read."""
 
     requests: int = 0
-    """Forwarded to servers, or answered here."""
+    """Requests forwarded to servers, or answered by the proxy."""
     replies: int = 0
-    """That came from servers."""
     caches: int = 0
     cache_bytes: int = 0
     homeless: int = 0
-    """Messages for a server that is not known here."""
+    """Messages for a server that the proxy does not know."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Messages that were refused, by code."""
+    """Numbers of refused messages by code."""
 
     def refuse(self, code: str) -> None:
-        """Count a message that was refused."""
+        """Count a message that was refused with this code."""
         self.refused[code] += 1
 
 
 @dataclass(frozen=True, slots=True)
 class BackStats:
-    """One address behind a proxy."""
+    """Frozen figures of one address behind a proxy."""
 
     # fmt: off
     endpoint: str
     servers: tuple[str, ...]
-    """Names of the servers reached there; empty until it has answered."""
+    """Names of the servers reached at the address; empty before the first answer."""
     leaving: tuple[str, ...]
-    """Those of them that are being drained."""
+    """Names of servers that are being drained."""
     is_away: bool
     queued_bytes: Annotated[int, gauge("proxy_queue_bytes", "Queued", "Bytes that wait for the address behind the "
         "proxy.")]
     lost_requests: Annotated[int, counter("proxy_lost_requests", "Requests lost", "Requests lost because the queue was "
-        "full; clients ask again.")]
+        "full; clients retry.")]
     lost_caches: Annotated[int, counter("proxy_lost_caches", "Caches lost", "Caches lost because the queue was full.")]
     lost_bytes: Annotated[int, counter("proxy_lost_bytes", "Bytes lost", "Bytes of these caches.")]
     # fmt: on
@@ -359,6 +357,6 @@ class BackStats:
     @property
     def is_up(
         self,
-    ) -> Annotated[bool, gauge("proxy_back_up", "Up", "1 where the address behind the proxy answers, 0 where not.")]:
-        """Whether it answers."""
+    ) -> Annotated[bool, gauge("proxy_back_up", "Up", "1 if the address behind the proxy answers, else 0.")]:
+        """True if the address answers."""
         return not self.is_away

@@ -1,1 +1,1 @@
-"""Tables of a server: what they are, and their kinds."""
+"""Tables of a server: named memories, their pools, and the registered kinds of tables."""

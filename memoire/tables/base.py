@@ -1,21 +1,20 @@
-"""What a table's pool is to those who use it: what every kind of table does, and what only some kinds do.
+"""Interfaces of table pools: what every pool implements, optional capabilities, statistics and snapshot records.
 
     TablePool        room, parameters, clients, figures, snapshots: of every kind
-    TakesPushes      caches or episodes come by messages          DrawsBatches     hands out samples in batches
-    HasRoom          has room for so many entries                 DrawsEpisodes    hands out whole episodes
-    HearsSums        hears of what its clients hold               TakesPriorities  learners set priorities here
-    BelongsToRun     is emptied where another run begins          HandsOutOnce     hands each entry out once, in order
-    DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change, as it happens
+    TakesPushes      accepts pushed caches or episodes            DrawsBatches     draws samples in batches
+    HasRoom          has a capacity in entries                    DrawsEpisodes    draws whole episodes
+    HearsSums        receives the sums of its clients             TakesPriorities  sets priorities from TD errors
+    BelongsToRun     is emptied when another run begins           HandsOutOnce     hands each entry out once, in order
+    DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change as it happens
     ShowsSamples     shows copies of samples                      HasCalls         is used by calls of its own
-    KeepsLayout      entries come back to where they lay
+    KeepsLayout      restores entries to their former places
 
-A pool derives from what it does, and from nothing else. Who opens a table looks up what its pool can do, once:
-`tables.OpenTable` has it, so that no message and no draw asks again.
+A pool derives from the classes of its capabilities and from nothing else. `tables.OpenTable` looks the capabilities up
+once, so that no message and no draw repeats the lookup.
 
-Figures of a pool: what it counts, and the frozen picture that it gives.
-
-Records of a snapshot: what a pool saves of what it holds, one by one, and takes back, here or elsewhere. A kind's own
-records stand beside its pool; what every one of them can say is here. Bodies are msgpack.
+A snapshot consists of records. A pool writes its content record by record, and a pool here or elsewhere reads them
+back. Records of one kind of table are defined beside its pool; the common interface is defined here. Bodies are
+msgpack.
 
     pool.records() ──▶ (body, payload), ... ──▶ a file ──▶ SavedRecord(body, payload, heading) ──▶ pool.put_record
 """
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What a pool has done since it was made. Belongs to the pool's lock; `PoolStats` explains each."""
+    """Mutable counters of a pool since its creation, guarded by the pool's lock. `PoolStats` explains each counter."""
 
     added: int = 0
     drawn: int = 0
@@ -70,7 +69,7 @@ class PoolCounts:
     stale: int = 0
 
     def add(self, overwritten: int, samples: int) -> None:
-        """One more was stored; so many, with so many samples, made room for it."""
+        """Count one more stored cache or episode, and the overwritten ones with their unused samples."""
         self.added += 1
         self.overwritten += overwritten
         self.overwritten_samples += samples
@@ -78,59 +77,59 @@ class PoolCounts:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """What a pool holds and has done; counts are since it was made."""
+    """Frozen figures of a pool: current content, and counts since the pool's creation."""
 
     clients: int
     caches: int
     bytes: int
     unused: int
-    """Samples never drawn."""
+    """Held samples that were never drawn."""
     held: int
-    """Samples of all held caches, drawn ones included."""
+    """Samples of all held caches, including drawn samples."""
     added: int
     drawn: int
-    """Samples."""
+    """Samples drawn since the pool's creation."""
     overwritten: int
-    """Caches taken out for want of room, before all their samples were used."""
+    """Caches evicted to make room before all their samples were used."""
     overwritten_samples: int
-    """The unused samples in them."""
+    """Unused samples in the evicted caches."""
     left: int
-    """Clients that left after being silent."""
+    """Clients that expired after a silence."""
     misses: int
-    """Draws that found too few samples."""
+    """Draws that failed because too few samples were available."""
     passed_over: int = 0
-    """Samples that were let go because their entries had become too old (`max_age`, `max_model_lag`)."""
+    """Samples discarded because their entries had become too old (`max_age`, `max_model_lag`)."""
     applied: int = 0
-    """Priorities that learners have set here; in held caches, their owners set them."""
+    """Priorities that learners have set in this pool. For held caches, the owning clients set the priorities."""
     stale: int = 0
-    """Priorities for entries that had left."""
+    """Priorities received for entries that the pool no longer holds."""
     split: int = 0
-    """Fragments of rollouts that a take has split."""
+    """Fragments of rollouts that a take has split in two."""
     own: Any = None
-    """Figures that only this kind has: a dataclass whose fields are declared as those of `memoire.figures`."""
+    """Figures that only this kind of table has: a dataclass whose fields are declared as those of `memoire.figures`."""
 
 
-# A file may be anybody's: what could spoil a server's sums or numbers is refused where it is read.
+# A snapshot file is untrusted: the decoder rejects values that would overflow or corrupt a server's sums.
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
-Word: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none beyond 64 bits
+Word: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack integers have at most 64 bits
 Moment: TypeAlias = Annotated[float, Meta(ge=-1.7976931348623157e308, le=1.7976931348623157e308)]
 Weight: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 Identity: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Topic: TypeAlias = Annotated[str, Meta(max_length=256)]
 
 SavedRow: TypeAlias = tuple[int, bytes, bytes | None]
-"""A change that a table has saved as it happens (`SavesRows`): number of a kind of rows, key, and body; None takes the
-row out, or says that its file is missing or damaged.
+"""Change that a table saves as it happens (`SavesRows`): number of the row's kind, key, and body. None as body deletes
+the row; in `restore` None means that the row's file is missing or damaged.
 """
 SMALL_ROWS, LARGE_ROWS, LOSABLE_ROWS = range(8), range(8, 12), range(12, 16)
-"""Numbers of kinds of rows, as tables choose them. Bodies of large and losable ones are in files beside the database.
-If a large one is missing, the server does not start; losable ones the table can get in another way.
+"""Numbers of kinds of rows, chosen by the tables. Bodies of large and losable rows are files beside the database.
+Without a large one's file the server does not start; a table can recover losable rows in another way.
 """
 
 
 class RecordKind(enum.IntEnum):
-    """What a record is: numbers that never change their meaning. 7, 10 and 11 are of kinds of memoire's extensions."""
+    """Kinds of snapshot records. A number never changes its meaning. 7, 10 and 11 belong to memoire's extensions."""
 
     ABOUT = 1
     CLIENT = 2
@@ -143,108 +142,108 @@ class RecordKind(enum.IntEnum):
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A msgpack map of the fields that differ from their defaults; unknown ones are ignored."""
+    """Body of a snapshot record: msgpack map of the fields that differ from their defaults. Ignores unknown fields."""
 
     kind: ClassVar[int]
-    """A `RecordKind`; 128 to 254 are for kinds of tables from outside, each of which has its own."""
+    """Number of the record's kind: a `RecordKind`, or 128 to 254 for a kind of table from outside of memoire."""
     has_payload: ClassVar[bool] = False
     is_heading: ClassVar[bool] = False
-    """Whether those behind it belong to it."""
+    """True if the records that follow belong to this record."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is put back: not a heading that those behind it bring along."""
+        """True if the record is restored by itself, False for a heading that is restored together with its records."""
         return True
 
     @property
     def time(self) -> float:
-        """What brings records of several files into one order."""
+        """Sort key, by which records of several files are merged into one order."""
         return -math.inf
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """What the counts of its table in a file have of it, by name."""
+        """Return the record's contribution to its table's counts in the file, by the counts' names."""
         return {}
 
     def older(self, seconds: float) -> RecordBody:
-        """The same, so long after it was saved."""
+        """Return the same body with its ages increased by this many seconds, the time since the snapshot."""
         return self
 
     def belongs_to(self, heading: RecordBody | None) -> bytes | None:
-        """What decides to which of several servers it belongs; None: to each of them."""
+        """Return the key that assigns the record to one of several servers, or None if every server gets the record."""
         return None
 
     def called(self, heading: RecordBody | None) -> str:
-        """What a refusal calls it."""
+        """Return the description of the record for error messages."""
         return f"a record of kind {getattr(self.kind, 'name', self.kind)}"
 
 
 class SavedRecord(NamedTuple):
-    """A record on its way back into a pool."""
+    """Snapshot record that is being restored into a pool."""
 
     body: RecordBody
     payload: bytes
     heading: RecordBody | None
-    """The newest one before it, of its file."""
+    """The newest heading before the record in its file."""
     stays: bool
-    """Whether clients that are known by this alone stay until they are heard of."""
+    """True if clients that are known only from the snapshot remain until their first message."""
     is_remade: bool
-    """Whether priorities are computed again, but for those that learners reported."""
+    """True if priorities are computed again, except for the priorities that learners reported."""
     limits: Limits
 
 
 class PutBack(NamedTuple):
-    """What became of a record."""
+    """Outcome of restoring one record."""
 
     is_new: bool
-    """Whether what it holds was not here already."""
+    """True if the pool did not hold the record's content before."""
     overwritten: int = 0
-    """What had to make room for it."""
+    """Number of caches or episodes that were evicted to make room."""
     counts: dict[str, int] = {}
-    """What came back by it, by the names of `RestoreCounts`."""
+    """Numbers of restored items, by the field names of `RestoreCounts`."""
     client: bytes = b""
-    """To which client it belongs, if to one."""
+    """Id of the client that the record belongs to; b"" if the record belongs to no single client."""
 
 
 DEFAULTS: Final = Limits()
 MAX_INSPECTED: Final = 65_536
-"""Samples that are looked at for a histogram at most."""
+"""Maximum number of samples that are examined for a histogram."""
 
 
 class TablePool(ABC):
-    """Where what a table holds is. Thread-safe; it waits, but does no I/O."""
+    """Interface of the storage of one table. Thread-safe; a pool may block, but does no I/O."""
 
     if TYPE_CHECKING:  # attributes of some pools, properties of others
 
         @property
         def parameters(self) -> Parameters:
-            """Those that it follows now."""
+            """The parameters that are in force now."""
 
         @property
         def byte_limit(self) -> int:
-            """Bytes that it may hold."""
+            """Maximum number of bytes that the pool may hold."""
 
         @property
         def least_bytes(self) -> int:
-            """Bytes that it can be limited to at least."""
+            """Smallest value that `byte_limit` can be set to."""
 
     @abstractmethod
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on, which has no more than the others leave; before anything comes in."""
+        """Join a byte budget as the holder of this name, before the pool receives data. All holders share the bytes."""
 
     @abstractmethod
     def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on; returns how many caches or episodes had to go."""
+        """Set the byte limit; return the number of caches or episodes that were evicted."""
 
     @abstractmethod
     def check_parameters(self, parameters: Parameters) -> None:
-        """Raise ParameterError if something is held that was made with other values than these."""
+        """Raise ParameterError if the pool holds content that was made with other values than these."""
 
     @abstractmethod
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Follow new parameters; returns how many caches or episodes had to go.
+        """Apply new parameters; return the number of caches or episodes that were evicted.
 
         Args:
-            discard_mismatched: Let go what was made with other values, and is a reason to refuse them else.
+            discard_mismatched: Evict content made with other values. If False, such content makes the call fail.
 
         Raises:
             ParameterError: nothing was changed.
@@ -252,36 +251,36 @@ class TablePool(ABC):
 
     @abstractmethod
     def heard(self, client_id: bytes) -> None:
-        """A sign of life of a client, without news."""
+        """Record a sign of life of a client that sent no other data."""
 
     @abstractmethod
     def goodbye(self, client_id: bytes) -> None:
-        """A client has ended."""
+        """Unregister a client that has ended."""
 
     @abstractmethod
     def expire(self) -> int:
-        """Let silent clients and readers go now; returns how many clients left."""
+        """Expire silent clients and readers now; return the number of clients that expired."""
 
     @abstractmethod
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        """Record the newest model version, from which `Parameters.max_model_lag` counts."""
 
     @abstractmethod
     def entries(self) -> int:
-        """Entries that can be handed out, or whose samples can come."""
+        """Return the number of entries that can be handed out, or whose samples can still arrive."""
 
     @property
     def unfinished(self) -> int:
-        """What somebody has yet to answer, to draw or to commit before the table is done with it."""
+        """Number of items that actors or learners have yet to answer, draw or commit before the table is finished."""
         return 0
 
     @abstractmethod
     def stats(self) -> PoolStats:
-        """A frozen picture."""
+        """Return frozen figures of the pool."""
 
     @abstractmethod
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How what is held is spread; `most` samples of it are looked at, and nothing is changed."""
+        """Return the distribution of weights and ages from at most `most` held samples; the pool is not changed."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -289,104 +288,104 @@ class TablePool(ABC):
 
     @abstractmethod
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said, before anything is put back.
+        """Continue from a value of `state`, before any record is restored.
 
         Args:
-            is_same: Whether this is the pool that it was, in its next life: then its generator, if `state` has one, and
-                the counts of one life go on, too.
+            is_same: True if this pool continues the saved pool after a restart: the counts and the generator's state,
+                if `state` has one, continue, too.
         """
 
     @property
     @abstractmethod
     def is_untouched(self) -> bool:
-        """Whether nothing ever came in or was drawn: then it can go on as another pool that was saved."""
+        """True if the pool never received or handed out anything, so that the pool can continue as a saved one."""
 
     @abstractmethod
     def records(self) -> Iterator[tuple[RecordBody, Any]]:
-        """All that is held, one by one, for a snapshot: body and payload of each record."""
+        """Yield the pool's content for a snapshot: body and payload of each record."""
 
     @abstractmethod
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold again what was saved of a pool of this kind, here or elsewhere.
+        """Restore a record that a pool of this kind saved, here or elsewhere.
 
         Raises:
-            ProtocolError, MemoireError: it cannot be, or does not fit.
+            ProtocolError, MemoireError: the record is invalid or does not fit.
             Closed: `close` was called.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Wake everyone who waits (they raise Closed) and let everything go."""
+        """Wake all waiting threads, which raise Closed, and release the content."""
 
 
 class TakesPushes(ABC):
-    """Takes in what clients push."""
+    """Capability: accept the caches or episodes that clients push."""
 
     @abstractmethod
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> Any:
-        """What was pushed, completely checked, ready for `add`; its `samples` says how many.
+        """Check a push completely and return an object for `add`, whose `samples` is the number of samples.
 
         Args:
-            body: The message, of the type that is stored here.
-            checksum: The header's, where `messages.parse` was told not to compare it.
+            body: Message of the type that this pool stores.
+            checksum: Checksum of the header, if `messages.parse` was told to skip the comparison.
 
         Raises:
-            ProtocolError: and nothing else, whatever the bytes.
+            ProtocolError: the push is invalid. No other error is raised, whatever the bytes.
         """
 
     @abstractmethod
     def add(self, client_id: bytes, sequence: int, held: Any) -> int:
-        """Hold what `check` returned; returns how much had to make room. Raises ProtocolError."""
+        """Store the result of `check`; return the number of evicted caches or episodes. Raises ProtocolError."""
 
 
 class HasRoom:
-    """Has room for a number of entries."""
+    """Capability: room for a limited number of entries."""
 
     if TYPE_CHECKING:
 
         @property
         def capacity(self) -> int:
-            """That number; 0: only bytes limit them."""
+            """Maximum number of entries; 0 if only bytes limit the entries."""
 
 
 class HearsSums(ABC):
-    """Hears of what its clients hold themselves, and says how much they are to bring."""
+    """Capability: receive the sums of the clients' own memories, and grant each client a number of samples to push."""
 
     @abstractmethod
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
-        """A client's newest sums; returns whether they were newer than those known."""
+        """Record a client's sums; return True if the sums are newer than the recorded ones."""
 
     @abstractmethod
     def room(self, client_id: bytes, stock_bytes: int) -> int | None:
-        """Samples that a client is to bring now; None where nothing holds it back.
+        """Return the number of samples that a client may push now, or None if the number is not limited.
 
         Args:
-            stock_bytes: That it may hold undrawn while learners draw.
+            stock_bytes: Bytes of undrawn samples that the pool may hold of a client while learners draw.
         """
 
 
 class BelongsToRun(ABC):
-    """Holds what was made in a run."""
+    """Capability: content that belongs to one run."""
 
     @abstractmethod
     def clear(self) -> int:
-        """Let everything go that is held; clients, readers and those who wait stay. Returns how much went."""
+        """Discard the whole content and return its size. Clients, readers and waiting calls stay registered."""
 
 
 class DrawsAtRandom(ABC):
-    """Draws by a generator of its own."""
+    """Capability: draws by a random generator of the pool."""
 
     @abstractmethod
     def reseed(self, seed: int) -> None:
-        """Draw as a pool that was made with this seed; before the first draw."""
+        """Seed the generator as at the pool's creation. Call before the first draw."""
 
 
 class DrawsBatches(ABC):
-    """Hands samples out, here and to readers, who may draw from several pools."""
+    """Capability: draw samples, for a local learner and for readers that draw from several pools."""
 
-    WANTED: ClassVar = "for a batch; here use {instead}"
+    WANTED: ClassVar = "to draw batches; for this table call {instead}"
 
     @abstractmethod
     def get(
@@ -396,13 +395,13 @@ class DrawsBatches(ABC):
         timeout: float | None = None,
         out: Mapping[str, NDArray[Any]] | None = None,
     ) -> PooledBatch:
-        """Draw a batch, all of it or nothing; its ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
+        """Draw a complete batch or nothing; the batch's ids are [B] of dtype `batch.ID`. Raises as `Pool.get`."""
 
     @abstractmethod
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
-        """What a reader may draw: rows [C] of `rows.CLIENT_SUMS`, one for each client."""
+        """Reserve samples for a reader; return one row of sums for each client, [C] of `rows.CLIENT_SUMS`."""
 
     @abstractmethod
     def draw_counts(
@@ -414,15 +413,15 @@ class DrawsBatches(ABC):
         compression: str = "none",
         page: Page | None = None,
     ) -> Payload | None:
-        """The payload of a DRAWN message, for rows [C] of `rows.CLIENT_COUNTS`; None where nothing was there.
-        Raises ProtocolError, and takes nothing, where the page of the reply has no room.
+        """Draw samples by rows [C] of `rows.CLIENT_COUNTS`; return the DRAWN payload, or None if nothing was drawn.
+        Raise ProtocolError, and draw nothing, if the page of the reply has too little room.
         """
 
 
 class DrawsEpisodes(ABC):
-    """Hands whole episodes out."""
+    """Capability: draw whole episodes or groups of episodes."""
 
-    WANTED: ClassVar = "where whole ones are to be drawn"
+    WANTED: ClassVar = "to draw whole episodes"
 
     @abstractmethod
     def sample_episodes(
@@ -434,22 +433,22 @@ class DrawsEpisodes(ABC):
         group_size: int | None = None,
         timeout: float | None = None,
     ) -> EpisodeBatch:
-        """Draw whole episodes, or groups of them: see `EpisodePool`. `update` gets ids and errors of N entries, [N]."""
+        """Draw whole episodes or groups: see `EpisodePool`. `update` gets ids and TD errors of N entries, [N]."""
 
 
 class TakesPriorities(ABC):
-    """Learners set priorities of entries here."""
+    """Capability: set the priorities of held entries from learners' TD errors."""
 
     if TYPE_CHECKING:
 
         @property
         def owner(self) -> bytes:
-            """The id under which ids name its entries."""
+            """The 16-byte owner part of the entries' ids."""
 
     @abstractmethod
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """Set priorities of entries by a learner's TD errors, both [N]: (applied, stale); None where `owner` is not
-        this pool's.
+        """Set priorities from a learner's TD errors, both [N]; return (applied, stale), or None for another pool's
+        `owner`.
         """
 
 
@@ -459,16 +458,17 @@ RELEASES: Final = ("now", "publish")
 
 @dataclass(frozen=True, slots=True)
 class TakeRequest:
-    """What a learner asks for.
+    """Request of a learner for entries of rollouts.
 
     Args:
-        steps: Entries, at least 1.
-        exact: Split the last fragment, if it has more entries than are missing; else it is taken whole.
-        min_clients: Clients of which entries have to be held.
-        release: When the room of what is taken is given back.
+        steps: Entries to take, at least 1.
+        exact: True: split the last fragment if it has more entries than are missing. False: take the last fragment
+            whole.
+        min_clients: Minimum number of clients with held entries.
+        release: When the room of the taken entries is given back.
 
     Raises:
-        ParameterError: one of them is out of its range.
+        ParameterError: an argument is out of its range.
     """
 
     steps: int
@@ -484,83 +484,81 @@ class TakeRequest:
 
 
 class HandsOutOnce(HasRoom, ABC):
-    """Hands each entry out once, in order of arrival."""
+    """Capability: hand each entry out once, in order of arrival."""
 
-    WANTED: ClassVar = "where entries are to be taken"
+    WANTED: ClassVar = "to take entries"
     on_room: Callable[[int, Changes], None]
-    """Told how many entries' room is given back, with the changes to make as one with that."""
+    """Callback: gets the number of entries whose room is given back, and changes to save with that number."""
 
     @abstractmethod
     def held(self) -> tuple[int, int]:
-        """Entries that are held, and the clients that recorded them."""
+        """Return the number of held entries, and the number of clients that recorded them."""
 
     @abstractmethod
     def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
-        """The oldest entries, all of them or none: see `RolloutPool`."""
+        """Take the oldest entries, all that were requested or nothing: see `RolloutPool`."""
 
     @abstractmethod
     def give(
         self, wanted: TakeRequest, least: int, page: Page, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
-        """What a learner far away gets at once: rows and payload of a ROLLOUTS message."""
+        """Return the rows and payload of a ROLLOUTS message for a remote learner, without waiting."""
 
 
 class HasCalls(ABC):
-    """Is used by calls of its own, in the server's process and far away."""
+    """Capability: calls of the table's own kind, in the server's process and from remote clients."""
 
-    WANTED: ClassVar = "for calls of a table's own; here use {instead}"
+    WANTED: ClassVar = "to use a table's own calls; for this table call {instead}"
 
     @abstractmethod
     def calls(self, transport: Transport, *args: Any, **options: Any) -> Any:
-        """These calls, by this way to the servers."""
+        """Return the kind's call interface, which reaches the servers by this transport."""
 
 
 class ShowsSamples(ABC):
-    """Shows copies of held samples."""
+    """Capability: show copies of held samples."""
 
     @abstractmethod
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
-        """A copy of a random sample, as likely as in a draw, or of the entry that owner and number name. It is not
-        taken by that; None where nothing is held, or that entry is not.
+        """Return a copy of a random sample, by the chances of a draw, or of the entry of this owner and number. The
+        sample stays in the pool. Return None if the pool is empty or no longer holds the entry.
         """
 
 
 class HasLayout(Protocol):
-    """What a file says of where entries lie: its `TableRecord`."""
+    """Fields of a file's `TableRecord` that describe the places of entries."""
 
     @property
     def memory(self) -> str:
-        """Numbers of the memory's state, in JSON."""
+        """Numbers of the memory's state, as JSON."""
 
     @property
     def arrays(self) -> dict[str, int]:
-        """Bytes of each array of that state, in the order of the payload."""
+        """Bytes of each array of the memory's state, in the order of the payload."""
 
 
 class Heir(Protocol):
-    """What was saved, on its way into a pool: each record comes where it lay."""
+    """Memory that is being restored from a snapshot: each record returns to its former place."""
 
     memory: Memory | None
-    """None: it does not fit the pool."""
+    """The restored memory; None if the saved layout does not fit the pool."""
     names: dict[int, tuple[bytes, int]]
-    """The former name of each episode, owner and number, by the number of its first entry."""
+    """Former owner and number of each episode, by the number of the episode's first entry."""
     entries: int
 
     def put(self, body: RecordBody, payload: bytes) -> None:
-        """Put the next record into its place. Raises what `wrong` of `KeepsLayout.heir` makes: also if it cannot be."""
+        """Restore the next record in its place. Raise an exception of `KeepsLayout.heir`'s `wrong` if that fails."""
 
     def finish(self) -> bool:
-        """Let the entries be drawn; False if some are missing."""
+        """Make the entries drawable; return False if entries are missing."""
 
 
 class KeepsLayout(ABC):
-    """Draws depend on where entries lie, and a snapshot can bring them back there."""
+    """Capability: restore entries to their former places, because draws depend on the places."""
 
     @abstractmethod
     def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
-        """Where entries lie: fields of a `TableRecord`, and its payload; and a number that is another one after any
-        change of an entry.
-        """
+        """Return places of entries: fields of a `TableRecord`, its payload, and a number that each change alters."""
 
     @abstractmethod
     def heir(
@@ -572,28 +570,28 @@ class KeepsLayout(ABC):
         keeps_generator: bool,
         wrong: Callable[[str], Exception],
     ) -> Heir:
-        """What is to become of this pool what was saved, with these parameters: the episodes' records make it whole."""
+        """Return an empty memory of the saved layout and these parameters. The episodes' records fill the memory."""
 
     @abstractmethod
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
-        """Go on with what an heir has. False if something came in meanwhile: then nothing was changed."""
+        """Replace the pool's memory by the heir's. Return False, changing nothing, if data arrived meanwhile."""
 
 
 class SavesRows(ABC):
-    """Has each change saved by the server's store before it is acknowledged."""
+    """Capability: save each change by the server's store before the change is acknowledged."""
 
     @abstractmethod
     def keep_changes(self) -> None:
-        """Remember from now on what is to be saved."""
+        """Start to collect the changes that must be saved."""
 
     @abstractmethod
     def take_changes(self) -> list[SavedRow]:
-        """All that changed since the last call."""
+        """Return the changes since the last call."""
 
     @abstractmethod
     def restore(self, saved: Iterable[SavedRow]) -> str:
-        """Go on from what was saved; what is missing of it, and what becomes of that, in words.
+        """Restore saved rows; return a text about missing rows and the consequences, "" if none is missing.
 
         Raises:
-            msgspec.MsgspecError, ValueError: it was saved by a table with other settings.
+            msgspec.MsgspecError, ValueError: the rows were saved by a table with other settings.
         """

@@ -1,9 +1,9 @@
-"""Calls of a kind of table: how those who use it ask its servers, here, far away, one or many. No socket.
+"""Calls of a kind of table: requests to one or many servers, local or remote, with retries and deadlines. No socket.
 
     a kind's calls ──▶ CalledServers ──▶ Transport     memoire.reader: over the network
                                                        memoire.server: in the server's own process
 
-Tables whose pools have such calls are a `HasCalls`.
+Pools with calls of their own derive from `HasCalls`.
 """
 
 from __future__ import annotations
@@ -24,79 +24,79 @@ from memoire.wire.frames import PASSING, Answer, Message
 from memoire.wire.messages import Body
 
 MIN_PAUSE, MAX_PAUSE = 0.002, 0.25
-"""Seconds between two questions of a call that waits: more and more."""
+"""Shortest and longest pause in seconds between two requests of a waiting call. The pauses grow."""
 LAST_TIMEOUT = 0.5
-"""Seconds that the last question of a call has for its answer at least: it says why the call was in vain."""
+"""Minimum seconds for the reply to a call's last request, which tells why the call failed."""
 DEFAULT_TIMEOUT = 30.0
-"""Seconds that a call takes at most if nobody gives another number."""
+"""Timeout of a call in seconds, if the caller passes none."""
 AT_ONCE = 4
-"""Requests of one call on their way to one server."""
+"""Maximum number of simultaneous requests of one call to one server."""
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class Request(NamedTuple):
-    """What one server is asked."""
+    """Request to one server."""
 
     body: Body
     payload: bytes | None = None
     server: str = ""
-    """Its name, or its own address; "": what the request stands under says it."""
+    """Name or address of the server; "" for the server that the request's key in a mapping names."""
 
 
 class CallReply(NamedTuple):
-    """What it answers."""
+    """Body and payload of a server's reply."""
 
     body: Any
     payload: memoryview
 
 
 Work: TypeAlias = Generator[Request, CallReply, T]
-"""Requests to one server, one after the other, made of the replies; returns what is found."""
+"""Generator of consecutive requests to one server, each made from the reply to the previous one; returns a result."""
 
 
 class Transport(Protocol):
-    """How servers are reached. From any thread."""
+    """Connection to the servers of a table. Callable from any thread."""
 
     limits: Limits
 
     def table(self, deadline: float) -> tuple[str, Schema]:
-        """Name and columns of the table, as soon as a server has said them. Raises as `memoire.Reader` does."""
+        """Return name and schema of the table after the first server's answer. Raise as `memoire.Reader` does."""
 
     def servers(self) -> Sequence[str]:
-        """Names of all servers that are known."""
+        """Return the names of all known servers."""
 
     def unmet(self) -> Sequence[str]:
-        """Addresses where a server has to be, and nobody has answered yet."""
+        """Return the addresses on the list at which no server has answered yet."""
         return ()
 
     def leaving(self) -> Sequence[str]:
-        """Those that take nothing new, since they are being drained."""
+        """Return the names of servers that are being drained and accept nothing new."""
         return ()
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
-        """The answers to these, or the errors that ended them; at the deadline at the latest."""
+        """Send requests; return the replies or the errors that ended the requests, by the deadline."""
 
     def where(self) -> str:
-        """The addresses, as errors name them."""
+        """Return the addresses for error messages."""
 
     def trouble(self) -> str:
-        """Why servers may not answer and what to do."""
+        """Return advice on why servers may not answer, or ""."""
         return ""
 
     def now(self) -> float:
-        """The clock of deadlines."""
+        """Return the time on the clock of deadlines."""
         return time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait so long. Raises Closed."""
+        """Wait for this many seconds. Raise Closed if the transport is closed."""
 
 
 class CalledServers:
-    """Asks servers, and waits. Thread-safe.
+    """Client of a table's servers that retries, waits and collects replies. Thread-safe.
 
     Args:
-        answer: What they answer.
+        answer: Body type of the servers' replies.
     """
 
     def __init__(self, transport: Transport, answer: type[Body]) -> None:
@@ -104,51 +104,51 @@ class CalledServers:
 
     @property
     def names(self) -> list[str]:
-        """All servers, always in the same order."""
+        """Names of all servers, sorted."""
         return sorted(self.transport.servers())
 
     def home_of(self, key: bytes) -> str:
-        """The server at which something new is kept: the one with the highest rendezvous hash among those that stay."""
+        """Return the server for a new key: the highest rendezvous hash among the servers that are not being drained."""
         leaving = set(self.transport.leaving())
         staying = [name for name in self.names if name not in leaving] or self.names
         return max(staying, key=lambda name: (_bytes.checksum(key, _bytes.checksum(name.encode())), name))
 
     def one(self, name: str, request: Request, deadline: float) -> CallReply:
-        """The answer of one server. Raises what ended the request."""
+        """Return the reply of one server. Raise the error that ended the request."""
         return self.all({name: request}, deadline)[name]
 
     def complete(self, deadline: float) -> None:
-        """Wait until every server has been met: what one of them does not hear of would be lost or doubled there.
+        """Wait until every server has answered once. A change that misses a server could be lost or doubled.
 
         Raises:
-            MemoireTimeout: nobody has answered at an address until the deadline.
+            MemoireTimeout: no server has answered at an address by the deadline.
         """
         began = self.transport.now()
         while missing := sorted(self.transport.unmet()):
-            left = deadline - self.transport.now()
-            if left <= 0.0:
-                advice = "A server there may hold something of this table. Start it, or take it off the list."
+            remaining = deadline - self.transport.now()
+            if remaining <= 0.0:
+                advice = "A server there may hold rows of this table. Start the server, or remove the address."
                 raise MemoireTimeout("server", ", ".join(missing), self.transport.now() - began, advice)
-            self.transport.pause(min(left, MAX_PAUSE))
+            self.transport.pause(min(remaining, MAX_PAUSE))
 
     def every(self, body: Any, deadline: float) -> dict[str, CallReply]:
-        """The answers of all servers to the same question. Raises if one of them does not answer."""
+        """Return the replies of all servers to the same request. Raise if one server does not reply."""
         self.complete(deadline)
         return self.all(dict.fromkeys(self.names, Request(body)), deadline)
 
     def all(self, requests: Mapping[K, Request], deadline: float, each: float = math.inf) -> dict[K, CallReply]:
-        """The answers to these requests, which stand under their servers' names.
+        """Return the replies to requests that are keyed by their servers' names.
 
         Raises:
-            MemoireTimeout: one of them did not come until the deadline; it says of which server.
-            Refused: a server declined.
+            MemoireTimeout: a server did not reply by the deadline; the error names the server.
+            Refused: a server refused a request.
         """
         answers = self.some(requests, deadline, each)
         for key, answer in answers.items():
             if isinstance(answer, MemoireTimeout):
-                said = f"{answer.advice} {self.transport.trouble()}".strip()
+                advice = f"{answer.advice} {self.transport.trouble()}".strip()
                 name = requests[key].server or str(key)
-                raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, said)
+                raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, advice)
             if isinstance(answer, MemoireError):
                 raise answer
         return {key: answer for key, answer in answers.items() if isinstance(answer, CallReply)}
@@ -156,12 +156,12 @@ class CalledServers:
     def some(
         self, requests: Mapping[K, Request], deadline: float, each: float = math.inf
     ) -> dict[K, CallReply | MemoireError]:
-        """The same, with the errors of those that did not answer. What a server declines for a while is asked again.
+        """Return replies and errors of requests, as `all`. Requests that a server refuses for a while are sent again.
 
         Args:
-            each: Seconds that an answer may take, before the deadline.
+            each: Maximum seconds for a reply, within the deadline.
         """
-        told: dict[K, CallReply | MemoireError] = {}
+        replies: dict[K, CallReply | MemoireError] = {}
         asked, pause = dict(requests), MIN_PAUSE
         while asked:
             until = min(deadline, self.transport.now() + each)
@@ -169,24 +169,26 @@ class CalledServers:
                 is_passing = isinstance(answer, Refused) and answer.code in PASSING
                 if is_passing and self.transport.now() + pause < deadline:
                     continue
-                told[key] = self._reply_of(requests[key].server or str(key), answer)
+                replies[key] = self._reply_of(requests[key].server or str(key), answer)
                 del asked[key]
             if asked:
                 self.transport.pause(pause)
                 pause = min(2 * pause, MAX_PAUSE)
-        return told
+        return replies
 
     def done(self, works: Sequence[tuple[str, Work[T]]], patience: float, each: float) -> list[T]:
-        """What these find, each at the server of this name: several at once, `AT_ONCE` of them at one server.
+        """Run generators of requests, each at the named server; return their results in order.
+
+        At most `AT_ONCE` generators have a request under way at one server.
 
         Args:
-            patience: Seconds for which a request is sent again that a server declines for a while.
-            each: Seconds that an answer may take.
+            patience: Seconds for which requests that a server refuses for a while are sent again.
+            each: Maximum seconds for a reply.
 
         Raises:
-            MemoireTimeout, Refused: see `all`. What other requests have changed stays changed.
+            MemoireTimeout, Refused: see `all`. Changes by other requests remain.
         """
-        found: dict[int, T] = {}
+        results: dict[int, T] = {}
         asked: dict[int, Request] = {}
         waiting = list(range(len(works)))[::-1]
 
@@ -195,7 +197,7 @@ class CalledServers:
             try:
                 request = next(work) if reply is None else work.send(reply)
             except StopIteration as end:
-                found[place] = end.value
+                results[place] = end.value
                 asked.pop(place, None)
             else:
                 asked[place] = request._replace(server=server)
@@ -212,26 +214,26 @@ class CalledServers:
             waiting = later[::-1]
             for place, reply in self.all(asked, self.transport.now() + patience, each).items():
                 go_on(place, reply)
-        return [found[place] for place in range(len(works))]
+        return [results[place] for place in range(len(works))]
 
     def wait(self, what: str, patience: float, look: Callable[[float], tuple[T | None, str]]) -> T:
-        """What `look` finds, called until then.
+        """Call `look` until it returns a result, and return the result.
 
         Args:
-            look: Called with the deadline; returns what is waited for, or None and why it is not there.
+            look: Called with the deadline; returns the result, or None and the reason why the result is missing.
 
         Raises:
-            MemoireTimeout: it was not there after so many seconds; says why.
+            MemoireTimeout: no result after `patience` seconds; the error has the reason.
         """
         deadline, pause = self.transport.now() + patience, MIN_PAUSE
         while True:
-            found, why = look(max(deadline, self.transport.now() + LAST_TIMEOUT))
-            if found is not None:
-                return found
-            left = deadline - self.transport.now()
-            if left <= 0.0:
+            result, why = look(max(deadline, self.transport.now() + LAST_TIMEOUT))
+            if result is not None:
+                return result
+            remaining = deadline - self.transport.now()
+            if remaining <= 0.0:
                 raise MemoireTimeout(what, self.transport.where(), patience, f"{why[:1].upper()}{why[1:]}.")
-            self.transport.pause(min(pause, left))
+            self.transport.pause(min(pause, remaining))
             pause = min(2 * pause, MAX_PAUSE)
 
     def _reply_of(self, name: str, answer: Answer) -> CallReply | MemoireError:
@@ -243,16 +245,16 @@ class CalledServers:
 
 
 LEFT_OUT_TIMEOUT = 3.0
-"""Seconds that a call waits for a server before it is left out."""
+"""Seconds that a call waits for a server before the server is skipped."""
 RETRY_INTERVAL = 0.02
-"""Seconds before servers that had too little are asked again, at most."""
+"""Maximum seconds before servers that held too little are asked again."""
 REFUSED_INTERVAL = 0.5
-"""Seconds before a server that refused is asked again: a HELLO finds out what is true there meanwhile."""
+"""Seconds before a server that refused is asked again; meanwhile a HELLO fetches the server's current state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableTerms:
-    """What servers say of the table. Replaced as a whole, so that any thread may read it."""
+    """Facts that servers reported about the table. Replaced as a whole, so that any thread may read them."""
 
     schema: Schema
     parameters: Parameters
@@ -262,115 +264,115 @@ class TableTerms:
 
 
 class FarServer(Protocol):
-    """One server."""
+    """Remote server of a table, as `FarSide` sees it."""
 
     is_away: bool
-    """It did not answer in time, and is left out."""
+    """True if the server did not answer in time and is skipped."""
     is_finished: bool
-    """It says that the run is over."""
+    """True if the server reported that the run is over."""
     fingerprint: int
-    """Of the parameters that it draws by; 0 until it has said so."""
+    """Fingerprint of the parameters that the server draws by; 0 before the server has reported them."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the server."""
 
     @property
     def address(self) -> Any:
-        """The address that it is reached by."""
+        """Address for requests to the server."""
 
     @property
     def home(self) -> int:
-        """Its number, as headers say it."""
+        """Number of the server in message headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FarRequest:
-    """A request to send to a server; what ends it goes to `FarSide.answered`."""
+    """Request to a server. Its reply or error goes to `FarSide.answered`."""
 
     server: FarServer
     body: messages.Body
 
 
 class FarSide(Protocol):
-    """A remote learner's side of a kind of table: the requests it sends, and what it makes of the answers. No I/O; the
-    owner holds its lock around every method but `late` and `read`.
+    """Remote learner's state machine for a kind of table: makes requests and processes replies. No I/O. The owner holds
+    its lock around every method except `late` and `read`.
     """
 
     CALLED: ClassVar[str]
-    """What a call waits for, in errors."""
+    """Noun in error messages for the object that a call waits for."""
     taken: int
-    """Entries that calls got."""
+    """Number of entries that calls returned."""
 
     @property
     def kept(self) -> int:
-        """Entries that came, and that no call has got yet."""
+        """Number of received entries that no call has returned yet."""
 
     @property
     def stale(self) -> int:
-        """Entries that came, and were passed over here: their model was too old by then."""
+        """Number of received entries that were discarded because their model had become too old."""
 
     def next_time(self, now: float) -> float:
-        """When `late` or `begin` has something to do; infinity while only an answer can bring that about."""
+        """Return the next time at which `late` or `begin` has work; infinity if only a reply can cause work."""
 
     def begin(self, now: float) -> Sequence[FarRequest]:
-        """The requests to send now."""
+        """Return the requests to send now."""
 
     def read(self, answer: Answer, now: float) -> Any:
-        """What an answer brings; nothing where it is an error, or is not of this protocol."""
+        """Decode a reply; the result is empty for an error or a message outside the protocol."""
 
     def answered(self, request: FarRequest, answer: Answer, came: Any, now: float) -> None:
-        """A request has ended by a reply, of which `came` was read, or by an error."""
+        """Process the end of a request: a reply, decoded to `came` by `read`, or an error."""
 
     def late(self, now: float, down: Collection[object]) -> Sequence[FarServer]:
-        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+        """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
 
     def leave_out(self, server: FarServer) -> None:
-        """It did not answer in time: calls go on without it."""
+        """Skip a server that did not answer in time: calls continue without the server."""
 
     def forget(self, server: FarServer) -> None:
-        """It is on no list any more."""
+        """Remove a server that is no longer on any list."""
 
     def clear(self) -> None:
-        """Another run is counted."""
+        """Discard received entries, because another run is counted now."""
 
     def want(self, wanted: Any) -> None:
-        """A call waits for this from now on; None: it has ended."""
+        """Set the request that a call waits for; None after the call has ended."""
 
     def take(self, versions: Mapping[str, int]) -> Sequence[Any]:
-        """What is wanted, if all of it is here; else nothing. `versions` are the newest of each topic."""
+        """Return the wanted entries if all have arrived, else nothing. `versions` has each topic's newest version."""
 
     def why_not(self) -> tuple[int, int, int, str]:
-        """What there is for the call that waits (entries, parts that are here, clients), and what it waits for."""
+        """Return available (entries, parts, clients) for the waiting call, and a text on the missing ones."""
 
 
 class FarServers(Protocol):
-    """The servers of one table."""
+    """Registry of the servers of one table."""
 
     @property
     def terms(self) -> TableTerms | None:
-        """What they say of the table; None until one has answered."""
+        """Facts that the servers reported about the table; None before the first answer."""
 
     @property
     def known(self) -> Sequence[FarServer]:
-        """All of them."""
+        """All servers of the table."""
 
     @property
     def there(self) -> Sequence[FarServer]:
-        """Those that are not left out."""
+        """Servers that are not skipped."""
 
     @property
     def meets_until(self) -> float:
-        """Until when an address that has not answered has its time."""
+        """Deadline for the first answer of an address."""
 
     def is_meeting(self, now: float) -> bool:
-        """Whether one has not answered yet, and still has its time."""
+        """Return True if an address has not answered yet and its deadline is not reached."""
 
     def differing(self) -> Sequence[FarServer]:
-        """Those that draw by other parameters than those of `terms`."""
+        """Return servers that draw by other parameters than those of `terms`."""
 
     def ask_soon(self) -> None:
-        """Have every address say at once what is true there: something may have changed."""
+        """Query the current state of every address at once, because the state may have changed."""
 
     def reported(self, server: FarServer, is_finished: bool) -> None:
-        """A server says whether the run is over."""
+        """Record a server's report of whether the run is over."""

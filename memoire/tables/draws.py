@@ -1,9 +1,8 @@
-"""A draw over the caches of several servers: `plan` shares a batch out over their clients, `finish` makes one batch of
-what they sent.
+"""Draws over the caches of several servers: `plan` shares a batch out over all clients, `finish` builds the batch.
 
-`caches` derives the rule, and follows it over the caches of one server.
+`caches` derives the rule, and applies the rule to the caches of one server.
 
-Samples that a draw took: how long they waited, and the container in which a server sends them to a reader.
+The module also packs the samples of a draw into the container that a server sends to a reader.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +31,11 @@ from .caches._draw import Clients, Frames, Picks, assemble
 
 
 def waits_of(picks: Picks, clock: float, *, in_order: bool = False) -> NDArray[np.float32]:
-    """Seconds float32 [B] for which the samples have been held: a cache says how old its entries were when it was made.
+    """Return float32 [B] seconds for which samples have been held. A cache states its entries' ages at its creation.
 
     Args:
-        clock: The pool's now.
-        in_order: As they were drawn, not as they lie in the batch.
+        clock: The pool's current time.
+        in_order: True: in the order of the draw, False: in the order of the batch.
     """
     arrived = np.empty(picks.size, np.float64)
     picks.arrivals(arrived, in_order)
@@ -45,8 +44,8 @@ def waits_of(picks: Picks, clock: float, *, in_order: bool = False) -> NDArray[n
 
 @lru_cache(maxsize=64)
 def most_bytes(drawn: ContainerLayout, samples: int) -> float:
-    """Bytes of the largest container of so many samples: no two have a frame in common. Infinity where the length of
-    values is theirs to say.
+    """Return the bytes of the largest container of this many samples, in which no two samples share a frame. Ragged
+    columns have no limit; the result is infinity.
     """
     if drawn.ragged:
         return float("inf")
@@ -55,7 +54,7 @@ def most_bytes(drawn: ContainerLayout, samples: int) -> float:
 
 
 class DistinctRows:
-    """Picked samples as they share frames and entries: each of these once, and where each sample has its own."""
+    """Distinct frames and entries of picked samples, with each sample's indices into them."""
 
     def __init__(self, picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> None:
         samples = picks.size
@@ -82,7 +81,7 @@ class DistinctRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the container that `pack_drawn` makes of them, without compression."""
+        """Bytes of the container that `pack_drawn` makes, without compression."""
         return container_bytes(self._drawn.core, *self.rows, self.elements)
 
 
@@ -97,15 +96,16 @@ def pack_drawn(
     page: Page | None = None,
     parts: DistinctRows | None = None,
 ) -> Payload:
-    """Picked samples as the container of a DRAWN message: frames once, each sample with its chance and its owner.
+    """Pack picked samples into the container of a DRAWN message: distinct frames, and each sample's chance and owner.
 
     Args:
         picks: From a pool of `layout`, not shuffled: a client's samples are side by side.
-        layout, drawn: Those of caches and of drawn containers under the same schema and parameters.
-        clock: The pool's now, so that ages are those of now; None: as they came.
-        compression: As of `build`, which the reader must have.
-        page: Of the reply, on which they have room without compression.
-        parts: What `DistinctRows` makes of the picks, if it was made already.
+        layout, drawn: Layouts of caches and of drawn containers under the same schema and parameters.
+        now: Unix seconds, written into the container.
+        clock: The pool's current time, to add the time in the pool to the ages; None: the ages as received.
+        compression: Codec as in `build`, which the reader must have.
+        page: Page of the reply. The samples have room on the page without compression.
+        parts: `DistinctRows` of the picks, if already computed.
     """
     parts = parts or DistinctRows(picks, layout, drawn)
     frames, entries = parts.frames, parts.entries
@@ -114,24 +114,24 @@ def pack_drawn(
     if page is not None and not page.may_expand(packed, parts.nbytes):
         packed = {}
     samples, frame_rows, owner_rows, entry_rows = parts.rows
-    made = Container(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
+    container = Container(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
     carried: dict[Part, NDArray[Any]] = {**parts.indices, Part.OWNER: parts.owner, Part.OWNERS: parts.owners}
     carried |= {Part.CHANCE: parts.chance, Part.POPULATION: parts.population}
-    made.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})
+    container.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})
     for i, form, source in _copied_blocks(layout, drawn):
         if i not in packed:
             distinct = entries if form.extent is RowCount.PER_ENTRY else frames
-            _fill_drawn(made.view(i), picks, distinct, source, form)
-    ages = made.array(Part.AGE, "<f4")
+            _fill_drawn(container.view(i), picks, distinct, source, form)
+    ages = container.array(Part.AGE, "<f4")
     if clock is not None and ages is not None:
         ages[:, 0] += waits_of(picks, clock, in_order=True)
-    return made.payload
+    return container.payload
 
 
 def _pack_picked(
     frames: Frames, layout: ContainerLayout, drawn: ContainerLayout, elements: dict[int, int], codec: int
 ) -> dict[int, tuple[int, bytes]]:
-    """The state columns of picked samples, compressed: block -> (codec, bytes)."""
+    """Return the compressed state columns of picked samples: block -> (codec, bytes)."""
     packed: dict[int, tuple[int, bytes]] = {}
     for i, form in enumerate(drawn.blocks if codec and frames.size else ()):
         size = elements.get(i, frames.size) * form.row_bytes
@@ -144,14 +144,14 @@ def _pack_picked(
 
 @lru_cache(maxsize=64)
 def _copied_blocks(layout: ContainerLayout, drawn: ContainerLayout) -> tuple[tuple[int, BlockSpec, int], ...]:
-    """The blocks of drawn containers whose rows are those of caches: (block, what it is, block in caches)."""
+    """Return the blocks of drawn containers that copy rows of caches: (block, its form, block in caches)."""
     forms = enumerate(drawn.blocks)
     copied = [(i, form) for i, form in forms if form.part not in OF_DRAWN and form.part not in layout.indices]
     return tuple((i, form, _same_block(layout, drawn, form)) for i, form in copied)
 
 
 def _same_block(layout: ContainerLayout, drawn: ContainerLayout, form: BlockSpec) -> int:
-    """Number in caches of a block of drawn containers."""
+    """Return the number of the block in caches that corresponds to this block of drawn containers."""
     block = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
     assert block is not None
     return block
@@ -167,38 +167,39 @@ def _fill_drawn(target: Payload, picks: Picks, distinct: Frames, source: int, fo
 
 
 MAX_BATCH: Final = (1 << 31) - 1
-"""Samples of one batch."""
+"""Maximum number of samples in a batch."""
 MAX_DRAWN: Final = 1 << 20
-"""Samples that a reader may take at once."""
+"""Maximum number of samples that a reader may draw with one request."""
 
 
 def check_count(samples: int) -> None:
-    """Refuse to draw more than `MAX_DRAWN` samples at once. Raises ProtocolError."""
+    """Raise ProtocolError if a request asks for more than `MAX_DRAWN` samples."""
     if samples > MAX_DRAWN:
-        raise ProtocolError("too_large", f"{samples} samples at once; {MAX_DRAWN} are allowed. Draw smaller batches")
+        raise ProtocolError(
+            "too_large", f"{samples} samples in one request; the limit is {MAX_DRAWN}. Draw smaller batches"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """A batch out of held caches."""
+    """Batch drawn from held caches."""
 
     gathered: GatheredSamples
     importance: NDArray[np.float32]
     """[B] in (0, 1]: (N P(i) N_k / N_c) ** -beta over `divisor`."""
     divisor: float
     left_out: float
-    """Share of all clients' weight that belongs to those which could not serve."""
+    """Share of all clients' weight that belongs to clients that could not serve."""
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays."""
+        """Bytes of the batch's arrays."""
         values = vars(self.gathered).values()
         columns = (column for value in values if isinstance(value, dict) for column in value.values())
         return sum(array.nbytes for array in (*values, *columns) if isinstance(array, np.ndarray))
 
     def parted(self, batch_size: int, is_global: bool) -> "Iterator[PooledBatch]":
-        """Cut this batch into batches of `batch_size` samples, which share its arrays. Samples that are left over, too
-        few for a batch, are left out.
+        """Yield batches of `batch_size` samples that share this batch's arrays. A smaller rest is omitted.
 
         Args:
             is_global: True: importance weights are divided by the largest one that any entry can have. False: by the
@@ -208,12 +209,12 @@ class PooledBatch:
             yield self.rows(slice(begin, begin + batch_size), is_global)
 
     def rows(self, rows: slice, is_global: bool) -> "PooledBatch":
-        """Some of the samples, in the same arrays; `is_global` as in `parted`."""
+        """Return some of the samples, in the same arrays; `is_global` as in `parted`."""
         importance, divisor = _divided(self.importance[rows], self.divisor, is_global)
         return PooledBatch(self.gathered.rows(rows), importance, divisor, self.left_out)
 
     def joined(self, newer: "PooledBatch", is_global: bool) -> "PooledBatch":
-        """These samples and newer ones of the same table behind them, in new arrays; `is_global` as in `parted`."""
+        """Return these samples followed by newer ones of the same table, in new arrays; `is_global` as in `parted`."""
         divisor = max(self.divisor, newer.divisor)
         parts = [each.importance * np.float32(each.divisor / divisor) for each in (self, newer)]
         importance, divisor = _divided(np.concatenate(parts), divisor, is_global)
@@ -221,12 +222,14 @@ class PooledBatch:
         return PooledBatch(gathered, importance, divisor, newer.left_out)
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
-        """What a learner gets; `update` is its `update_priorities`, given ids (`batch.ID`) and TD errors, both [B]."""
+        """Return the `Batch` for a learner. Its `update_priorities` calls `update` with ids (`batch.ID`) and TD errors,
+        [B].
+        """
         return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
 
 
 def _divided(importance: NDArray[np.float32], divisor: float, is_global: bool) -> tuple[NDArray[np.float32], float]:
-    """Importance by the largest one in the batch, unless it is global, and what it is divided by."""
+    """Divide importance by the largest one in the batch, unless `is_global`; return importance and the new divisor."""
     if is_global:
         return importance, divisor
     most = float(importance.max())
@@ -236,11 +239,11 @@ def _divided(importance: NDArray[np.float32], divisor: float, is_global: bool) -
 def arrays_for(
     schema: Schema, layout: ContainerLayout, samples: int, out: Mapping[str, NDArray[Any]] | None
 ) -> GatheredSamples:
-    """Arrays for a batch of B samples: the caller's [B, ...], or new ones. Raises ParameterError: one does not fit."""
-    made = layout.allocate(samples)
+    """Return arrays for B samples: the caller's [B, ...], or new ones. Raise ParameterError if one does not fit."""
+    arrays = layout.allocate(samples)
     if out is not None:
-        place(schema, made, out)
-    return made
+        place(schema, arrays, out)
+    return arrays
 
 
 def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
@@ -253,15 +256,15 @@ def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
         reward = None
     facts = out.discount, out.steps, out.weight, out.ids, out.age, out.model_version
     picks.gather(arrays, reward, *facts)
-    longest: dict[str, int] = {}  # both sides are as wide as the longest value of both, and at least 1
+    longest: dict[str, int] = {}  # the longest value of both sides, at least 1, is the width of both
     lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
     for i, (side, name, shape, _, _) in enumerate(layout.ragged_outputs):
         lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)
         longest[name] = max(longest.get(name, 1), picks.gather_lengths(i, lengths))
     for i, (side, name, shape, dtype, element) in enumerate(layout.ragged_outputs):
-        made = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
-        picks.gather_padded(i, longest[name], made)
-        (out.prev if side == "prev" else out.next)[name] = made
+        padded = _core.empty((picks.size, *shape, longest[name], *(element or ())), dtype)
+        picks.gather_padded(i, longest[name], padded)
+        (out.prev if side == "prev" else out.next)[name] = padded
     if out.mask is not None:
         sequence_mask(burn_in, out.steps, out.mask)
 
@@ -274,10 +277,10 @@ def gathered_from(
     gathered: GatheredSamples,
     clock: float | None = None,
 ) -> PooledBatch:
-    """The batch of these samples, copied into the arrays of `gathered` without the GIL, with importance by `beta`.
+    """Return the batch of the picks, copied into `gathered` without the GIL, with importance computed by `beta`.
 
     Args:
-        clock: The pool's now, so that ages are those of now; None: as they came.
+        clock: The pool's current time, to add the time in the pool to the ages; None: the ages as received.
     """
     gather(picks, layout, gathered)
     if clock is not None:
@@ -291,19 +294,19 @@ def gathered_from(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a reader asks each server for, and what it needs to know when the samples are there."""
+    """Requests of a reader to each server, and the facts that `finish` needs."""
 
     counts: list[NDArray[np.void]]
-    """For each server rows of `rows.CLIENT_COUNTS`; no row where nothing is wanted."""
+    """Rows of `rows.CLIENT_COUNTS` for each server; no rows for a server that is not asked."""
     asked: dict[bytes, tuple[float, float]]
-    """Of each client that samples are asked of: pi_c and N_c."""
+    """pi_c and N_c of each client that samples are requested from."""
     population: float
     left_out: float
     rarest: float
-    """Smallest N P(i) that an entry of the serving clients can have; inf where no minimum is known."""
+    """Smallest N P(i) that an entry of the serving clients can have; inf if no minimum is known."""
 
     def checked(self, drawn: HeldCache) -> HeldCache:
-        """What a server sent. Raises ProtocolError (code "client"): a sample is of a client that was not asked for."""
+        """Return a server's container. Raise ProtocolError (code "client") if a sample's client was not asked."""
         if not self.asked.keys() >= set(_owners_of(drawn)):
             raise ProtocolError("client", "a drawn container has samples of a client that was not asked for")
         return drawn
@@ -315,13 +318,13 @@ def _owners_of(drawn: HeldCache) -> list[bytes]:
 
 
 def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> Plan | None:
-    """How many samples to ask of which client of which server, by the pool's own rule: None where there are too few.
+    """Return the samples to request from each server's clients, by the pool's own rule, or None if there are too few.
 
     Args:
-        tables: Rows of `rows.CLIENT_SUMS` of each server, as they are now. A client of two servers counts once,
-            with the sums that are newest.
+        tables: Current rows of `rows.CLIENT_SUMS` of each server. A client of two servers counts once, with its newest
+            sums.
         samples: At least 1.
-        fraction: A random number in [0, 1), the offset of systematic sampling.
+        fraction: Random number in [0, 1), the offset of systematic sampling.
     """
     clients = Clients(list(tables), int(fraction * (1 << 53)))
     if not clients.plan(samples, fraction):
@@ -332,24 +335,23 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
 
 
 def finish(
-    made: Plan,
+    plan: Plan,
     drawn: Sequence[HeldCache],
     layout: ContainerLayout,
     parameters: Parameters,
     seed: int,
     beta: float,
 ) -> PooledBatch:
-    """The batch out of what the servers sent: DRAWN containers of `layout` (kind DRAWN), checked by `Plan.checked`,
-    shuffled by `seed`, its importance made with exponent `beta`.
-
-    A server that had less than it was asked for makes the batch smaller; every sample that is there is weighed right.
+    """Return the batch made of DRAWN containers of `layout` (kind DRAWN), checked by `Plan.checked`.
+    The order is shuffled by `seed`; importance has the exponent `beta`. If a server sends fewer samples than requested,
+    the batch is smaller; the importance of its samples is still exact.
     """
     shares, newest = [], []
     for held in drawn:
-        known = np.array([made.asked[owner] for owner in _owners_of(held)])
+        known = np.array([plan.asked[owner] for owner in _owners_of(held)])
         shares.append(np.ascontiguousarray(known[:, 0]))
         newest.append(np.ascontiguousarray(known[:, 1]))
     picks = assemble(
-        layout.core, list(drawn), shares, newest, made.population, made.left_out, made.rarest, seed & (2**64 - 1)
+        layout.core, list(drawn), shares, newest, plan.population, plan.left_out, plan.rarest, seed & (2**64 - 1)
     )
     return gathered_from(picks, layout, parameters, beta, layout.allocate(picks.size))

@@ -1,17 +1,16 @@
-"""What a table holds, looked at without touching it: how weights and ages are spread, and one sample as a learner would
-get it. Pure.
+"""Read-only inspection of a table: distributions of weights and ages, a sample as a learner gets it, and freshness.
 
-Nothing is counted for this while samples come and go: whoever asks has a part of what is held looked at, at most
-`MAX_INSPECTED` samples, so that it takes milliseconds however much there is.
+No counters are kept for inspection while samples come and go. Each query examines at most `MAX_INSPECTED` samples, so
+that a query takes milliseconds for a table of any size.
 
-The effective size of a memory is 1 / sum p**2, p being the chances of its entries: as many entries as are alike in a
-memory of the same chance to draw the same entry twice. It is the number of entries where all chances are alike, and 1
-where one entry has all of them. (The inverse of Simpson's index; Hill, Diversity and evenness, Ecology 1973, N_2. With
-p = w / sum w it is Kish's effective sample size, 1965.) Where only drawn samples are there, the mean of their p is
-sum p**2: each entry comes with chance p.
+The effective size of a memory is 1 / sum p**2, p being the chances of its entries. It is the size of a memory with
+equal chances in which two draws meet in one entry equally often: the number of entries if all chances are equal, and 1
+if one entry has all of the chance. (The inverse of Simpson's index; Hill, Diversity and evenness, Ecology 1973, N_2.
+With p = w / sum w it is Kish's effective sample size, 1965.) The mean of p over drawn samples is sum p**2, because each
+entry is drawn with chance p.
 
-How fresh drawn samples are: their ages and weights, and how many models ago they were recorded. A batch is looked at
-now and then, so that it costs little.
+Freshness of drawn samples: ages, weights, and the number of newer models. Only a batch now and then is examined, so
+that the cost is small.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ from memoire.replay.batch import Batch, GatheredSamples, PriorityUpdate
 from memoire.replay.schema import Schema
 
 PER_TEN = 8
-"""Buckets of a histogram between 1 and 10, and so on."""
+"""Histogram buckets per factor of ten."""
 MAX_BUCKET = 12 * PER_TEN
-"""Beyond 1e-12 and 1e12 everything lies in the last bucket."""
+"""Highest bucket number: values below 1e-12 or above 1e12 lie in the first or the last bucket."""
 MAX_SPECIMEN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values lie where: in bucket k from 10 ** (k / 8) up to where the next one begins. Those of several
-    tables can be added up.
+    """Histogram over logarithmic buckets: bucket k begins at 10 ** (k / 8). Histograms of several tables can be added
+    up.
     """
 
     first: int
-    """k of the first of `counts`."""
+    """Number k of the first bucket in `counts`."""
     counts: tuple[int, ...]
     zeros: int
-    """Values that are 0."""
+    """Number of values that are 0."""
     least: float
     greatest: float
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Histogram:
-        """Of finite numbers [N] that are not negative."""
+        """Return the histogram of finite numbers [N] that are not negative."""
         some = np.asarray(values, np.float64)
         above = some[some > 0.0]
         ends = (float(some.min()), float(some.max())) if len(some) else (0.0, 0.0)
@@ -65,89 +64,88 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How what is held is spread."""
+    """Distribution of weights and ages in a table."""
 
     looked: int
-    """Samples, or entries of episodes, that were looked at."""
+    """Number of samples, or entries of episodes, that were examined."""
     held: int
-    """And that could be drawn."""
+    """Number of samples or entries that could be drawn."""
     population: float
-    """Entries that they stand for: those of positive weight in the clients' memories, or here."""
+    """Number of entries that the samples represent: all of positive weight in the clients' memories, or in the table.
+    """
     total_weight: float
-    """Of the population."""
+    """Total weight of the population."""
     effective: float | None
-    """Effective size of the population; None where nothing can be drawn."""
+    """Effective size of the population; None if nothing can be drawn."""
     weights: Histogram
-    """Of what was looked at: samples in caches came in proportion to them already."""
+    """Weights of the examined samples. Samples in caches were already drawn in proportion to their weights."""
     ages: Histogram
     """Seconds since the entries were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where an entry stands among those that can be looked at, and what a learner said of it."""
+    """Position of an entry in its episode or among its client's samples, and its last reported TD error."""
 
     earlier: int | None = None
-    """Number of the one before: in its episode, or of its client's held samples where no episode is known."""
+    """Number of the previous entry in the episode, or of the client's previous sample if the episode is unknown."""
     later: int | None = None
-    """And of the one after."""
+    """Number of the next entry, as for `earlier`."""
     step: int | None = None
-    """Its place in its episode, from 1; None where no episode is known."""
+    """Position in the episode, from 1; None if the episode is unknown."""
     episode: int | None = None
-    """Entries of its episode; None where the server does not know."""
+    """Number of entries in the episode; None if the server does not know the number."""
     td_error: float | None = None
-    """Size of the TD error that a learner reported last; None where none did, or its client alone knows."""
+    """Absolute TD error that a learner reported last; None without a report, or if only the client knows the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedSample:
-    """One sample, to be looked at."""
+    """One sample with its facts, prepared for display."""
 
     arrays: dict[str, NDArray[Any]]
-    """A sample's part of each array, under its name in a batch."""
+    """The sample's part of each array, by the array's name in a batch."""
     axes: dict[str, int]
-    """How many axes each has before those of its column: frames of a stack, entries of a sequence."""
+    """Number of axes in front of the column's own axes: frames of a stack, entries of a sequence."""
     client: str
-    """Whose it is, in hex: a client's, or that of the server's memory of episodes."""
+    """Owner id in hex: the id of a client, or of the server's memory of episodes."""
     number: int
-    """The entry's."""
+    """Number of the entry at its owner."""
     age: float
     """Seconds since the entry was recorded."""
     weight: float
     probability: float
-    """P(i): its chance at each draw."""
+    """P(i), the chance of the entry at each draw."""
     importance: float
-    """(N P(i)) ** -beta, before it is divided by the batch's largest: 1 is an entry of the mean chance."""
+    """(N P(i)) ** -beta, before the division by the batch's largest value; 1 for an entry of mean chance."""
     model_version: int
-    """Of the model that acted; 0: nobody said."""
+    """Version of the model that acted; 0 if the actor did not report a version."""
     model_lag: int | None
-    """Versions between that one and the newest; None where no model was published, or nobody said."""
+    """Versions between the acting model and the newest; None if either version is unknown."""
     place: EntryPlace
-    """Among its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeekedSample:
-    """A sample that was copied and not taken."""
+    """Copy of a sample that remains in the pool."""
 
     gathered: GatheredSamples
-    """It alone."""
+    """Arrays of this one sample."""
     probability: float
     population: float
-    """N: entries of positive weight."""
+    """N, the number of entries of positive weight."""
     beta: float
     place: EntryPlace = EntryPlace()
-    """Among its neighbours."""
 
     def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> InspectedSample | None:
-        """What there is to see of it; None if it has more than `byte_limit` bytes.
+        """Return the sample prepared for display, or None if its arrays have more than `byte_limit` bytes.
 
         Args:
-            newest: Newest version of a model; 0: there is none.
+            newest: Newest version of a model; 0 if there is no model.
         """
         gathered, one = self.gathered, self.gathered.ids[0]
         batch = Batch(schema, gathered, np.ones(1, np.float32), _refuse)
-        arrays = {name: array[0] for name, array in batch.items() if len(array) and name not in _TOLD}
+        arrays = {name: array[0] for name, array in batch.items() if len(array) and name not in _NOT_ARRAYS}
         if sum(array.nbytes for array in arrays.values()) > byte_limit:
             return None
         version = int(gathered.model_version[0])
@@ -166,11 +164,11 @@ class PeekedSample:
         )
 
 
-_TOLD = ("ids", "age", "model_version", "importance")  # in words beside the arrays
+_NOT_ARRAYS = ("ids", "age", "model_version", "importance")  # other fields of InspectedSample
 
 
 def _refuse(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
-    raise AssertionError("a sample that is only looked at has no priority to be set")
+    raise AssertionError("the priority of an inspected sample cannot be set")
 
 
 def _axes(array: NDArray[Any], name: str, schema: Schema) -> int:
@@ -179,14 +177,14 @@ def _axes(array: NDArray[Any], name: str, schema: Schema) -> int:
 
 
 SAMPLE_INTERVAL = 0.5
-"""Seconds between two looks at how fresh a batch is."""
+"""Minimum seconds between two examined batches."""
 PARTS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Parts of a batch whose greatest age and weight are kept."""
+"""Quantiles of ages and weights that are kept of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFreshness:
-    """How fresh the samples of recent batches are; None where that is not known."""
+    """Freshness of the samples of recent batches; None if a figure is unknown."""
 
     # fmt: off
     age_median: Annotated[float | None, gauge("sample_age_median_seconds", "Age of samples",
@@ -199,7 +197,7 @@ class SampleFreshness:
     lag_mean: Annotated[float | None, gauge("sample_model_lag_mean", "Models behind", "Mean of model versions between "
         "acting and learning, in a recent batch.", formula="newest version - version that acted", docs="on-policy.md",
         adds="max", curve=True)] = None
-    """None where no model was published."""
+    """Mean lag in versions; None if no model was published."""
     lag_max: Annotated[float | None, gauge("sample_model_lag_max", "Most models behind",
         "Most model versions between acting and learning, in a recent batch.", adds="max", curve=True)] = None
     left_out: Annotated[float | None, gauge("left_out_ratio", "Weight left out", "Share of all weight that a recent "
@@ -211,31 +209,31 @@ class SampleFreshness:
         "Effective size of a recent batch as a share of its samples: 100 % means that all samples count alike by their "
         "importance.", formula="(Σ importance)² ÷ (B Σ importance²)", docs="sampling.md", adds="min",
         curve=True)] = None
-    """Kish, 1965."""
+    """Effective sample size over batch size (Kish, 1965)."""
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness(SampleFreshness):
-    """How fresh the samples of one recent batch were."""
+    """Freshness of the samples of one recent batch."""
 
     ages: tuple[float, ...]
-    """Ages that `PARTS` of the samples stay below, in seconds."""
+    """Quantiles of the samples' ages in seconds, at `PARTS`."""
     weights: tuple[float, ...]
-    """Weights that `PARTS` of the samples stay below: what they were drawn in proportion to."""
+    """Quantiles at `PARTS` of the weights that the samples were drawn in proportion to."""
 
 
 class FreshnessMonitor:
-    """Looks at a batch now and then: at most one in `SAMPLE_INTERVAL` seconds, so that drawing is not slowed down."""
+    """Monitor that examines at most one batch in `SAMPLE_INTERVAL` seconds, so that draws stay fast."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = float("-inf")
         self.newest: Freshness | None = None
-        """Of the newest batch that was looked at."""
+        """Freshness of the last examined batch; None before the first."""
 
     def is_due(self, now: float) -> bool:
-        """Whether to look at this batch; the caller does, then."""
+        """Return True if the caller must examine this batch now."""
         if now < self._next:
             return False
         with _core.Held.within(self._lock, 0.0) as is_mine:
@@ -244,11 +242,11 @@ class FreshnessMonitor:
             return is_mine
 
     def saw(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
-        """Keep what this batch shows: its importance is [B]; `newest` is the newest version of a model."""
+        """Record the freshness of a batch: importance is [B], `newest` is the newest version of a model."""
         self._keep(drawn.age, drawn.model_version, drawn.weight, importance, left_out, newest)
 
     def took(self, age: NDArray[Any], model_version: NDArray[Any], newest: int) -> None:
-        """Keep what a take of rollouts shows: ages and versions of its entries [N], each of which counts alike."""
+        """Record the freshness of taken rollouts from ages and versions of the entries [N]; each entry counts alike."""
         alike = np.ones(len(age), np.float32)
         self._keep(age, model_version, alike, alike, 0.0, newest)
 

@@ -1,11 +1,11 @@
-"""What pools of tables are made of: a lock and the wait of those who draw, and clients that were heard lately.
+"""Base classes of table pools: a lock with a condition for waiting draws, and a registry of live clients.
 
     with waiter.lock:                                     with waiter.lock:
         drawn = draw(now)                                     add(cache)
         while drawn is None and waiter.wait(deadline):        waiter.tell()
             drawn = draw(clock())
 
-What decides about caches, readers or episodes is called under the lock and knows nothing of it.
+Code that decides about caches, readers or episodes runs under the lock and does not use the lock itself.
 """
 
 from __future__ import annotations
@@ -27,67 +27,67 @@ from .inspection import Distribution, Histogram
 
 
 class PoolLock:
-    """One lock, and what happens under it that others wait for."""
+    """Lock of a pool, with a condition on which draws wait for changes."""
 
     def __init__(self) -> None:
         self.told = _core.Condition()
-        """Of this it is the lock; where each call counts, for `_core.Held`."""
+        """Condition that owns the lock. Hot paths pass the condition to `_core.Held` themselves."""
         # Everything below belongs to the lock.
         self.waiting = 0
-        """Threads that wait now."""
+        """Number of threads that wait now."""
         self.changes = 0
-        """How often something was told."""
+        """Number of calls of `tell`."""
         self.is_closed = False
 
     @property
     def lock(self) -> _core.Held:
-        """The lock, let go of wherever an interrupt comes."""
+        """Context manager that holds the lock, and releases the lock even if a signal interrupts the thread."""
         return self.told.held()
 
     def tell(self) -> None:
-        """Have those who wait look again: something else may be drawn than before. Call it under the lock."""
+        """Wake the waiting threads, because a draw may now have another result. Call under the lock."""
         self.changes += 1
         if self.waiting:
             self.told.notify_all()
 
     def wait(self, deadline: float, at_most: float = math.inf) -> bool:
-        """Give the lock up until something is told, `at_most` seconds have passed or the deadline is there; then the
-        caller looks again. False, at once, where the deadline has passed.
+        """Release the lock until `tell` is called, `at_most` seconds have passed or the deadline is reached. Return
+        False at once if the deadline has passed, else True: the caller then tries the draw again.
 
         Args:
             deadline: On the clock of `time.monotonic`.
         """
-        left = deadline - time.monotonic()
-        if left <= 0.0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0.0:
             return False
         self.waiting += 1
         try:
-            self.told.wait(min(left, at_most))
+            self.told.wait(min(remaining, at_most))
         finally:
             self.waiting -= 1
         return True
 
     def check_open(self) -> None:
-        """Raises Closed after `close`."""
+        """Raise Closed after `close` was called."""
         if self.is_closed:
             raise Closed("the pool")
 
     def close(self) -> None:
-        """Wake everyone; what they ask for from now on raises Closed. Call it under the lock."""
+        """Wake all waiting threads; later calls raise Closed. Call under the lock."""
         self.is_closed = True
         self.tell()
 
 
 EXPIRY_INTERVAL: Final = 1.0
-"""Seconds between two looks for silent clients and readers of caches."""
+"""Minimum seconds between two searches for silent clients and readers of caches."""
 
 
 class LastingPool(TablePool):
-    """Clients count while they are heard. Thread-safe.
+    """Pool whose content stays after its clients leave; clients are counted while they send messages. Thread-safe.
 
     Args:
-        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
-        clock: Seconds that only grow.
+        client_timeout: Seconds of silence after which a client is no longer counted. The client's data stays.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(self, client_timeout: float, clock: Callable[[], float]) -> None:
@@ -96,30 +96,30 @@ class LastingPool(TablePool):
         self._clients: PeerTable[bytes, None] = PeerTable("clients", 1 << 62, client_timeout)  # under the waiter's lock
 
     def check_parameters(self, parameters: Parameters) -> None:
-        """Any fit: what is held is as it was recorded."""
+        """Accept any parameters, because content is held as recorded."""
 
     def saw_model(self, version: int) -> None:
-        """What is held knows of no model."""
+        """Ignore model versions, because the content refers to no model."""
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """Nothing is looked at."""
+        """Return an empty distribution with the number of entries; no sample is examined."""
         nothing = Histogram.of(np.empty(0))
         return Distribution(0, self.entries(), 0.0, 0.0, None, nothing, nothing)
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: what is held says all."""
+        """Return an empty state, because the records contain everything."""
         return {}
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Nothing goes on beside what is put back."""
+        """Ignore the state, because the records contain everything."""
 
     def close(self) -> None:
-        """Wake everyone who waits (they raise Closed). Closing again does nothing."""
+        """Wake all waiting threads, which raise Closed. Closing again does nothing."""
         with self._waiter.lock:
             self._waiter.close()
 
     def heard(self, client_id: bytes) -> None:
-        """A sign of life."""
+        """Record a sign of life of a client."""
         with self._waiter.lock:
             self._hear(client_id)
 
@@ -129,12 +129,12 @@ class LastingPool(TablePool):
         self._clients.expire(now)
 
     def goodbye(self, client_id: bytes) -> None:
-        """A client has ended; what it sent stays."""
+        """Unregister a client that has ended; the client's data stays."""
         with self._waiter.lock:
             self._clients.pop(client_id)
 
     def expire(self) -> int:
-        """Stop counting clients that were silent for `client_timeout`; returns how many. What they sent stays."""
+        """Expire clients that were silent for `client_timeout` and return their number; their data stays."""
         with self._waiter.lock:
             before = len(self._clients)
             self._clients.expire(self._clock())

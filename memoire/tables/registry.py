@@ -1,4 +1,4 @@
-"""Kinds of tables: what each says of itself, what answers for its tables may know of their server, and how it is found.
+"""Registry of kinds of tables: the interface of a kind, the server's view for handlers, and the lookup by name.
 
     Table(storage="rollouts") ──▶ named("rollouts") ──▶ KIND of memoire.tables.rollouts
     Table(storage="stack")    ──▶ named("stack")    ──▶ add(kind), or an entry point "stack" of the group memoire.tables
@@ -6,10 +6,10 @@
     Kind ──▶ Table: settings, checks     a server: pool, handlers, records     a client: actor side
 
     request ──▶ the server's dispatcher ──▶ Handler(now, header, body, payload) ──▶ Reply
-    └ Desk: which table, how large a reply, which life of the server
+    └ Desk: the table, the size of a reply, the start number of the server
 
-A kind is loaded when its name is first said, and its sides when they are needed. Others ask `Kind`, or a table for what
-its pool can do (`base`): only a kind's own package names it.
+A kind is loaded at the first use of its name, and its sides are loaded at their first use. Other modules ask `Kind`, or
+a table for the capabilities of its pool (`base`); only a kind's own package names the kind.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ C = TypeVar("C")
 
 
 class Reply(NamedTuple):
-    """Body and payload of an answer, and the header's fields that differ from the request's."""
+    """Body and payload of a reply, and the header fields that differ from the request's header."""
 
     body: messages.Body
     payload: Any = None
     changed: Mapping[str, int] = {}
     until_saved: bool = False
-    """Whether it must not leave before what it says is on disk, if the server saves anything."""
+    """True if the reply must wait until its content is on disk, if the server has a store."""
 
 
 Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
@@ -56,54 +56,54 @@ Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
 
 
 class AskedTable(Protocol):
-    """What an answer may know of a table."""
+    """View of a table for request handlers."""
 
     limiter: Limiter
 
     def asked(self, capability: type[C], what: str) -> C:
-        """Its pool, which can do this. Raises ProtocolError if it cannot; `what` names the message."""
+        """Return the pool if it has this capability, else raise ProtocolError; `what` names the message."""
 
 
 class Desk(Protocol):
-    """What an answer may know of its server. Nothing here changes what the lock of the server's dispatcher guards."""
+    """View of the server for request handlers. No handler changes state that the dispatcher's lock guards."""
 
     epoch: int
-    """Number of this start of the server."""
+    """Number of this start of the server, to tell restarts apart."""
     limits: Limits
     requests: ByteHolder
-    """What a request takes while it is answered."""
+    """Holder of the bytes that a request needs while it is answered."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over."""
+        """True if the run is over."""
 
     def table(self, header: MessageHeader) -> AskedTable:
-        """The table that a header names. Raises ProtocolError if there is none, or it has another schema."""
+        """Return the table that a header names. Raise ProtocolError if the table is unknown or its schema differs."""
 
     def page(self, client: bytes, kind: types.Type) -> Page:
-        """An empty reply of this type to a client: a part of what a message may have, the rest is for the next one."""
+        """Return an empty reply of this type to a client, limited to a part of a message's bytes."""
 
 
-def loaded(place: str) -> Any:
-    """The object that "module:name" names."""
-    module, _, name = place.partition(":")
+def loaded(path: str) -> Any:
+    """Return the object that "module:name" names, after importing the module."""
+    module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class TableSettings(Protocol):
-    """What a kind reads of a `Table`."""
+    """Settings of a `Table` that a kind reads."""
 
     @property
     def schema(self) -> Schema:
-        """What an entry is."""
+        """Columns of the table's entries."""
 
     @property
     def parameters(self) -> Parameters:
-        """Those that it begins with."""
+        """Parameters at the table's creation."""
 
     @property
     def capacity(self) -> int:
-        """Entries that there is room for."""
+        """Maximum number of entries in the table."""
 
     @property
     def cache_limit(self) -> int:
@@ -111,48 +111,46 @@ class TableSettings(Protocol):
 
     @property
     def client_capacity(self) -> int:
-        """Entries that each client's memory has room for."""
+        """Maximum number of entries in each client's memory."""
 
     @property
     def on_full(self) -> str:
-        """What happens where it is full."""
+        """Behaviour of a full table: "wait" or "oldest"."""
 
     @property
     def own(self) -> Any:
-        """Those that only tables of this kind have: an object of `Kind.settings`; None if it has none."""
+        """Settings that only tables of this kind have: an object of `Kind.settings`, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlace:
-    """Where a pool is made: in which table of which server."""
+    """Server-side arguments for creating a pool: table name, limits and seed."""
 
     name: str
-    """The table's."""
     byte_limit: int
-    """Bytes that it may hold at first."""
+    """Initial maximum number of bytes that the pool may hold."""
     limits: Limits
-    """The server's."""
     seed: int | None
-    """Of its draws; None is a random one."""
+    """Seed of the pool's draws; None for a random one."""
 
 
 class PushLimits(NamedTuple):
-    """Bytes that a push to a table may have."""
+    """Maximum sizes of a push to a table, in bytes."""
 
     push_bytes: int
-    """Of a message now."""
+    """Current maximum size of a message."""
     message_bytes: int
-    """Of a message to a server that began with larger ones."""
+    """Maximum size of a message if the server starts with larger messages."""
     byte_limit: int | None = None
-    """That the table may hold, if that limits a push, too."""
+    """Maximum bytes of the table, if they limit a push too."""
 
     def check(self, counted: tuple[str, int, str, str], size_of: Callable[[int], int], most: Mapping[str, int]) -> None:
-        """Refuse so much in a message that it has more bytes than one of `most` allows.
+        """Raise ParameterError if a message with this count of items exceeds one of the sizes in `most`.
 
         Args:
-            counted: The parameter that says how much, its value, what is counted, and one of it.
-            size_of: Bytes of so much.
-            most: Bytes, by the name of their limit.
+            counted: Name of the parameter that sets the count, its value, and the items' names in plural and singular.
+            size_of: Function that returns the bytes of a count.
+            most: Maximum bytes, by the name of the limit.
         """
         name, count, what, one = counted
         limit, allowed = min(most.items(), key=itemgetter(1))
@@ -160,140 +158,139 @@ class PushLimits(NamedTuple):
             return
         fitting = layout.most_fitting(size_of, allowed)
         if fitting < 1:
-            raise ParameterError(limit, allowed, f"at least {size_of(1)}, which one {one} takes")
-        taken = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
-        where = f"{name}={fitting} is an argument of every server, of Table and of configure"
-        larger = f"{limit} larger; {where}"
+            raise ParameterError(limit, allowed, f"at least {size_of(1)}, the bytes of one {one}")
+        reason = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
+        advice = f"pass {name}={fitting} to the server, Table or configure"
+        larger = f"{limit} must be larger"
         if limit == "message_bytes" and allowed < self.message_bytes:
-            taken = f"{count} {what} take {size_of(count)} bytes, and a push to this server at most {allowed}"
-            larger = f"a server that begins with {name}={count}"
-        raise ParameterError(name, count, f"at most {fitting} ({taken}), or {larger}")
+            reason = f"{count} {what} take {size_of(count)} bytes, and a push to this server has at most {allowed}"
+            larger = f"the server must start with {name}={count}"
+        raise ParameterError(name, count, f"at most {fitting} ({advice}), or {larger}, because {reason}")
 
 
 ONLY_AGAIN: Final = {
-    "samples_per_insert_tolerance": "None with storage={0!r}: capacity says how far actors may be ahead",
-    "min_size": "0 with storage={0!r}: take(steps) and draw(step, groups) wait for what they need",
-    "max_times_sampled": "0 with storage={0!r}: each entry is handed out once",
-    "sequence_length": "0 with storage={0!r}: fragments and answers are sequences already",
+    "samples_per_insert_tolerance": "None with storage={0!r}, because capacity limits how far actors may be ahead",
+    "min_size": "0 with storage={0!r}, because take(steps) and draw(step, groups) wait for the entries they need",
+    "max_times_sampled": "0 with storage={0!r}, because each entry is handed out once",
+    "sequence_length": "0 with storage={0!r}, because fragments and answers are already sequences",
 }
-"""Parameters of samples that are drawn again, or paced, and what is expected of them where entries are taken once."""
+"""Expected values of parameters for repeated or paced sampling, in tables that hand each entry out once."""
 
 
 class Kind:
-    """What is said of a kind of table where no table needs to be loaded. Its sides are named "module:name", and each
-    process loads those that it needs.
+    """Description of a kind of table, available without loading any table code. Sides of a kind are named
+    "module:name"; each process loads only the sides that it needs.
     """
 
     name: ClassVar[str]
-    """As `storage` says it."""
+    """Name of the kind in the setting `storage`."""
     holds: ClassVar[str]
-    """What a table holds, as its figures call it."""
+    """Plural noun for the held items in the figures' texts."""
     unit: ClassVar[str] = "entries"
-    """What is drawn or taken of that, as its figures call it."""
+    """Plural noun for the drawn or taken items in the figures' texts."""
     room: ClassVar[str] = "entries"
-    """What `capacity` counts, as its figures call it."""
-    weighed: ClassVar[str] = "Of what is held."
-    """What the weights are whose spread is shown, as a sentence."""
+    """Plural noun for the items that `capacity` counts, in the figures' texts."""
+    weighed: ClassVar[str] = "Weights of the held items."
+    """Sentence that explains the weights in a table's distribution."""
     counted: ClassVar[tuple[str, ...]] = ()
-    """Settings of a table that follow from others if they are not given."""
+    """Settings of a table that are derived from other settings if omitted."""
     pool: ClassVar[str]
-    """The class of its pools, at a server."""
+    """Class of the kind's pools, at a server."""
     figures: ClassVar[str] = ""
-    """The class of the figures that only its tables have (`PoolStats.own`)."""
+    """Class of the figures that only this kind has (`PoolStats.own`)."""
     saved: ClassVar[str] = ""
-    """The records of a snapshot that are its own, "module:class class"."""
+    """Classes of the kind's own snapshot records, "module:class class"."""
     answers: ClassVar[str] = ""
-    """What its server answers: a function of a `Desk` that returns a `Handler` for each body."""
+    """Function that maps a `Desk` to the server's `Handler` for each body of the kind."""
     actor: ClassVar[str] = ""
-    """Its `ActorSide`, at a client; "" if clients push nothing to it."""
+    """The kind's `ActorSide`, at a client; "" if clients push nothing to the table."""
     settings: ClassVar[str] = ""
-    """A dataclass or Struct of the settings that only its tables have. It says what it is made of by `making(schema)`,
-    and `check(schema, parameters)` refuses values."""
+    """Dataclass or Struct of the settings that only this kind has. Its `making(schema)` returns the values that content
+    is made with, and `check(schema, parameters)` raises ParameterError for bad values.
+    """
     offers: ClassVar[tuple[str, ...]]
-    """What its pool can do: names of the classes that it derives from, of `base` or of the kind's own."""
+    """Capabilities of the kind's pool: names of base classes, from `base` or from the kind's package."""
     instead: ClassVar[str] = "get_batch(batch_size)"
-    """How a learner gets what is held."""
+    """Call by which a learner gets the content, for error messages."""
     far: ClassVar[str] = ""
-    """What a learner far away asks of it beside draws: a `calls.FarSide`."""
+    """The `calls.FarSide` of a remote learner, for requests other than draws."""
     no_pushes: ClassVar[str] = ""
-    """Why nothing is pushed to it, where nothing is."""
+    """Reason why clients push nothing to the table, or ""."""
     is_once: ClassVar[bool] = False
-    """Whether each entry is handed out once."""
+    """True if each entry is handed out once."""
     may_wait: ClassVar[bool] = False
-    """Whether those who bring something may wait for room (`on_full`)."""
+    """True if producers may wait for room (`on_full`)."""
     has_rollouts: ClassVar[bool] = False
-    """Whether `rollout_length` has a meaning."""
+    """True if `rollout_length` applies to the kind."""
     has_columns: ClassVar[bool] = True
-    """Whether its entries have columns that a schema names."""
+    """True if a schema names the columns of the entries."""
     why_whole: ClassVar[str] = ""
-    """Why a snapshot of it cannot be shared out among servers, where it cannot."""
+    """Reason why a snapshot of the table cannot be shared out among servers, or ""."""
 
     def pool_class(self) -> type[Any]:
-        """The class of its pools."""
-        found: type[Any] = loaded(self.pool)
-        return found
+        """Return the class of the kind's pools."""
+        pool: type[Any] = loaded(self.pool)
+        return pool
 
     def own_figures(self) -> type[Any] | None:
-        """The class of the figures that only its tables have; None if they have none."""
+        """Return the class of the figures that only this kind has, or None."""
         return loaded(self.figures) if self.figures else None
 
     def record_bodies(self) -> list[type[RecordBody]]:
-        """What its pools write into a snapshot."""
+        """Return the classes of the kind's own snapshot records."""
         module, _, names = self.saved.partition(":")
         return [loaded(f"{module}:{name}") for name in names.split()]
 
     def handlers(self, desk: Desk) -> Mapping[type[messages.Body], Handler]:
-        """What answers the messages that are its own."""
+        """Return the handlers of the kind's own messages."""
         return loaded(self.answers)(desk) if self.answers else {}
 
     def schema_class(self) -> type[Schema]:
-        """What describes its columns."""
+        """Return the class of the kind's schemas."""
         return Schema
 
-    def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
-        """The columns that somebody asks for. Raises SchemaError, WrongType."""
-        return schema_from(given)
+    def schema_from(self, columns: Schema | Mapping[str, Any] | None) -> Schema:
+        """Return the schema for columns that a caller passed. Raise SchemaError or WrongType."""
+        return schema_from(columns)
 
     def setting_names(self) -> tuple[str, ...]:
-        """Names of the settings that only its tables have."""
+        """Return the names of the settings that only this kind has."""
         return tuple(inspect.signature(loaded(self.settings)).parameters) if self.settings else ()
 
-    def own_settings(self, given: Mapping[str, Any]) -> Any:
-        """The settings that only its tables have, made of keywords; None if it has none. Raises ParameterError."""
-        return loaded(self.settings)(**given) if self.settings else None
+    def own_settings(self, options: Mapping[str, Any]) -> Any:
+        """Return the kind's own settings, made of keywords, or None if the kind has none. Raise ParameterError."""
+        return loaded(self.settings)(**options) if self.settings else None
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse settings that this kind has no use for, or that do not fit. Raises ParameterError.
+        """Raise ParameterError if settings do not apply to this kind, or do not fit together.
 
         Args:
-            is_full_said: Whether `on_full` was given.
+            is_full_said: True if the caller passed `on_full`.
         """
         if settings.cache_limit:
-            expected = f"0 with storage={self.name!r}: capacity says how many {self.room}"
+            expected = f"0 with storage={self.name!r}, because capacity limits the number of {self.room}"
             raise ParameterError("cache_limit", settings.cache_limit, expected)
         self._check_rest(settings, is_full_said=is_full_said)
 
     def _check_rest(self, settings: TableSettings, *, is_full_said: bool) -> None:
         if is_full_said and settings.on_full and not self.may_wait:
-            expected = f"nothing with storage={self.name!r}: it is for storage='rollouts'"
+            expected = f"omitted with storage={self.name!r}; it is a setting of storage='rollouts'"
             raise ParameterError("on_full", settings.on_full, expected)
         self.check_parameters(settings.parameters)
         if settings.own is not None:
             settings.own.check(settings.schema, settings.parameters)
 
     def check_parameters(self, parameters: Parameters) -> None:
-        """Refuse parameters that this kind has no use for. Raises ParameterError."""
+        """Raise ParameterError if parameters do not apply to this kind."""
         if parameters.rollout_length and not self.has_rollouts:
-            expected = f"0 with storage={self.name!r}: it is for storage='rollouts'"
+            expected = f"0 with storage={self.name!r}; it is a setting of storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
         for name, expected in ONLY_AGAIN.items() if self.is_once else ():
             if value := getattr(parameters, name):
                 raise ParameterError(name, value, expected.format(self.name))
 
     def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Refuse parameters with which an actor would find out that what it pushes is too large to be sent, or to be
-        held. Raises ParameterError.
-        """
+        """Raise ParameterError if actors' pushes would be too large to send or to hold under these parameters."""
         if self.no_pushes:
             return
         size_of = partial(layout.episode_bytes, settings.schema)
@@ -301,54 +298,54 @@ class Kind:
         limits.check(count, size_of, {"message_bytes": limits.push_bytes})
 
     def limiter(self, settings: TableSettings, pool: TablePool) -> Limiter:
-        """What limits drawing and recording."""
+        """Return the rate limiter of drawing and recording."""
         from memoire.replay.limiter import Limiter
 
         return Limiter(settings.parameters, pool.entries)
 
     def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
-        """Size of the largest messages that usually come, by `container.usual_bytes`; 0 where it cannot be known."""
+        """Return the usual size of the largest messages, by `container.usual_bytes`; 0 if the size is unknown."""
         return 0
 
     def making(self, settings: TableSettings) -> dict[str, Any]:
-        """Settings beside the parameters that what is held is made with: plain values, by name."""
-        made: dict[str, Any] = {} if settings.own is None else settings.own.making(settings.schema)
-        return made
+        """Return settings, beside the parameters, that content is made with: plain values, by name."""
+        values: dict[str, Any] = {} if settings.own is None else settings.own.making(settings.schema)
+        return values
 
-    def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Parameters that what is held was made with otherwise: name -> (mine, theirs). None where entries are held as
-        they were recorded: what follows from them is computed here.
+    def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
+        """Return parameters that held content was made with and that differ: name -> (ours, others). The default is
+        empty: entries are held as recorded, and derived values are computed by the server.
         """
         return {}
 
     def make_pool(self, settings: TableSettings, place: PoolPlace) -> TablePool:
-        """A pool with nothing in it. Raises ParameterError."""
-        made: TablePool = self.pool_class()(
+        """Return an empty pool. Raise ParameterError if the settings do not fit."""
+        pool: TablePool = self.pool_class()(
             settings.schema,
             settings.parameters,
             byte_limit=place.byte_limit,
             client_timeout=place.limits.client_timeout,
             **self._pool_options(settings, place),
         )
-        return made
+        return pool
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"capacity": settings.capacity}
 
 
 DEFAULT: Final = "caches"
-"""The kind of a table that names none."""
+"""Kind of a table without the setting `storage`."""
 BUILT_IN: Final = {
     "caches": "tables.caches", "episodes": "tables.episodes", "rollouts": "tables.rollouts", "prompts": "prompts",
     "keyed": "keyed",
 }  # fmt: skip
-"""Those of memoire, and the package of each, which has its `KIND`. The last two are extensions."""
+"""Kinds of memoire with their packages, each of which has a `KIND`. The last two kinds are extensions."""
 _ADDED: Final[dict[str, Kind]] = {}
 
 
 def add(kind: Kind) -> Kind:
-    """Register a kind from outside of memoire in this process; returns it. Raises ParameterError if another one has its
-    name.
+    """Register a kind from outside of memoire in this process and return the kind. Raise ParameterError if another kind
+    has the same name.
     """
     if kind.name in BUILT_IN or _ADDED.setdefault(kind.name, kind) is not kind:
         raise ParameterError("storage", kind.name, "a name that no other kind of table has")
@@ -356,7 +353,7 @@ def add(kind: Kind) -> Kind:
 
 
 def find(storage: Any) -> Kind | None:
-    """The kind of this name; None if it is not known here."""
+    """Return the kind of this name, or None if the name is unknown in this process."""
     if not isinstance(storage, str):
         return None
     return _ADDED.get(storage) or _installed(storage)
@@ -370,7 +367,7 @@ def _installed(storage: str) -> Kind | None:
         except ModuleNotFoundError as error:
             if error.name != f"memoire.{BUILT_IN[storage]}":
                 raise
-            return None  # its folder was left out of this installation
+            return None  # this installation lacks the kind's folder
         return kind
     for point in importlib.metadata.entry_points(group=types.GROUP, name=storage):
         return add(point.load())
@@ -378,17 +375,17 @@ def _installed(storage: str) -> Kind | None:
 
 
 def built_in() -> tuple[Kind, ...]:
-    """Those of memoire that this installation has."""
+    """Return the kinds of memoire that are installed."""
     return tuple(filter(None, map(find, BUILT_IN)))
 
 
 def known() -> tuple[Kind, ...]:
-    """Those of memoire, and those that are registered."""
+    """Return the installed kinds of memoire, then the registered kinds."""
     return (*built_in(), *_ADDED.values())
 
 
 def named(storage: Any) -> Kind:
-    """The kind of this name. Raises ParameterError, or NotInstalled: its folder was left out of this installation."""
+    """Return the kind of this name. Raise ParameterError, or NotInstalled if this installation lacks the kind."""
     kind = find(storage)
     if kind is None and storage in BUILT_IN:
         raise NotInstalled(f"memoire.{BUILT_IN[storage]}", "pip install --force-reinstall memoire-rl")
@@ -398,42 +395,43 @@ def named(storage: Any) -> Kind:
 
 
 def names_of(capability: type) -> tuple[str, ...]:
-    """The known kinds whose pools offer this."""
+    """Return the names of known kinds whose pools have this capability."""
     return tuple(kind.name for kind in known() if capability.__name__ in kind.offers)
 
 
 def held_in(storage: str) -> str:
-    """What tables of this storage hold, as figures call it."""
+    """Return the figures' noun for the items in tables of this storage."""
     kind = find(storage)
     return storage if kind is None else kind.holds
 
 
 def words_of(storage: str) -> Kind | type[Kind]:
-    """The words for tables of this storage; those of any kind if it is not known here."""
+    """Return the kind of this storage for its nouns, or `Kind` with the general nouns if the storage is unknown."""
     return find(storage) or Kind
 
 
 def offers(storage: str, capability: type) -> bool:
-    """Whether pools of tables of this storage can do this; not if the kind is not known here."""
+    """Return True if the storage is known and its pools have this capability."""
     kind = find(storage)
     return kind is not None and capability.__name__ in kind.offers
 
 
 def setting_names(storage: Any = None) -> tuple[str, ...]:
-    """Names of the settings that only tables of some kind have, of those that are known or that `storage` names."""
+    """Return the names of settings that belong to a single kind, of the known kinds and the kind named by `storage`."""
     kinds = dict.fromkeys((*known(), *filter(None, [find(storage)])))
     return tuple(name for kind in kinds for name in kind.setting_names())
 
 
-def own_settings(kind: Kind, given: dict[str, Any]) -> Any:
-    """Take from keywords the settings that only tables of this kind have; None if it has none.
+def own_settings(kind: Kind, options: dict[str, Any]) -> Any:
+    """Remove the settings of this kind from `options`; return them as an object, or None if the kind has none.
 
     Raises:
-        ParameterError: one is for another kind.
+        ParameterError: a setting belongs to another kind.
     """
-    own = {name: given.pop(name) for name in kind.setting_names() if name in given}
-    for name, value in given.items():
+    values = {name: options.pop(name) for name in kind.setting_names() if name in options}
+    for name, value in options.items():
         if others := [each.name for each in known() if name in each.setting_names()]:
-            expected = f"nothing with storage={kind.name!r}: it is for storage={' or '.join(map(repr, others))}"
+            storage = " or ".join(map(repr, others))
+            expected = f"omitted with storage={kind.name!r}; it is a setting of storage={storage}"
             raise ParameterError(name, value, expected)
-    return kind.own_settings(own)
+    return kind.own_settings(values)

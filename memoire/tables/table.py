@@ -1,10 +1,10 @@
 """Tables: named memories with schema, sampling and limits of their own, side by side in one server.
 
-    Server(..., tables={"online": Table(...), "demo": Table(...)})        what a person says
+    Server(..., tables={"online": Table(...), "demo": Table(...)})        the user's settings
     HELLO "demo" ──▶ Tables.named ──▶ OpenTable ──▶ WELCOME number 0x51c2...
     CACHE, UPDATE, DRAW ... with that number in the header ──▶ Tables.numbered ──▶ OpenTable
 
-A table's number is made of its name, so that all servers of a cluster agree on it whatever the order of their tables.
+A table's number is computed from its name, so that all servers of a cluster agree whatever the order of their tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .registry import Kind, PoolPlace, PushLimits
 Full = Literal["wait", "oldest"]
 
 TABLE_NAMES = (*NAMES, *kinds.setting_names())
-"""Keywords of a table beside those that it names, of the kinds of memoire."""
+"""Keywords of a table beside its named arguments, for all built-in kinds."""
 MAX_TABLES = 256
 _ROUNDTRIP_BYTES = 1 << 20
 _ROUNDTRIP_CACHES = 16
@@ -51,7 +51,7 @@ C = TypeVar("C")
 
 
 def table_names(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same, with those of the kind that these keywords name by `storage`."""
+    """Return `TABLE_NAMES` for these options, including settings of the kind that the option `storage` names."""
     return (*NAMES, *kinds.setting_names(options.get("storage")))
 
 
@@ -61,26 +61,29 @@ class Table:
     """Settings of one table of a server.
 
     Args:
-        schema: What an entry is; a mapping is made a `Schema`.
-        sampler, parameters, multi_step, discount, frame_stack, start: As of a `Buffer`.
-        storage: "caches": samples that actors have drawn from their own memories; "episodes": whole episodes, from
-            which the server draws; "rollouts": parts of episodes, each entry handed out once, in order (`take`);
-            "prompts": prompts for language models, the columns being those of an answer (`memoire.Prompts`); "keyed":
-            rows by key, with the fields that writers name (`memoire.tq`): no schema is given; or another kind, which is
-            registered or installed (docs/extending.md).
-        capacity: Entries of episodes that there is room for; with 0, only bytes limit them, and a million. Of rollouts,
-            entries that may be recorded and not taken; with 0, 65,536. Prompts that are not over; with 0, bytes alone
-            limit them.
-        on_full: What a full table of rollouts does: "wait": actors wait in `step` until entries are taken; "oldest":
-            the oldest leave, and no call waits. None is "wait". Of prompts, the oldest groups that are ready leave.
+        schema: Columns of an entry; a mapping is converted to a `Schema`.
+        sampler, parameters, multi_step, discount, frame_stack, start: As in `Buffer`.
+        storage: "caches": samples that actors have drawn from their own memories. "episodes": whole episodes, from
+            which the server draws. "rollouts": parts of episodes; each entry is handed out once, in order (`take`).
+            "prompts": prompts for language models; the schema describes an answer (`memoire.Prompts`). "keyed": rows by
+            key, with fields that writers name (`memoire.tq`), without a schema. Or another kind that is registered or
+            installed (docs/extending.md).
+        capacity: Maximum number of entries in episodes; 0: bytes, and a million entries, are the limit. For rollouts
+            the entries recorded and not yet taken; 0 is 65,536. For prompts the unfinished prompts; 0: bytes alone are
+            the limit.
+        on_full: Behaviour of a full table of rollouts. "wait": actors wait in `step` until entries are taken. "oldest":
+            the oldest entries are evicted; no call waits. None is "wait". Prompts evict the oldest ready groups.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
-        client_capacity: Entries that each client's memory has room for; with 0, the client chooses.
-        fields: Any other field of `Parameters`, such as min_size=1000; and settings that only this kind has, such as
+        client_capacity: Maximum number of entries in each client's memory; 0: the client chooses.
+        fields: Any other field of `Parameters`, such as min_size=1000, and settings that only this kind has, such as
             group=8 of prompts (`PromptSettings`).
 
     Raises:
         ParameterError: a setting is out of its range, or does not fit the schema.
+
+    Example:
+        Table({"state": np.float32, "reward": np.float32}, storage="episodes", capacity=100_000)
     """
 
     schema: Schema
@@ -92,7 +95,7 @@ class Table:
     client_capacity: int
     on_full: Full
     own: Any
-    """Settings that only tables of its kind have; None if it has none."""
+    """Settings that only tables of this kind have, or None."""
 
     @checked_names(table_names)
     def __init__(
@@ -116,7 +119,7 @@ class Table:
         put = object.__setattr__
         kind = kinds.named(storage)
         put(self, "schema", kind.schema_from(schema))
-        own = kinds.own_settings(kind, fields)
+        own_settings = kinds.own_settings(kind, fields)
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
         put(self, "parameters", chosen(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
@@ -128,12 +131,12 @@ class Table:
             each.check(room[each.name])
             put(self, each.name, room[each.name])
         put(self, "on_full", on_full or "wait")
-        put(self, "own", own)
+        put(self, "own", own_settings)
         kind.check(self, is_full_said=on_full is not None)
 
     @property
     def kind(self) -> Kind:
-        """What its storage is the name of."""
+        """Registered kind that `storage` names."""
         return kinds.named(self.storage)
 
 
@@ -141,18 +144,18 @@ _NAMED = frozenset(inspect.signature(Table).parameters) - {"schema", "fields"}
 
 
 def table_settings(options: Mapping[str, Any]) -> frozenset[str]:
-    """What a table is given beside its schema, by name: what a server with one table takes, and files of tables say."""
+    """Return the names of a table's settings beside its schema, for servers with one table and for files of tables."""
     return _NAMED | {*table_names(options)}
 
 
 class OpenTable:
-    """A table that a server keeps. What changes belongs to the lock of the server's dispatcher.
+    """Table of a running server. Mutable attributes belong to the lock of the server's dispatcher.
 
     Args:
         name: 1 to 256 printable characters.
-        settings: What its owner asked for.
-        pool: Where its samples are; it belongs to this table alone.
-        message_bytes: That a cache or an episode may have, as `Limits`.
+        settings: Settings by the server's owner.
+        pool: Pool of this table's samples, used by this table alone.
+        message_bytes: Maximum bytes of a cache or an episode, as in `Limits`.
 
     Raises:
         ParameterError: the parameters do not fit the pool, or make messages that are too large.
@@ -163,12 +166,12 @@ class OpenTable:
     ) -> None:
         self.name, self.settings, self.pool = name, settings, pool
         self.push_bytes = self._message_bytes = int(message_bytes)
-        """Of the largest push. A server sets fewer for all of its tables if their caches are small, since more of these
-        may queue (docs/sockets.md).
+        """Maximum bytes of a push. A server sets a lower value for all of its tables if their caches are small, because
+        then more pushes may queue (docs/sockets.md).
         """
         self.kind = settings.kind
         self.pushes = _able(pool, TakesPushes)
-        """What its pool can do, as `interface` says; None where it can not."""
+        """The pool as `TakesPushes`, or None if the pool lacks the capability. The next attributes are alike."""
         self.room = _able(pool, HasRoom)
         self.sums = _able(pool, HearsSums)
         self.of_run = _able(pool, BelongsToRun)
@@ -179,36 +182,36 @@ class OpenTable:
         check_size(settings.parameters, self.capacity)
         self._check_messages(settings.parameters, pool.byte_limit)
         self.number = table_number(name)
-        """What headers say for it."""
+        """Number of the table in message headers."""
         self.schema = settings.schema
         self.fingerprint = settings.schema.fingerprint
         self.storage = settings.storage
         self.parameters, self.parameters_version = settings.parameters, 1
         self.limiter = self.kind.limiter(settings, pool)
-        """How far drawing and recording may run apart."""
+        """Limiter of how far drawing and recording may run apart."""
         self.own_limit = settings.byte_limit
-        """Bytes that it alone may hold, where it does not share in the server's."""
+        """Byte limit of this table alone; None if the table shares the server's bytes."""
 
     @property
     def key(self) -> str:
-        """Under which its chosen parameters are in a state folder."""
+        """Key of the table's saved parameters in a state folder."""
         return "parameters" if self.name == DEFAULT_TABLE else f"parameters:{self.name}"
 
     @property
     def capacity(self) -> int:
-        """Entries there is room for; 0: it holds none, or only bytes limit them."""
+        """Maximum number of entries; 0 if the table holds no entries, or only bytes limit them."""
         return 0 if self.room is None else self.room.capacity
 
     @property
     def making(self) -> dict[str, Any]:
-        """Settings beside the parameters that what it holds is made with: plain values, by name."""
+        """Settings, beside the parameters, that content is made with: plain values, by name."""
         return self.kind.making(self.settings)
 
     def offered(self, capability: type[C]) -> C:
-        """Return its pool, which can do this.
+        """Return the pool if it has this capability.
 
         Raises:
-            ParameterError: it can not; it says which kinds of tables can.
+            ParameterError: the pool lacks the capability; the error names the kinds of tables that have it.
         """
         if not isinstance(self.pool, capability):
             names, wanted = kinds.names_of(capability), getattr(capability, "WANTED", "")
@@ -217,7 +220,7 @@ class OpenTable:
         return self.pool
 
     def asked(self, capability: type[C], what: str) -> C:
-        """The same of a message, which `what` names. Raises ProtocolError (code "table")."""
+        """Return the pool for a message named by `what`. Raise ProtocolError (code "table") without the capability."""
         if not isinstance(self.pool, capability):
             names = " and ".join(kinds.names_of(capability))
             raise ProtocolError("table", f"{self.name!r} stores {self.storage}; {what} is for {names}")
@@ -228,18 +231,18 @@ class OpenTable:
         return {**self.pool.state(), "limiter": self.limiter.state()}
 
     def check_parameters(self, parameters: Parameters) -> None:
-        """Raise ParameterError if these do not fit the schema, the table, or the caches that it holds."""
+        """Raise ParameterError if these parameters do not fit the schema, the table, or the held caches."""
         self._check(parameters)
         self.pool.check_parameters(parameters)
 
     def take_parameters(self, parameters: Parameters, version: int, *, discard_mismatched: bool = False) -> None:
-        """Follow these from now on.
+        """Apply these parameters from now on.
 
         Args:
-            discard_mismatched: Let held caches go that were made with other values; else they are a reason to refuse.
+            discard_mismatched: Evict held caches made with other values. If False, such caches make the call fail.
 
         Raises:
-            ParameterError: they do not fit the schema, the table, or the caches that are held; nothing was changed.
+            ParameterError: they do not fit the schema, the table, or the held caches; nothing was changed.
         """
         self._check(parameters)
         if parameters != self.parameters:
@@ -258,10 +261,10 @@ class OpenTable:
         self.kind.check_messages(self.settings, parameters, limits)
 
     def check_fingerprint(self, fingerprint: int) -> None:
-        """Refuse what was made for another schema. Raises ProtocolError (code "schema")."""
+        """Raise ProtocolError (code "schema") for content that was made for another schema."""
         if fingerprint != self.fingerprint:
-            stored = f"table {self.name!r} of this server stores {self.fingerprint:016x}"
-            raise ProtocolError("schema", f"made for schema {fingerprint:016x}, {stored}")
+            stored = f"table {self.name!r} of this server has schema {self.fingerprint:016x}"
+            raise ProtocolError("schema", f"the content was made for schema {fingerprint:016x}; {stored}")
 
     def __repr__(self) -> str:
         return f"<table {self.name!r}, number {self.number}, {self.storage}>"
@@ -272,16 +275,16 @@ def _able(pool: TablePool, capability: type[C]) -> C | None:
 
 
 class Tables:
-    """The tables of one server, at least one, in the order in which they were given. Never changed.
+    """Tables of one server, at least one, in the order of `settings`. The collection never changes.
 
     Args:
-        settings: By name.
-        make_pool: Makes the pool of a table, by its name and settings.
-        reserved: The memory that all of them may fill; None reserves none.
-        message_bytes: As of `OpenTable`.
+        settings: Settings of each table, by name.
+        make_pool: Function that returns the pool of a table, called with its name and settings.
+        reserved: Memory that all tables together may fill; None reserves no memory.
+        message_bytes: As in `OpenTable`.
 
     Raises:
-        ParameterError: there is none, too many, or a name that is none, or taken.
+        ParameterError: there are no tables or too many, or a name is invalid or taken.
     """
 
     def __init__(
@@ -292,11 +295,11 @@ class Tables:
         message_bytes: int = DEFAULTS.message_bytes,
     ) -> None:
         self.reserved = reserved or Reservation(None)
-        """The memory that all of them may fill."""
+        """Memory that all tables together may fill."""
         if ROUNDTRIP in settings:
-            raise ParameterError("tables", ROUNDTRIP, "another name: every server has this one, for memoire doctor")
+            raise ParameterError("tables", ROUNDTRIP, "another name, because memoire doctor uses this one")
         self.roundtrip = _roundtrip()
-        """The one for `memoire doctor --roundtrip`."""
+        """Table for `memoire doctor --roundtrip`."""
         if not 1 <= len(settings) <= MAX_TABLES:
             raise ParameterError("tables", len(settings), f"1 to {MAX_TABLES} tables")
         self._tables: dict[str, OpenTable] = {}
@@ -305,17 +308,17 @@ class Tables:
             opened = OpenTable(name, checked(name, each), make_pool(name, each), message_bytes)
             if opened.number in self._numbers:
                 twin = self._numbers[opened.number].name
-                raise ParameterError("tables", name, f"another name: it has the same number as {twin!r}")
+                raise ParameterError("tables", name, f"another name, because its number is that of table {twin!r}")
             self._tables[name] = self._numbers[opened.number] = opened
         self.first = next(iter(self._tables.values()))
-        """The table of whoever names none."""
+        """Table of clients that name no table."""
         self._numbers.setdefault(0, self.first)
         self.usual_bytes = self._usual_bytes()
-        """Size of the largest caches that usually come, as the server begins; 0 where it cannot be known."""
+        """Usual size of the largest caches at the server's start; 0 if the size is unknown."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the tables, in order."""
         return tuple(self._tables)
 
     def __iter__(self) -> Iterator[OpenTable]:
@@ -328,19 +331,19 @@ class Tables:
         return name in self._tables
 
     def __getitem__(self, name: str) -> OpenTable:
-        """The table of this name. Raises ParameterError."""
+        """Return the table of this name. Raise ParameterError if there is no such table."""
         try:
             return self._tables[name]
         except (KeyError, TypeError):
             raise ParameterError("table", name, one_of(name, self._tables)) from None
 
     def first_of(self, storage: str) -> OpenTable:
-        """The first table of this kind; the first of all where there is none."""
+        """Return the first table of this kind, or the first of all tables if there is no such table."""
         return next((table for table in self if table.storage == storage), self.first)
 
     def named(self, name: str, role: str = "") -> OpenTable:
-        """What HELLO asks for; "" is the first, or the first of the kind that is called as the role of who asks. Raises
-        ProtocolError (code "table").
+        """Return the table that a HELLO names. "" is the first table whose kind is `role`, or the first of all. Raise
+        ProtocolError (code "table") if there is no such table.
         """
         if name == "":
             return self.first_of(role)
@@ -348,65 +351,66 @@ class Tables:
             return self.roundtrip
         if name not in self._tables:
             raise ProtocolError(
-                "table", f"this server has no table {name!r}, but {self._list()}{hint(name, self._tables)}"
+                "table", f"this server has no table {name!r}; its tables are {self._list()}{hint(name, self._tables)}"
             )
         return self._tables[name]
 
     def numbered(self, number: int) -> OpenTable:
-        """What a header names. Raises ProtocolError (code "table")."""
+        """Return the table of this number from a header. Raise ProtocolError (code "table") for an unknown number."""
         try:
             return self._numbers[number]
         except KeyError:
-            raise ProtocolError("table", f"this server has no table number {number}, but {self._list()}") from None
+            text = f"this server has no table number {number}; its tables are {self._list()}"
+            raise ProtocolError("table", text) from None
 
     def _usual_bytes(self) -> int:
         sizes = [table.kind.usual_bytes(table.schema, table.parameters) for table in self._numbers.values()]
         return max(sizes) if all(sizes) else 0
 
     def name_of(self, number: int) -> str:
-        """Name of the table of this number; "" where there is none."""
+        """Return the name of the table of this number, or "" for an unknown number."""
         table = self._numbers.get(number)
         return "" if table is None else table.name
 
     @property
     def byte_limit(self) -> int:
-        """Bytes that all of them may hold together."""
+        """Bytes that all tables together may hold."""
         return sum(table.pool.byte_limit for table in self)
 
     def share_out(self, held_bytes: int) -> None:
-        """Hold so many bytes in all from now on, those of tables with a limit of their own included.
+        """Limit all tables together to this many bytes, including tables with limits of their own.
 
         Raises:
-            ParameterError: those leave nothing for the others, or too little; nothing was changed.
+            ParameterError: too few bytes remain for the tables without limits of their own; nothing was changed.
         """
         limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
         for name, limit in limits.items():
             if limit < (least := self[name].pool.least_bytes):
-                expected = f"so many that table {name!r} has {least} bytes for the entries of its capacity, not {limit}"
+                expected = f"larger: table {name!r} needs {least} bytes for its capacity and would get {limit}"
                 raise ParameterError("held_bytes", held_bytes, expected)
         self.reserved.reserve("held_bytes", held_bytes, sum(limits.values()))
         for name, limit in limits.items():
             self[name].pool.limit(limit)
 
     def limit(self, table: OpenTable, byte_limit: int) -> int:
-        """Hold at most so many bytes in one table from now on; returns how many caches or episodes had to go.
+        """Limit one table to this many bytes; return the number of caches or episodes that were evicted.
 
         Raises:
-            ParameterError: it is no such number, or more than the container has; nothing was changed.
+            ParameterError: it is no integer above 0, or more than the container has; nothing was changed.
         """
-        own = whole("byte_limit", byte_limit, 1)
+        limit = whole("byte_limit", byte_limit, 1)
         others = sum(each.pool.byte_limit for each in self if each is not table)
-        self.reserved.reserve("byte_limit", byte_limit, others + own)
+        self.reserved.reserve("byte_limit", byte_limit, others + limit)
         try:
-            gone = table.pool.limit(own)
+            evicted = table.pool.limit(limit)
         except BaseException:
             self.reserved.reserve("byte_limit", byte_limit, others + table.pool.byte_limit)
             raise
-        table.own_limit = own
-        return gone
+        table.own_limit = limit
+        return evicted
 
     def is_probe(self, number: int) -> bool:
-        """Whether clients of the table of this number only try the way there and back: no run counts them."""
+        """Return True if clients of this table number only test the connection; no run counts such clients."""
         return number == self.roundtrip.number
 
     def _list(self) -> str:
@@ -422,22 +426,24 @@ def _roundtrip() -> OpenTable:
 
 
 def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
-    """Bytes that each table may hold: its own limit, or an equal share of what those of the others leave.
+    """Return the bytes of each table: its own limit, or an equal share of the rest.
 
     Raises:
-        ParameterError: they leave nothing.
+        ParameterError: the tables' own limits leave nothing for the others.
     """
-    own = {name: limit for name, limit in own_limits.items() if limit is not None}
-    others, taken = len(own_limits) - len(own), sum(own.values())
+    fixed = {name: limit for name, limit in own_limits.items() if limit is not None}
+    others, taken = len(own_limits) - len(fixed), sum(fixed.values())
     share = (held_bytes - taken) // max(1, others)
     if others and share < 1:
-        already = f"more than the {taken} bytes that {', '.join(map(repr, own))} may hold already"
-        raise ParameterError("held_bytes", held_bytes, already if own else f"at least {others}, a byte for each table")
-    return {name: own.get(name, share) for name in own_limits}
+        already = f"more than the {taken} bytes that byte_limit reserves for {', '.join(map(repr, fixed))}"
+        raise ParameterError(
+            "held_bytes", held_bytes, already if fixed else f"at least {others}, a byte for each table"
+        )
+    return {name: fixed.get(name, share) for name in own_limits}
 
 
 def checked(name: Any, settings: Any) -> Table:
-    """A table's settings, as a server is given them. Raises ParameterError or WrongType."""
+    """Return the settings of one table after checks of name and type. Raise ParameterError or WrongType."""
     arguments.name("tables", name)
     if not isinstance(settings, Table):
         raise WrongType(f"tables[{name!r}]", "a memoire.Table", type(settings).__name__)

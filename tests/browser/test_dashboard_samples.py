@@ -136,9 +136,11 @@ def test_what_a_table_holds_is_spread_and_another_table_is_in_the_address(browse
         open_page(page, scene[2].url, "memory")
         page.get_by_role("img", name="Weights").wait_for()
         page.get_by_role("img", name="Ages").wait_for()
-        assert page.get_by_text("Of held samples, which actors drew in proportion to them.").is_visible()
+        assert page.get_by_text(
+            "Weights of held samples, which actors drew in proportion to their weights."
+        ).is_visible()
         page.get_by_label("Table", exact=True).select_option("episodes")
-        page.get_by_text("Of stored entries; draws are in proportion to them.").wait_for()
+        page.get_by_text("Weights of stored entries. Draws are in proportion to weights.").wait_for()
         page.get_by_text("kept by home").wait_for()
         assert "table=episodes" in page.url
         check_drawn(page, PHONE, "memory")

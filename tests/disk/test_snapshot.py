@@ -369,7 +369,7 @@ def test_every_parameter_makes_samples_or_has_no_part_in_them():
 def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_door(tmp_path, field):
     parameters = made_with(field)
     (pool, _), told = cached(parameters), parameters.replace(**{field: MAKING[field]})
-    with pytest.raises(ParameterError, match=f"^{field} must be .* caches are held .* made with it"):
+    with pytest.raises(ParameterError, match=f"^{field} must be .* caches are held .* made with this value"):
         pool.configure(told)
     assert pool.parameters == parameters and pool.stats().caches == 1, "nothing was changed"
     save(tmp_path / "a", table(pool))

@@ -64,7 +64,7 @@ def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
     for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
         with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
             staged(store, start, size, client)
-    with pytest.raises(ProtocolError, match="a piece at 7 of an upload of which 5 bytes came"):
+    with pytest.raises(ProtocolError, match="a piece starts at byte 7 of an upload that has 5 bytes so far"):
         store.stage(ME, 1, 7, b"x", 0.0)
     store.unstage(ME, 1)
     store.reset()
@@ -75,7 +75,7 @@ def test_an_upload_beyond_the_bound_waits_and_leaves_those_under_way_alone():
     store = store_of()
     for upload in range(MAX_UPLOADS):
         store.stage(ME, upload, 0, bytes(10), float(upload))
-    with pytest.raises(ProtocolError, match="64 uploads are under way, as many as may be") as caught:
+    with pytest.raises(ProtocolError, match="64 uploads are under way, which is the limit") as caught:
         store.stage(YOU, 1, 0, b"x", 63.0)
     assert caught.value.code == "busy"
     store.stage(ME, 0, 10, bytes(10), 63.0)
@@ -209,7 +209,9 @@ def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once
     size = small.dispatcher.tables.first.pool.stats().bytes
     assert small.dispatcher.budget.holders()["table default"] == size and size < 3000
     refused = sent(small, row("l", x=bytes(2000))).body
-    assert refused.code == "full" and "2,000" not in refused.text and "3,000 may be held there" in refused.text
+    assert (
+        refused.code == "full" and "2,000" not in refused.text and "3,000 may be held (its byte_limit" in refused.text
+    )
     assert sent(small, row("l", x=bytes(4000))).body.code == "too_large"
     assert small.dispatcher.tables.first.pool.stats().caches == 1
     small.dispatcher.budget.set_limit(size + 100)

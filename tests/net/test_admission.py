@@ -235,7 +235,7 @@ def way_to(cluster, server, through):
 
 def lanes_of(node):
     """What waits in a server or a proxy."""
-    return [node._thread.front.lanes] if isinstance(node, Proxy) else [*node._io.lanes]
+    return [node._thread.front.reply_queues] if isinstance(node, Proxy) else [*node._io.lanes]
 
 
 @pytest.mark.parametrize("through", ["server", "proxy", "plain proxy"])

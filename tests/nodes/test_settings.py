@@ -59,7 +59,7 @@ def test_settings_of_prompts_are_said_as_parameters_are(tmp_path):
     table = Table(schema_of(given.schema, None, given.storage), storage="prompts", **own)
     assert (table.own.group, table.own.at_least, table.own.required) == (4, 3, ["tokens"])
     assert (table.own.lease, table.own.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
-    with pytest.raises(ParameterError, match="group must be nothing with storage='caches'"):
+    with pytest.raises(ParameterError, match="group must be omitted with storage='caches'"):
         Table(SCHEMA, **read_table(["group=4"]))
     with pytest.raises(ParameterError, match="Did you mean 'group'"):
         read_table(["grup=4"])

@@ -507,7 +507,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(server):
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=word):
             table(**settings)
-    with pytest.raises(ParameterError, match="it is for storage='prompts'"):
+    with pytest.raises(ParameterError, match="it is a setting of storage='prompts'"):
         memoire.Table({"obs": np.float32, "reward": np.float32}, group=8)
     with memoire.Server(ANY, {"obs": np.float32}) as other:
         with pytest.raises(ParameterError, match="for table 'default' use memoire.connect"):

@@ -97,7 +97,7 @@ def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
     assert world.begin() == [] and world.takes.next_time(world.now) == world.now + RETRY_INTERVAL
     entries, fragments, clients, why = world.takes.why_not()
     assert (entries, fragments, clients) == (5, 0, 1)
-    assert why == "waiting for 15 more entries (5 of 20 held, of 1 clients at 2 servers)"
+    assert why == "waiting for 15 more entries (5 of 20 held, from 1 clients at 2 servers)"
     world.now += RETRY_INTERVAL
     assert world.begin() == [("a", 0), ("b", 0)]
     assert world.servers["a"].pool.held() == (5, 1)
@@ -126,7 +126,7 @@ def test_what_is_too_old_when_it_is_handed_out_is_passed_over_here_too():
     assert world.takes.kept == 6
     world.versions = {"policy": 4}
     assert world.take(6) == list(range(4, 10)) and (world.takes.stale, world.takes.kept) == (4, 0)
-    assert "4 entries were passed over here" in world.takes.why_not()[3]
+    assert "4 stale entries were discarded here" in world.takes.why_not()[3]
 
 
 def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
@@ -134,7 +134,7 @@ def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
     with pytest.raises(ParameterError, match="capacity of all servers, 20 entries"):
         world.take(21)
     other = TakesWorld("a", storage="caches", table_name="plain")
-    with pytest.raises(ParameterError, match=r"of table 'plain' use get_batch"):
+    with pytest.raises(ParameterError, match=r"for table 'plain' call get_batch"):
         other.take(1)
 
 

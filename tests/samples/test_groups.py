@@ -279,9 +279,7 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
     np.testing.assert_allclose(pool.memory.weights(own["number"]), batch.action[batch.mask] + 1.0, rtol=1e-5)
     assert server.stats().tables["default"].samples > batch.mask.sum()
     caches = cluster.server(schema=SCHEMA)
-    with pytest.raises(
-        ParameterError, match="storage must be 'episodes' where whole ones are to be drawn, got 'caches'"
-    ):
+    with pytest.raises(ParameterError, match="storage must be 'episodes' to draw whole episodes, got 'caches'"):
         caches.sample_episodes(1)
     _, waiting = in_thread(server.sample_episodes, 1, 20.0)
     server.close(0.2)

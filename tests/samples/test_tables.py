@@ -64,7 +64,9 @@ def test_who_names_no_table_gets_the_first(cluster):
 def test_a_table_that_is_not_there_is_refused_at_once_with_those_that_are(cluster):
     server = with_tables(cluster)
     for make in (lambda: cluster.client(server, table="dmeo"), lambda: cluster.reader([server], table="dmeo")):
-        with pytest.raises(Refused, match=r"\(table\): this server has no table 'dmeo', but 'online', 'demo'"):
+        with pytest.raises(
+            Refused, match=r"\(table\): this server has no table 'dmeo'; its tables are 'online', 'demo'"
+        ):
             make()
     with pytest.raises(ParameterError, match="'online', 'demo'"):
         server.table("dmeo")
@@ -133,7 +135,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
 
 def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
     tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
-    with pytest.raises(ParameterError, match="more than the 60000 bytes that 'b' may hold already"):
+    with pytest.raises(ParameterError, match="more than the 60000 bytes that byte_limit reserves for 'b'"):
         shared_out({"a": None, "b": 60_000}, 60_000)
     server = cluster.server(schema=None, tables=tables, limits=Limits(held_bytes=1_060_000))
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {

@@ -407,7 +407,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     payload = packed([made], served.pool.schema, now=0.0, wall=0.0)[1]
     said = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])
     assert served.pool.check(said, payload, limits=Limits(message_bytes=1024)).samples == 3
-    with pytest.raises(ProtocolError, match="an entry takes .* bytes with the state behind it") as caught:
+    with pytest.raises(ProtocolError, match="an entry and its next state take .* bytes") as caught:
         served.pool.check(said, payload, limits=Limits(message_bytes=len(payload)))
     assert caught.value.code == "too_large"
 

@@ -45,7 +45,7 @@ def options(**changes):
         ({"schema": None, "tables": [1]}, WrongType, "tables must be"),
         ({"schema": None, "tables": {"a": 1}}, WrongType, "a memoire.Table"),
         ({"storage": "episodes", "cache_limit": 5}, ParameterError, "cache_limit must be 0 with storage='episodes'"),
-        ({"capacity": 5}, ParameterError, "capacity must be 0 where caches are stored.*client_capacity.*cache_limit"),
+        ({"capacity": 5}, ParameterError, "capacity must be 0 with storage='caches'.*client_capacity.*cache_limit"),
         (
             {"schema": None, "tables": {"a": Table(SCHEMA)}, "min_size": 1},
             ParameterError,
@@ -118,7 +118,9 @@ def test_a_server_that_began_with_small_caches_refuses_a_cache_size_whose_pushes
     table = tables.first
     limit_pushes(tables, made.limits.message_bytes)
     assert table.push_bytes == 2 * made.limits.message_bytes // 64
-    with pytest.raises(ParameterError, match="^cache_size .* a push to this server .* that begins with ") as caught:
+    with pytest.raises(
+        ParameterError, match="^cache_size .* the server must start with .* a push to this server "
+    ) as caught:
         table.check_parameters(table.parameters.replace(cache_size=1 << 20))
     fitting = int(re.search(r"at most (\d+)", str(caught.value))[1])
     table.check_parameters(table.parameters.replace(cache_size=fitting))
@@ -130,7 +132,7 @@ def test_a_server_that_began_with_small_caches_refuses_a_cache_size_whose_pushes
 def test_a_single_entry_that_fits_no_message_is_refused_before_a_server_is_made(storage):
     schema = {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}
     with pytest.raises(
-        ParameterError, match=r"^message_bytes must be at least 400\d{4}, which one (entry|sample) takes"
+        ParameterError, match=r"^message_bytes must be at least 400\d{4}, the bytes of one (entry|sample)"
     ):
         build.make_tables(options(storage=storage, schema=schema, limits=Limits(message_bytes=3_000_000)))
 

@@ -262,7 +262,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     assert refused(made, message, good.payload, checksum=1).startswith("payload:")
     assert refused(made, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
     long = Actor(Parameters(), capacity=400).open.whole(arrays_of(301), 1.0, 0, {})
-    assert "there is room for 300 in all" in refused(made, long.message(0, 1, 1), long.payload)
+    assert "the table has room for 300" in refused(made, long.message(0, 1, 1), long.payload)
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
         assert refused(made, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
@@ -385,7 +385,7 @@ def test_arrays_of_the_caller_are_filled() -> None:
 
 def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     made, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
-    with pytest.raises(NotEnoughSamples, match="of 0 entries in 0 episodes of 0 clients none can be drawn"):
+    with pytest.raises(NotEnoughSamples, match="none of the 0 entries in 0 episodes of 0 clients can be drawn"):
         made.get(4)
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
         made.get(4, timeout=0.01)
@@ -456,7 +456,7 @@ def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
     layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
     while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
         seen += np.frombuffer(containers.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
-        with pytest.raises(NotEnoughSamples, match=r"drawn 2 times at most .max_times_sampled., and|none can be drawn"):
+        with pytest.raises(NotEnoughSamples, match=r"max_times_sampled=2 limits draws of an entry, and|none of the"):
             made.get(allowed)
         counts["count"] = 17
     assert len(seen) == allowed
@@ -564,16 +564,16 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
     assert drawn_for(stored().now, counts_of({now.owner: 7}), now=0.0, compression="none") == nothing
     empty = NamedMemory(stored().now.memory, now.owner)
     assert drawn_for(empty, counts_of({now.owner: 7}), now=0.0, compression="none") == nothing
-    with pytest.raises(ProtocolError, match="samples at once"):
+    with pytest.raises(ProtocolError, match="samples in one request"):
         drawn_for(now, counts_of({now.owner: MAX_DRAWN + 1}), now=0.0, compression="none")
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (UsedUp(5, 2, 3), "entries are drawn 3 times at most (max_times_sampled), and 2 times yet in all"),
+        (UsedUp(5, 2, 3), "max_times_sampled=3 limits draws of an entry, and 2 draws remain in all"),
         (EmptyMemory(0, "no group is complete"), "no group is complete. Wait for actors to ship more"),
-        (EmptyMemory(4), "of 4 entries in 2 episodes of 1 clients none can be drawn"),
+        (EmptyMemory(4), "none of the 4 entries in 2 episodes of 1 clients can be drawn"),
     ],
 )
 def test_why_a_draw_waits_is_said_in_words(error: EmptyMemory, words: str) -> None:

@@ -485,7 +485,7 @@ def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
 
 def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=True))
-    with pytest.raises(ProtocolError, match="4294967295 samples at once; 1048576 are allowed"):
+    with pytest.raises(ProtocolError, match="4294967295 samples in one request; the limit is 1048576"):
         taken(pool, b"r" * 16, {name(0): 2**32 - 1})
 
 

@@ -176,8 +176,8 @@ def test_a_shortage_says_what_it_waits_for() -> None:
     pool.saw_model(9)
     with pytest.raises(NotEnoughSamples) as caught:
         take(pool, 6)
-    assert "waiting for 6 more entries (0 of 6 held, of 0 clients)" in str(caught.value)
-    assert "4 entries were passed over (max_model_lag), the last ones of model 7 when 9 was the newest" in str(
+    assert "waiting for 6 more entries (0 of 6 held, from 0 clients)" in str(caught.value)
+    assert "4 stale entries were discarded (max_model_lag), the last of model 7 when model 9 was the newest" in str(
         caught.value
     )
     pushed(pool, CLIENTS[0], range(4, 12), version=9)
@@ -196,7 +196,7 @@ def test_wrong_arguments_are_refused_before_anything_waits() -> None:
 
 
 def test_a_fragment_that_has_no_room_at_all_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="there is room for 5"):
+    with pytest.raises(ProtocolError, match="the table has room for 5"):
         pushed(made(5), CLIENTS[0], range(6))
 
 
@@ -226,7 +226,7 @@ def test_what_has_left_can_be_put_back_once(how: str) -> None:
         pool.clear()
     elif how == "passed over":
         pool.saw_model(2)
-        with pytest.raises(NotEnoughSamples, match="of 0 clients"):
+        with pytest.raises(NotEnoughSamples, match="from 0 clients"):
             take(pool, 1)
     else:
         pushed(pool, CLIENTS[1], range(4, 8), version=1)
@@ -306,8 +306,8 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cache_limit": 3}, "capacity says how many entries"),
-        ({"samples_per_insert_tolerance": 10.0}, "capacity says how far"),
+        ({"cache_limit": 3}, "capacity limits the number of entries"),
+        ({"samples_per_insert_tolerance": 10.0}, "capacity limits how far"),
         ({"min_size": 5}, "take"),
         ({"max_times_sampled": 1}, "handed out once"),
         ({"on_full": "newest"}, "oldest"),

@@ -1,4 +1,4 @@
-"""Tables of caches: samples that actors made."""
+"""Tables of caches: samples that actors have drawn from their own memories."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 
 
 class CachesKind(Kind):
-    """Caches: samples that actors have drawn from their own memories."""
+    """Kind of tables that hold caches: samples that actors have drawn from their own memories."""
 
     name = holds = "caches"
     unit, room = "samples", "caches"
-    weighed = "Of held samples, which actors drew in proportion to them."
+    weighed = "Weights of held samples, which actors drew in proportion to their weights."
     pool = "memoire.tables.caches.pool:Pool"
     saved = "memoire.tables.caches.inspection:ClientRecord CacheRecord"
     actor = "memoire.client.caches:CachesSide"
     offers = ("TakesPushes", "HearsSums", "BelongsToRun", "DrawsAtRandom", "DrawsBatches", "ShowsSamples")
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
-        """Refuse room for entries, which are at their actors."""
+        """Raise ParameterError if `capacity` is set, because the actors hold the entries."""
         if settings.capacity:
             expected = (
-                "0 where caches are stored, since entries are at their actors: client_capacity says how many each "
-                "keeps, cache_limit how many caches are held here"
+                "0 with storage='caches', because actors hold the entries: client_capacity limits the entries of each "
+                "actor, cache_limit the held caches"
             )
             raise ParameterError("capacity", settings.capacity, expected)
         self._check_rest(settings, is_full_said=is_full_said)
 
     def check_messages(self, settings: TableSettings, parameters: Parameters, limits: PushLimits) -> None:
-        """Of caches, what the table may hold counts, too."""
+        """Raise ParameterError if a cache exceeds the message size or the table's byte limit."""
         most = {"message_bytes": limits.push_bytes}
-        if limits.byte_limit is not None and parameters.compression == "none":  # compressed ones are held as they come
+        if limits.byte_limit is not None and parameters.compression == "none":  # compressed caches are held as received
             most["byte_limit"] = limits.byte_limit
         size_of = partial(layout.cache_bytes, settings.schema, parameters, settings.client_capacity)
         limits.check(("cache_size", parameters.cache_size, "samples that share no frame", "sample"), size_of, most)
 
     def usual_bytes(self, schema: Schema, parameters: Parameters) -> int:
-        """Of a cache."""
+        """Return the usual size of a cache, 0 if the size is unknown."""
         return layout.usual_bytes(schema, parameters)
 
-    def differing_parameters(self, schema: Schema, mine: Parameters, theirs: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Caches hold finished samples."""
-        return differing(schema, mine, theirs)
+    def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
+        """Return the parameters that held samples depend on and that differ: name -> (ours, others)."""
+        return differing(schema, ours, others)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"cache_limit": settings.cache_limit, "seed": place.seed}

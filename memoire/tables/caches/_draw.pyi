@@ -1,4 +1,4 @@
-"""The draw over held caches: shares of clients, picked samples, and gathering them."""
+"""Compiled draws over held caches: shares of clients, picked samples, and copies of the samples."""
 
 from collections.abc import Iterator
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""The draw over held caches: shares of clients, picked samples, and gathering them."""
+"""Compiled draws over held caches: shares of clients, picked samples, and copies of the samples."""
 
 cimport cython
 cimport numpy as cnp
@@ -20,15 +20,15 @@ import numpy as np
 
 cnp.import_array()
 
-# The draw over held caches (docs/sampling.md has its rule, caches.py its words). Each client is a queue of caches:
+# The rule of the draw is in docs/sampling.md and pool.py. Each client is a queue of caches:
 #
-#     HeldClient.queue   [HeldCache used 40 of 256, HeldCache used 0 of 256, HeldCache used 0 of 256]   one used up is gone
+#     HeldClient.queue   [HeldCache used 40 of 256, HeldCache used 0 of 256, HeldCache used 0 of 256]   used-up caches are dropped
 #
-# A draw first decides, under the pool's lock, which samples it takes (`Picks`: one row for each sample, with references to their
-# caches); copying them needs neither lock nor GIL, and whatever is overwritten meanwhile lives until the picks are dropped.
+# A draw first picks samples under the pool's lock (`Picks`: one row for each sample, with references to the caches). Copying the
+# samples needs neither lock nor GIL. A cache that is evicted meanwhile stays in memory until the picks are dropped.
 
 cdef uint64_t _pool_random(uint64_t* state) noexcept nogil:
-    """splitmix64: a counter through a mixing function; every seed is as good as any other."""
+    """Return the next splitmix64 word: a counter through a mixing function. Every seed is as good as any other."""
     cdef uint64_t word
     state[0] += 0x9E3779B97F4A7C15ULL
     word = state[0]
@@ -42,14 +42,14 @@ cdef inline double _pool_fraction(uint64_t* state) noexcept nogil:
 
 
 cdef inline uint32_t _pool_below(uint64_t* state, uint32_t bound) noexcept nogil:
-    """A whole number in [0, bound); the bias of 2**-32 at most is far below what any draw can show."""
+    """Return a random integer in [0, bound). The bias of at most 2**-32 is far below the effect of any draw."""
     return <uint32_t>(((_pool_random(state) >> 32) * <uint64_t>bound) >> 32)
 
 
 cdef int _rise_together(const double* unused, double* share, const double* cap, Py_ssize_t clients, double batch) noexcept nogil:
-    """Shares where all caps together are below 1: every cap grows by one factor, up to unused / batch."""
+    """Compute shares if all caps together are below 1: each cap grows by one factor, up to unused / batch."""
     cdef double factor = 1.0, fixed, loose
-    cdef Py_ssize_t i, full, before = -1  # each turn finds more clients at their cap, or is the last
+    cdef Py_ssize_t i, full, before = -1  # each pass finds more clients at their cap, or is the last
     while True:
         full = 0
         fixed = loose = 0.0
@@ -69,9 +69,9 @@ cdef int _rise_together(const double* unused, double* share, const double* cap, 
 
 
 cdef int _fill_water(const double* weight, double* share, const double* cap, Py_ssize_t clients) noexcept nogil:
-    """Shares in proportion to the weights, none above its cap; caps together are at least 1."""
+    """Compute shares in proportion to the weights, none above its cap. The caps together are at least 1."""
     cdef double level = 0.0, fixed, loose
-    cdef Py_ssize_t i, full, before = -1  # each turn finds more clients at their cap, or is the last
+    cdef Py_ssize_t i, full, before = -1  # each pass finds more clients at their cap, or is the last
     while True:
         full = 0
         fixed = loose = 0.0
@@ -95,7 +95,7 @@ cdef int _fill_water(const double* weight, double* share, const double* cap, Py_
 cdef int _shares(
     const double* weight, const double* unused, const double* between, Py_ssize_t clients, double batch, double* cap, double* share
 ) noexcept nogil:
-    """pi_c of each client. `unused` is infinite for one that can serve any number; 0 for one that cannot serve. `cap` is scratch."""
+    """Compute pi_c of each client. `unused` is infinite for a client that serves any number, 0 for one that cannot serve. `cap` is scratch."""
     cdef double together = 0.0, total = 0.0
     cdef Py_ssize_t i
     for i in range(clients):
@@ -116,7 +116,7 @@ cdef int _shares(
 cdef Py_ssize_t _counts(
     const double* share, const double* unused, Py_ssize_t clients, Py_ssize_t batch, double start, int64_t* count
 ) noexcept nogil:
-    """Systematic sampling: client c gets the whole numbers in its stretch of [start, start + batch). Returns how many are missing."""
+    """Draw counts systematically: client c gets the integers in its stretch of [start, start + batch). Return the number of missing samples."""
     cdef double edge = 0.0
     cdef int64_t reached, before = 0, excess = 0, more
     cdef Py_ssize_t i, last = -1
@@ -128,7 +128,7 @@ cdef Py_ssize_t _counts(
         if share[i] <= 0.0:
             continue
         edge += share[i] * batch
-        # The running sum rounds; the last client ends at the batch exactly, whatever it came to.
+        # The running sum is rounded; the last client must end at the batch exactly.
         reached = batch if i == last else min(<int64_t>floor(edge + start), <int64_t>batch)
         count[i] = reached - before
         before = reached
@@ -146,7 +146,7 @@ cdef Py_ssize_t _counts(
 
 
 def shares(weight, unused, between, double batch):
-    """pi_c for clients of total weight S_c, u_c unused samples (inf: any number) and D_c: float64 [C] each -> [C], summing to 1."""
+    """Return pi_c for total weights S_c, u_c unused samples (inf: any number) and D_c: float64 [C] each -> [C], summing to 1."""
     cdef Py_ssize_t clients = len(weight)
     cdef const double* weights = doubles_of(weight, clients)
     cdef const double* left = doubles_of(unused, clients)
@@ -160,7 +160,7 @@ def shares(weight, unused, between, double batch):
 
 
 def systematic_counts(share, unused, Py_ssize_t batch, double start):
-    """Whole numbers with mean batch * share, none above `unused`, together `batch`: float64 [C] -> int64 [C]. start in [0, 1)."""
+    """Return integers with mean batch * share, none above `unused`, summing to `batch`: float64 [C] -> int64 [C]. start in [0, 1)."""
     cdef Py_ssize_t clients = len(share)
     cdef const double* parts = doubles_of(share, clients)
     cdef const double* left = doubles_of(unused, clients)
@@ -172,7 +172,7 @@ def systematic_counts(share, unused, Py_ssize_t batch, double start):
     return count
 
 
-# The plan of a reader over several servers: each client once, however many servers have some of it, and no Python per client.
+# The plan of a reader over several servers: each client once, even if several servers hold its samples, and no Python per client.
 #
 #     a   c7 20 of 60 kept   c9  4        ──▶  c7: newest sums of both, 35 unused  ──▶  a   c7 11   c9 2
 #     b   c7 15                                c9                                       b   c7  3
@@ -192,12 +192,12 @@ cdef struct CountsRow:
 
 
 cdef inline bint _is_one(const void* row, const void* other) noexcept nogil:
-    """Whether two rows are of the same client: each begins with its id."""
+    """Return True if two rows are of the same client; each row begins with its id."""
     return memcmp(row, other, 16) == 0
 
 
 cdef const char* _rows_of(array, size_t row, Py_ssize_t* count) except? NULL:
-    """Begin of an array of rows of so many bytes, and how many there are."""
+    """Return the first byte of an array of rows of this many bytes, and write the number of rows into `count`."""
     if not cnp.PyArray_Check(array) or not cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>array):
         raise ValueError("expected a C-contiguous array of rows")
     if <size_t>cnp.PyArray_ITEMSIZE(<cnp.ndarray>array) != row:
@@ -207,7 +207,7 @@ cdef const char* _rows_of(array, size_t row, Py_ssize_t* count) except? NULL:
 
 
 cdef inline double _able_of(const SumsRow* row) noexcept nogil:
-    """Samples that a server can give of a client; infinite where it gives any number."""
+    """Return the number of samples of a client that a server can give, infinity for any number."""
     if row.flags & 1:
         return INFINITY if row.reserved else 0.0
     return row.reserved
@@ -215,20 +215,20 @@ cdef inline double _able_of(const SumsRow* row) noexcept nogil:
 
 @cython.auto_pickle(False)
 cdef class Clients:
-    """The clients of all servers: C of them, in R rows.
+    """Merged sums of the clients of all servers: C clients, in R rows.
 
     Args:
-        tables: Rows of `wire.CLIENT_SUMS` of each server. A client of two servers counts once, with the sums that are newest.
-        seed: Of the table in which ids are looked for, so that nobody can choose ids that are slow to find.
+        tables: Rows of `wire.CLIENT_SUMS` of each server. A client of two servers counts once, with its newest sums.
+        seed: Seed of the hash table of ids, so that no sender can choose colliding ids.
     """
 
     cdef list tables
     cdef SumsRow* row        # [R]
-    cdef uint32_t* of_row    # [R] number of its client
+    cdef uint32_t* of_row    # [R] number of the row's client
     cdef Py_ssize_t rows
     cdef uint32_t* newest    # [C] the row with its newest sums
-    cdef double* weight      # [C] of the largest one; sums of what clients say could overflow
-    cdef double* unused      # [C] u_c over all servers; 0 where nothing can be drawn
+    cdef double* weight      # [C] as a part of the largest, because a sum of reported weights could overflow
+    cdef double* unused      # [C] u_c over all servers; 0 if nothing can be drawn
     cdef double* between     # [C] D_c over all servers
     cdef double* share       # [C] pi_c
     cdef double* cap         # [C] scratch
@@ -261,7 +261,7 @@ cdef class Clients:
         free(self.weight)
 
     cdef int _merge(self, uint64_t seed) except -1:
-        """Number the clients in the order in which they come, and add up what servers have of each."""
+        """Number the clients in the order of the rows, and add up each client's samples over all servers."""
         cdef size_t mask = 15, at
         cdef uint32_t* place
         cdef const char* begin
@@ -312,7 +312,7 @@ cdef class Clients:
         self.left_out = max(0.0, 1.0 - serving / mass) if mass > 0.0 else 0.0
 
     def plan(self, Py_ssize_t samples, double start):
-        """Share a batch out over the clients, by systematic sampling from `start` in [0, 1): False where there is too little."""
+        """Distribute a batch over the clients, by systematic sampling from `start` in [0, 1). Return False if there are too few samples."""
         cdef double together = 0.0, chance
         cdef const SumsRow* newest
         cdef Py_ssize_t i
@@ -334,7 +334,7 @@ cdef class Clients:
         return True
 
     def asked(self):
-        """Of each client that samples are asked of: id -> (pi_c, N_c)."""
+        """Return id -> (pi_c, N_c) for each client that samples are requested from."""
         cdef Py_ssize_t i
         cdef const SumsRow* newest
         cdef dict found = {}
@@ -345,7 +345,7 @@ cdef class Clients:
         return found
 
     def counts(self):
-        """For each server rows of `wire.CLIENT_COUNTS`, packed: first come first served. To be called once after `plan`."""
+        """Return packed rows of `wire.CLIENT_COUNTS` for each server, filled in the servers' order. Call once after `plan`."""
         cdef Py_ssize_t rows, i = 0, end = 0
         cdef int64_t here
         cdef CountsRow wanted
@@ -370,8 +370,8 @@ cdef class Clients:
 
 
 def take_counts(table, counts):
-    """Take what is asked for, [C] rows of `wire.CLIENT_COUNTS`, off what a server has, [C] rows of `wire.CLIENT_SUMS`, in place. A
-    client that gives any number keeps it; one that is not there is passed over.
+    """Subtract requests, [C] rows of `wire.CLIENT_COUNTS`, from a server's samples, [C] rows of `wire.CLIENT_SUMS`, in place. A client that gives
+    any number stays unchanged; requests for unknown clients are ignored.
     """
     cdef Py_ssize_t clients, wanted, at = 0, i, _step
     cdef SumsRow* row = <SumsRow*>_rows_of(table, sizeof(SumsRow), &clients)
@@ -379,7 +379,7 @@ def take_counts(table, counts):
     if clients:
         target_of(table, clients * <Py_ssize_t>sizeof(SumsRow))
     for i in range(wanted):
-        # Both are in the order of the server's clients nearly always, so that the next one is close.
+        # Both are nearly always in the order of the server's clients, so that the next match is close.
         for _step in range(clients):
             if _is_one(row + at, count + i):
                 if not row[at].flags & 1:
@@ -412,24 +412,24 @@ cdef struct Carried:
 
 @cython.auto_pickle(False)
 cdef class HeldClient:
-    """The held caches of one client, oldest first, and its newest sums. Every attribute belongs to the pool's lock."""
+    """Queue of one client's held caches, oldest first, with its newest sums. Every attribute belongs to the pool's lock."""
 
     cdef list queue               # HeldCache, oldest first
-    cdef uint32_t most            # samples of the largest cache held
-    cdef Py_ssize_t at_most       # caches that have as many
-    cdef double eldest            # as of its caches, the least
-    cdef int64_t least_model, again  # the latter over its caches
+    cdef uint32_t most            # samples of the largest held cache
+    cdef Py_ssize_t at_most       # number of caches with `most` samples
+    cdef double eldest            # least value over the caches
+    cdef int64_t least_model, again  # least model and sum of remaining draws over the caches
     cdef uint64_t low, high
-    cdef uint64_t mark            # what HeldPool had seen drawn, here and elsewhere, when its newest cache came
+    cdef uint64_t mark            # HeldPool's drawn + elsewhere at the arrival of the newest cache
     cdef double mass, population  # S_c, N_c
-    cdef dict reserved_for        # reader -> unused samples kept for it
+    cdef dict reserved_for        # reader -> unused samples reserved for the reader
     cdef Py_ssize_t slot          # in HeldPool.clients, -1: none
-    cdef readonly uint64_t number  # of clients that entered its pool before it
+    cdef readonly uint64_t number  # number of clients that entered the pool earlier
     cdef readonly bytes id
     cdef readonly Py_ssize_t pushed, caches, nbytes, unused, held, reserved
     cdef readonly double minimum
-    cdef public double between    # D_c; a client that comes back from a file has the one that it had
-    cdef readonly uint64_t sequence  # of the message that its sums came with
+    cdef public double between    # D_c; restored from a snapshot
+    cdef readonly uint64_t sequence  # sequence number of the message with the newest sums
     cdef bint has_sums
     cdef public double heard
 
@@ -443,19 +443,19 @@ cdef class HeldClient:
 
     @property
     def total_weight(self):
-        """S_c: the newest total weight of its memory."""
+        """S_c, the newest total weight of the client's memory."""
         return self.mass
 
     @property
     def positives(self):
-        """N_c: its newest number of entries with positive weight."""
+        """N_c, the newest number of entries with positive weight."""
         return self.population
 
     def hear(self, uint64_t sequence, double total_weight, double positives, double minimum, bint is_limited=False):
-        """Take newer sums; older ones (a message that was overtaken) change nothing. Returns whether they were taken.
+        """Record newer sums and return True; ignore older ones (of a message that was overtaken) and return False.
 
-        is_limited: Entries are drawn so often only. Where the newest sums say that all are used up, older ones are taken: they come with
-        a cache into which entries were drawn.
+        is_limited: Draws of an entry are limited. If the newest sums are 0, because all entries are used up, older sums are accepted: the
+        message's cache holds samples of such entries.
         """
         if self.has_sums and sequence <= self.sequence and not (is_limited and self.mass == 0.0):
             return False
@@ -466,7 +466,7 @@ cdef class HeldClient:
         return True
 
     def queued(self):
-        """Its caches, oldest first."""
+        """Return the client's caches, oldest first."""
         return list(self.queue)
 
     cdef int _append(self, HeldCache cache) except -1:
@@ -480,7 +480,7 @@ cdef class HeldClient:
         self.held += cache.count
 
     cdef HeldCache _pop(self, Py_ssize_t place=0):
-        """Take the oldest cache off, or that in this place; the caller sees to its samples and bytes."""
+        """Remove and return the oldest cache, or the cache in this place; the caller updates the pool's counts."""
         cdef HeldCache cache = self.queue[place], other
         del self.queue[place]
         self.caches -= 1
@@ -496,7 +496,7 @@ cdef class HeldClient:
         return cache
 
     cdef inline void _measure(self, HeldCache cache) noexcept:
-        """Mind the samples of a cache that is held."""
+        """Update the largest cache size with a held cache."""
         if cache.view.samples > self.most:
             self.most, self.at_most = cache.view.samples, 0
         self.at_most += cache.view.samples == self.most
@@ -504,7 +504,7 @@ cdef class HeldClient:
 
 @cython.auto_pickle(False)
 cdef class Picks:
-    """The samples that a draw took: where each is, and what it needs for its importance. Holds its caches alive."""
+    """Samples that a draw took: the place of each, and the facts for its importance. Keeps the caches alive."""
 
     cdef Pick* pick
     cdef list caches
@@ -525,7 +525,7 @@ cdef class Picks:
         free(self.pick)
 
     cdef int _add(self, HeldClient client, HeldCache cache, uint32_t first, Py_ssize_t count, double share) except -1:
-        """Take `count` consecutive samples of a cache."""
+        """Add `count` consecutive samples of a cache."""
         cdef Py_ssize_t i
         self.caches.append(cache)
         for i in range(count):
@@ -549,12 +549,12 @@ cdef class Picks:
 
     @property
     def multi_step(self):
-        """The largest multi_step of the caches."""
+        """Largest multi_step of the caches."""
         cdef HeldCache cache
         return max([cache.multi_step for cache in self.caches], default=1)
 
     def gather(self, list arrays, reward, discount, steps, weight, ids, age, model):
-        """Copy every sample to its position: `arrays` in the order of the layout's fields, then what each sample carries.
+        """Copy every sample to its position: `arrays` in the order of the layout's fields, then the values of each sample.
 
         All arrays are C-contiguous and of exactly the right bytes; reward may be None. The GIL is released.
         """
@@ -583,8 +583,8 @@ cdef class Picks:
             free(target)
 
     def arrivals(self, target, bint in_order):
-        """When each sample's cache came, by its pool's clock: float64 [B] into `target`, at the samples' positions or in the order of
-        the draw.
+        """Write the arrival time of each sample's cache, by the pool's clock: float64 [B] into `target`, in the order of the batch or of the
+        draw.
         """
         cdef double* to = <double*>target_of(target, self.size * 8)
         cdef Py_ssize_t i
@@ -592,7 +592,7 @@ cdef class Picks:
             to[i if in_order else self.pick[i].position] = self.pick[i].view.arrived
 
     def gather_lengths(self, int index, target):
-        """How many elements each sample's values have in ragged field `index`: int32 [B, rows] into `target`; returns the most."""
+        """Write the lengths of ragged field `index`: int32 [B, rows] into `target`; return the greatest length."""
         cdef const Field* field = self._ragged_field(index)
         cdef int32_t* to = <int32_t*>target_of(target, self.size * field.frames * 4)
         cdef const char* begin
@@ -608,7 +608,7 @@ cdef class Picks:
         return most
 
     def gather_padded(self, int index, Py_ssize_t longest, target):
-        """Copy the values of ragged field `index` to their samples' positions: [B, rows, longest, ...] into `target`, zeros behind each."""
+        """Copy the values of ragged field `index` to their samples' positions: [B, rows, longest, ...] into `target`, padded with zeros."""
         cdef const Field* field = self._ragged_field(index)
         cdef size_t row = longest * field.size, j, size
         cdef char* to = target_of(target, self.size * field.frames * row)
@@ -629,10 +629,10 @@ cdef class Picks:
         return &self.layout.field[self.layout.fields + index]
 
     def importance(self, double exponent, bint by_largest, target):
-        """(N P(i) N_k / N_c) ** -exponent of every sample over a divisor: float32 [B] into `target`; returns the divisor.
+        """Write (N P(i) N_k / N_c) ** -exponent of every sample over a divisor: float32 [B] into `target`; return the divisor.
 
-        The divisor is the batch's largest, or with `by_largest` the largest that any entry of the serving clients could have
-        (never below the batch's: an old cache may hold a rarer sample than its client has now).
+        The divisor is the batch's largest, or with `by_largest` the largest that any entry of the serving clients could have (never below the
+        batch's: an old cache may hold a rarer sample than its client has now).
         """
         cdef float* importance = <float*>target_of(target, self.size * 4)
         cdef double* value = <double*>malloc(max(1, self.size) * sizeof(double))
@@ -646,13 +646,13 @@ cdef class Picks:
         return divisor
 
     def distinct(self, dict indices not None):
-        """Number the distinct rows that the samples' indices point to, in order of first use, for a container of them.
+        """Number the distinct rows that the samples' indices refer to, in order of first use, for a container of these rows.
 
         Args:
-            indices: Bookkeeping part, of those that index the same rows -> uint32 [B, each] that is filled with those numbers.
+            indices: Bookkeeping part, of parts that index the same rows -> uint32 [B, each], to be filled with the numbers.
 
         Returns:
-            Frames: what `pack_frames` copies.
+            Frames, whose `pack_frames` copies the rows.
         """
         cdef size_t total = sum([array.size for array in indices.values()])
         cdef Frames frames = Frames(self, total)
@@ -665,7 +665,7 @@ cdef class Picks:
         return frames
 
     def pack_rows(self, int block, target):
-        """Copy each sample's row of `block` in the order of the draw (positions are left aside)."""
+        """Copy each sample's row of `block` in the order of the draw, ignoring positions in the batch."""
         cdef Py_ssize_t i
         cdef size_t size = self.layout.block[inside(block, self.layout.blocks)].row_bytes
         cdef char* to
@@ -680,7 +680,7 @@ cdef class Picks:
                 copy_row(to + i * size, <const char*>self.pick[i].view.block[block] + <size_t>self.pick[i].sample * size, size)
 
     def bytes_of(self, int block):
-        """Bytes of each sample's value together, in a block of a ragged column."""
+        """Return the total bytes of the samples' values, in a block of a ragged column."""
         cdef Py_ssize_t i
         cdef size_t total = 0
         if self.layout.block[inside(block, self.layout.blocks)].lengths == FIXED:
@@ -690,7 +690,7 @@ cdef class Picks:
         return total
 
     def pack_owners(self, owner, chance, population):
-        """Fill uint32, float64, float64 [B]: whose each sample is, w_i / S_k and N_k. Returns the owners' ids, 16 bytes each."""
+        """Write each sample's owner, w_i / S_k and N_k: uint32, float64, float64 [B]. Return the owners' ids, 16 bytes each."""
         cdef uint32_t* to_owner = <uint32_t*>target_of(owner, self.size * 4)
         cdef double* to_chance = <double*>target_of(chance, self.size * 8)
         cdef double* to_population = <double*>target_of(population, self.size * 8)
@@ -716,7 +716,7 @@ cdef struct Source:
 
 @cython.auto_pickle(False)
 cdef class Frames:
-    """Distinct frames of picked samples, numbered: an open-addressed table while numbering, a list while copying."""
+    """Numbered distinct frames of picked samples: an open-addressed table while numbering, a list while copying."""
 
     cdef Picks picks
     cdef Source* table   # number 0xFFFFFFFF: free
@@ -765,7 +765,7 @@ cdef class Frames:
                     target[i * each + j] = frame if frame == ZERO_FRAME else self._find(pick[i].view, frame)
 
     def bytes_of(self, int block):
-        """Bytes of the rows' values together, in a block of a ragged column."""
+        """Return the total bytes of the rows' values, in a block of a ragged column."""
         cdef Py_ssize_t i
         cdef size_t total = 0
         if self.picks.layout.block[inside(block, self.picks.layout.blocks)].lengths == FIXED:
@@ -790,8 +790,8 @@ cdef class Frames:
                 copy_row(to + i * size, <const char*>self.order[i].view.block[block] + <size_t>self.order[i].frame * size, size)
 
 
-# Gathering. Rows are read cache by cache, where they lie side by side, and written to their places in the shuffled batch; what will
-# be read some samples later is asked for now, because held caches are far larger than any processor cache.
+# Gathering reads rows cache by cache, where rows lie side by side, and writes them to their places in the shuffled batch. Rows of
+# later samples are prefetched, because held caches are far larger than any processor cache.
 
 cdef enum:
     ROWS_AHEAD = 8
@@ -811,18 +811,18 @@ cdef void _gather_rows(const Field* field, const Pick* pick, Py_ssize_t size, ch
 
 
 cdef inline uint32_t _index_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
-    """Number of row `j` of a sample, or ZERO_FRAME."""
+    """Return the number of row `j` of a sample, or ZERO_FRAME."""
     cdef size_t at = j if field.stack == field.frames else j // field.stack + j % field.stack
     return read32(pick.view.block[field.index] + 4 * (<size_t>pick.sample * field.each + at))
 
 
 cdef inline size_t _value_bytes(const View* view, int block, uint32_t row) noexcept nogil:
-    """Of a value in a block of a ragged column."""
+    """Return the bytes of a value in a block of a ragged column."""
     return view.begins[block][row + 1] - view.begins[block][row]
 
 
 cdef inline size_t _value_of(const Field* field, const Pick* pick, size_t j, const char** begin) noexcept nogil:
-    """Where value `j` of a sample begins, in a ragged column, and its bytes."""
+    """Write the address of value `j` of a sample in a ragged column into `begin`; return its bytes."""
     cdef uint32_t row = pick.sample if field.index < 0 else _index_of(field, pick, j)
     begin[0] = <const char*>pick.view.block[field.block]
     if row == ZERO_FRAME:
@@ -832,14 +832,14 @@ cdef inline size_t _value_of(const Field* field, const Pick* pick, size_t j, con
 
 
 cdef inline char* _pack_value(const View* view, int block, uint32_t row, char* to) noexcept nogil:
-    """Copy a value of a ragged column; returns where the next one goes."""
+    """Copy a value of a ragged column; return the address behind the copy."""
     cdef size_t size = _value_bytes(view, block, row)
     memcpy(to, view.block[block] + view.begins[block][row], size)
     return to + size
 
 
 cdef inline const char* _frame_of(const Field* field, const Pick* pick, size_t j) noexcept nogil:
-    """Row `j` of a sample; NULL for one of zeros."""
+    """Return the address of row `j` of a sample; NULL for a row of zeros."""
     cdef uint32_t frame = _index_of(field, pick, j)
     if frame == ZERO_FRAME:
         return NULL
@@ -876,7 +876,7 @@ cdef inline void _prefetch_carried(Layout layout, const Pick* one) noexcept nogi
 
 
 cdef void _gather_carried(Layout layout, const Pick* pick, Py_ssize_t size, const Carried* to) noexcept nogil:
-    """Reward sum, discount, steps, weight, id, age and model version of each sample."""
+    """Copy reward sum, discount, steps, weight, id, age and model version of each sample."""
     cdef size_t reward = 4 * <size_t>layout.reward_size, at, position
     cdef const uint8_t* const* block
     cdef const Pick* one
@@ -913,7 +913,7 @@ cdef void _gather(Layout layout, const Pick* pick, Py_ssize_t size, char** targe
 cdef double _importance(
     Layout layout, const Pick* pick, Py_ssize_t size, double population, double exponent, double rarest, double* value, float* importance
 ) noexcept nogil:
-    """(N pi_c chance N_k / N_c) ** -exponent over the divisor, which is returned; see `_weigh`."""
+    """Compute (N pi_c chance N_k / N_c) ** -exponent over the divisor; return the divisor. See `weigh`."""
     cdef bint drawn = layout.is_drawn
     cdef double chance, positives
     cdef Py_ssize_t i
@@ -932,17 +932,17 @@ cdef double _importance(
 
 @cython.auto_pickle(False)
 cdef class HeldPool:
-    """All held caches, and the draw over them. Not thread-safe: caches.py has the lock, and the words for what happens here."""
+    """All clients' queues of held caches, with draws over them. Not thread-safe: `Pool` in pool.py has the lock."""
 
     cdef list clients
     cdef double* scratch          # weight, unused, between, cap, share and count of each client
     cdef Py_ssize_t room
     cdef uint64_t random
     cdef readonly Py_ssize_t nbytes, caches, unused, held
-    cdef readonly uint64_t drawn  # samples that anyone ever drew here
-    cdef uint32_t most_times      # draws of a held sample, with reuse; 0: any
-    cdef uint64_t entered         # clients that ever came
-    cdef uint64_t elsewhere       # and that readers of this pool drew from other ones
+    cdef readonly uint64_t drawn  # samples ever drawn from this pool
+    cdef uint32_t most_times      # maximum draws of a held sample, with reuse; 0: no limit
+    cdef uint64_t entered         # number of clients ever entered
+    cdef uint64_t elsewhere       # samples that readers of this pool drew from other pools
 
     def __cinit__(self, uint64_t seed):
         self.clients, self.random = [], seed
@@ -957,32 +957,32 @@ cdef class HeldPool:
         return iter(list(self.clients))
 
     def state(self):
-        """(random, drawn, elsewhere): what draws go on from, beside the clients."""
+        """Return (random, drawn, elsewhere), the state of drawing beside the clients."""
         return self.random, self.drawn, self.elsewhere
 
     def go_on_from(self, uint64_t random, uint64_t drawn, uint64_t elsewhere):
-        """Take up what `state` said, before any client enters."""
+        """Restore a result of `state`, before any client enters."""
         self.random, self.drawn, self.elsewhere = random, drawn, elsewhere
 
     def since(self, HeldClient client not None):
-        """Samples that were drawn since the client's newest cache came."""
+        """Return the number of samples drawn since the client's newest cache arrived."""
         return self.drawn + self.elsewhere - client.mark
 
     def set_since(self, HeldClient client not None, uint64_t samples):
-        """Let so many samples have been drawn since then, for a client that comes back from a file."""
+        """Set the number of samples drawn since the client's newest cache arrived, for a client restored from a snapshot."""
         client.mark = self.drawn + self.elsewhere - min(samples, self.drawn + self.elsewhere)
 
     def enter(self, HeldClient client not None):
-        """Count a client in."""
+        """Add a client to the pool."""
         if client.slot >= 0:
-            raise ValueError("the client is in a pool already")
+            raise ValueError("the client is already in a pool")
         client.slot, client.mark = len(self.clients), self.drawn + self.elsewhere
         client.number = self.entered
         self.entered += 1
         self.clients.append(client)
 
     def leave(self, HeldClient client not None):
-        """Count a client out, with all that it holds. Returns (caches, unused samples) that went with it."""
+        """Remove a client with all its caches; return the numbers (caches, unused samples) removed."""
         cdef HeldClient last
         cdef Py_ssize_t caches = client.caches, unused = client.unused
         self._own(client)
@@ -1004,7 +1004,7 @@ cdef class HeldPool:
         cdef double between = <double>(self.drawn + self.elsewhere - client.mark)
         self._own(client)
         cache.again = self._again_of(cache)
-        # D_c: a quarter of the news each time, so that pushes in bursts do not make it jump
+        # D_c: smoothed by a quarter of each new value, so that bursts of pushes do not make it jump
         if client.pushed == 1:
             client.between = between
         elif client.pushed > 1:
@@ -1018,7 +1018,7 @@ cdef class HeldPool:
         self.caches += 1
 
     def largest(self):
-        """The client that holds most bytes, or None."""
+        """Return the client that holds most bytes, or None for an empty pool."""
         cdef HeldClient client, most = None
         for client in self.clients:
             if client.caches and (most is None or client.nbytes > most.nbytes):
@@ -1026,7 +1026,7 @@ cdef class HeldPool:
         return most
 
     def drop_oldest(self, HeldClient client not None, Py_ssize_t place=0):
-        """Forget a client's oldest cache, or that in this place. Returns (bytes, unused samples) that it had."""
+        """Drop a client's oldest cache, or the cache in this place. Return its (bytes, unused samples)."""
         cdef HeldCache cache
         self._own(client)
         if not 0 <= place < client.caches:
@@ -1039,7 +1039,7 @@ cdef class HeldPool:
         return cache.nbytes, <Py_ssize_t>(cache.count - cache.used)
 
     def limit(self, uint32_t most_times):
-        """From now on no held sample is drawn more often than this with reuse; 0 is any."""
+        """Limit the draws of each held sample with reuse; 0 is no limit."""
         cdef HeldClient client
         cdef HeldCache cache
         cdef uint32_t i, kept
@@ -1063,7 +1063,7 @@ cdef class HeldPool:
             self._drop_empty(client)
 
     cdef void _shrink(self, HeldClient client, HeldCache cache, Py_ssize_t gone) noexcept:
-        """Take note that so many samples of a cache that were not drawn are left no more."""
+        """Subtract this many undrawn samples of a cache, which can no longer be drawn, from the counts."""
         cache.count -= <uint32_t>gone
         client.unused -= gone
         client.held -= gone
@@ -1077,8 +1077,8 @@ cdef class HeldPool:
                 self.drop_oldest(client, place)
 
     def pass_over(self, double oldest, int64_t oldest_model):
-        """Let samples go whose entries were recorded before `oldest` by the pool's clock, or by a model before `oldest_model`; returns
-        how many that could have been drawn yet. Cost: a look at each client, and at the samples of caches with something to let go.
+        """Discard samples of entries that were recorded before `oldest` by the pool's clock, or by a model before `oldest_model`. Return the
+        number of discarded samples that could still be drawn. Cost: a look at each client, and at the samples of caches with old entries.
         """
         cdef HeldClient client
         cdef HeldCache cache
@@ -1092,7 +1092,7 @@ cdef class HeldPool:
                 if cache.eldest < oldest or cache.least_model < oldest_model:
                     drawn = cache.used
                     gone = cache.pass_over(oldest, oldest_model)
-                    # Drawn ones are in no count of what is unused, but in that of what is held.
+                    # Drawn samples are in the count of held samples, but not in that of unused samples.
                     client.held -= gone + drawn
                     self.held -= gone + drawn
                     client.unused -= gone
@@ -1104,13 +1104,13 @@ cdef class HeldPool:
         return passed
 
     cdef void _count_again(self, HeldClient client, HeldCache cache) noexcept:
-        """Count again how often what is left of a cache may be drawn yet."""
+        """Update the number of remaining draws of a cache."""
         cdef int64_t again = self._again_of(cache)
         client.again += again - cache.again
         cache.again = again
 
     cdef int64_t _again_of(self, HeldCache cache) noexcept:
-        """How often what is left of a cache may be drawn yet."""
+        """Return the number of remaining draws of a cache's samples."""
         cdef int64_t again = <int64_t>self.most_times * (cache.count - cache.used)
         cdef uint32_t i
         if cache.times != NULL and self.most_times:
@@ -1119,7 +1119,7 @@ cdef class HeldPool:
         return again
 
     def entries(self):
-        """Sum of the clients' N_c."""
+        """Return the sum of the clients' N_c."""
         cdef HeldClient client
         cdef double positives = 0.0
         for client in self.clients:
@@ -1127,7 +1127,7 @@ cdef class HeldPool:
         return <int64_t>positives
 
     def silent(self, double since, bint reuse):
-        """Clients last heard before `since` that may leave: their samples are used, or they are used again and again."""
+        """Return clients last heard before `since`; without `reuse` only clients whose samples are used up."""
         cdef HeldClient client
         return [client for client in self.clients if client.heard < since and (reuse or client.unused == 0)]
 
@@ -1142,7 +1142,7 @@ cdef class HeldPool:
         return 0
 
     def can_serve(self, bint reuse):
-        """Samples that one draw could take: those unused and not kept for readers; with `reuse` any number (-1) if there are some."""
+        """Return the number of samples that one draw could take without reserved ones; -1 with `reuse` for any number."""
         cdef HeldClient client
         cdef Py_ssize_t free_ = 0
         for client in self.clients:
@@ -1156,7 +1156,7 @@ cdef class HeldPool:
         return free_
 
     def draw(self, Layout layout not None, Py_ssize_t size, bint reuse):
-        """Take `size` samples of all clients by the rule of docs/sampling.md, shuffled: Picks; None if there are too few."""
+        """Draw `size` samples of all clients by the rule of docs/sampling.md, shuffled. Return Picks, or None if there are too few."""
         cdef Py_ssize_t clients = len(self.clients), i
         cdef double *weight
         cdef double *unused
@@ -1175,7 +1175,7 @@ cdef class HeldPool:
             largest = max(largest, (<HeldClient>self.clients[i]).mass)
         for i in range(clients):
             client = <HeldClient>self.clients[i]
-            # Only proportions count; sums of what clients say could overflow.
+            # Only proportions matter; a sum of reported weights could overflow.
             weight[i], between[i] = client.mass / largest if largest > 0.0 else 0.0, client.between
             mass += weight[i]
             unused[i] = 0.0
@@ -1207,11 +1207,11 @@ cdef class HeldPool:
         return picks
 
     cdef inline double _able(self, HeldClient client) noexcept:
-        """How many samples of a client can be drawn with reuse."""
+        """Return the number of samples of a client that can be drawn with reuse."""
         return <double>client.again if self.most_times else INFINITY
 
     cdef int _take(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
-        """The client's next `count` unused samples, oldest cache first; a cache that is used up is forgotten."""
+        """Pick the client's next `count` unused samples, oldest cache first; drop caches that are used up."""
         cdef HeldCache cache
         cdef int64_t here
         while count:
@@ -1227,13 +1227,13 @@ cdef class HeldPool:
         return 0
 
     cdef int _take_again(self, HeldClient client, int64_t count, double share, Picks picks) except -1:
-        """`count` of the client's held samples, each alike and with replacement; none is used up."""
+        """Pick `count` of the client's held samples, uniformly and with replacement; samples are not used up."""
         cdef HeldCache cache
         cdef uint32_t at, place
         while count:
             place = _pool_below(&self.random, <uint32_t>client.caches)
             cache = client.queue[place]
-            # a smaller cache is taken less often: all samples are alike, whichever cache they are in
+            # reject places beyond a smaller cache, so that each sample is equally likely
             at = _pool_below(&self.random, client.most)
             if at < cache.count:
                 picks._add(client, cache, at, 1, share)
@@ -1243,7 +1243,7 @@ cdef class HeldPool:
         return 0
 
     cdef int _used_again(self, HeldClient client, HeldCache cache, Py_ssize_t place, uint32_t at) except -1:
-        """A held sample was drawn once more: where that is as often as may be, it is left no more."""
+        """Count one more draw of a held sample; remove the sample at the limit of draws."""
         cdef uint32_t sample
         cache.list_left()
         if cache.times == NULL:
@@ -1261,17 +1261,17 @@ cdef class HeldPool:
                 self.drop_oldest(client, place)
         return 0
 
-    # Readers: each has samples kept for it at each client, and takes them by name.
+    # Readers: each has samples reserved at each client, and takes samples by the client's name.
 
     def draw_elsewhere(self, uint64_t samples):
-        """Count samples that a reader of this pool drew from other ones: the shares of clients here are shares of those too."""
+        """Count samples that a reader of this pool drew from other pools: the shares of clients here are shares of these draws too."""
         self.elsewhere += samples
 
     def reserve(self, bytes reader not None, Py_ssize_t total, uint64_t part=0, uint64_t of=1):
-        """Keep unused samples for a reader: of each client its share of `total` by weight or by what it has, whichever is more; 0 gives back.
+        """Reserve unused samples for a reader: each client's share of `total` by weight or by samples, whichever is more; 0 frees them.
 
-        By weight, so that a client's share is not held down by how much the others have in store; by what it has, so that
-        there is enough where the heaviest have little. Of readers that part the clients each takes every `of`-th one, as they entered.
+        By weight, so that a client's share does not depend on the others' stock; by samples, so that there are enough samples if the heaviest
+        clients have few. If readers divide the clients, each reader takes every `of`-th client in order of entry.
         """
         cdef HeldClient client
         cdef double together = 0.0, mass = 0.0, share
@@ -1297,9 +1297,9 @@ cdef class HeldPool:
                 client.reserved += wanted
 
     def sums(self, bytes reader not None, bint reuse, uint64_t part=0, uint64_t of=1):
-        """`wire.CLIENT_SUMS` of each of its clients with something to serve or a weight, packed.
+        """Return packed `wire.CLIENT_SUMS` rows of the reader's clients that have a weight.
 
-        D_c is scaled to the reader's part of u_c, and to its part of all draws: the other readers draw from other clients.
+        D_c is scaled to the reader's part of u_c, and to its part of all draws, because other readers draw from other clients.
         """
         cdef HeldClient client
         cdef Py_ssize_t mine
@@ -1325,13 +1325,13 @@ cdef class HeldPool:
         return b"".join(rows)
 
     cdef int64_t _count_of(self, HeldClient client, int64_t count) noexcept:
-        """How many of so many samples a client can give with reuse."""
+        """Return how many of `count` samples a client can give with reuse."""
         if client.held == 0:
             return 0
         return min(count, client.again) if self.most_times else count
 
     def take(self, Layout layout not None, bytes reader not None, list wanted, bint reuse):
-        """A reader's draw: (client, count) pairs, as many of each as there are for it. Picks in that order, not shuffled."""
+        """Draw by (client, count) pairs for a reader, as many as each client has. Return Picks in that order, not shuffled."""
         cdef HeldClient client
         cdef Picks picks
         cdef int64_t count, mine, most = 0
@@ -1345,7 +1345,7 @@ cdef class HeldPool:
             if reuse:
                 self._take_again(client, min(self._count_of(client, count), most - picks.size), 1.0, picks)
                 continue
-            # Looked at only now: the same client may have been named before.
+            # Read only now, because an earlier pair may name the same client.
             mine = client.reserved_for.get(reader, 0)
             count = min(count, <int64_t>client.unused, mine + <int64_t>max(0, client.unused - client.reserved))
             self._take(client, count, 1.0, picks)
@@ -1356,7 +1356,7 @@ cdef class HeldPool:
         return picks
 
     def save(self, list wanted not None, bint reuse):
-        """What `take` of these (client, count) pairs would change, for `restore`. Cost: a look at the caches that it may take from."""
+        """Return the state that `take` of these pairs would change, for `restore`. Cost: a look at the affected caches."""
         cdef HeldClient client
         cdef HeldCache cache
         cdef int64_t count
@@ -1375,7 +1375,7 @@ cdef class HeldPool:
         return clients, (self.random, self.nbytes, self.caches, self.unused, self.held, self.drawn)
 
     def restore(self, tuple saved not None):
-        """Be as `save` has found it: nothing has changed since, but by a `take` of what was named there."""
+        """Restore a result of `save`. Only a `take` of the same pairs may have changed the pool since."""
         cdef HeldClient client
         cdef HeldCache cache
         clients, numbers = saved
@@ -1400,12 +1400,12 @@ cdef class HeldPool:
 def assemble(
     Layout layout not None, list drawn, list shares_of, list newest_of, double population, double left_out, double rarest, uint64_t seed
 ):
-    """Picks, shuffled, of every sample of received DRAWN containers.
+    """Return shuffled Picks of every sample of received DRAWN containers.
 
     Args:
         drawn: HeldCache of `layout` each.
-        shares_of, newest_of: For each of them float64 [owners]: pi_c and N_c, in the order of its OWNERS.
-        population, left_out, rarest: N, mass left out, and the smallest N P(i), as the reader's sums say.
+        shares_of, newest_of: For each container float64 [owners]: pi_c and N_c, in the order of its OWNERS.
+        population, left_out, rarest: N, weight left out, and the smallest N P(i), from the reader's sums.
     """
     cdef HeldCache cache
     cdef Picks picks
@@ -1418,7 +1418,7 @@ def assemble(
     cdef uint64_t random = seed
     for cache in drawn:
         if cache.layout is not layout or not layout.is_drawn:
-            raise ValueError("a container of another layout")
+            raise ValueError("a container has another layout")
         total += cache.view.samples
     picks = Picks(layout, total)
     picks.population, picks.left_out, picks.rarest = population, left_out, rarest

@@ -1,9 +1,8 @@
-"""Records of a snapshot: clients that have entries, and their held caches. Pure.
+"""Snapshot records of clients and their caches, and read-only inspection of held caches. Pure.
 
-Held caches, looked at without taking anything: how their samples are spread, and a copy of one. Pure.
-
-Each look is two steps. `choose_caches` and `choose_sample` are quick, and need the queues to stand still;
-`distribution_of` and `copied` read and copy what was chosen while the queues go on.
+Inspection shows the distribution of samples, or a copy of one sample, and has two steps. `choose_caches` and
+`choose_sample` are quick, and the queues must not change meanwhile; `distribution_of` and `copied` read and copy the
+chosen caches while the queues are in use.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ._draw import HeldClient, HeldPool
 
 
 class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A client with its newest sums, whose caches follow."""
+    """Snapshot record of a client with its newest sums; its caches follow."""
 
     kind: ClassVar = RecordKind.CLIENT
     id: Identity
@@ -41,30 +40,30 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     positives: Annotated[float, Meta(ge=0.0, le=2.0**53)] = 0.0
     minimum: Weight = 0.0
     between: Weight = 0.0
-    """D_c: samples that were drawn between two of its caches."""
+    """D_c: number of samples drawn between the client's last two caches."""
     since: Word = 0
-    """Samples that were drawn since its newest cache came."""
+    """Number of samples drawn since the client's newest cache arrived."""
     has_caches: bool = True
-    """Whether caches of it follow; else only its sums are known."""
+    """True if caches of the client follow; False if only its sums are saved."""
 
     is_heading: ClassVar = True
 
     @property
     def is_alone(self) -> bool:
-        """Its caches bring its sums along."""
+        """True for a client without caches; a client with caches is restored with them."""
         return not self.has_caches
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more client."""
+        """Return the client's contribution to the file's counts."""
         return {"clients": 1}
 
     def belongs_to(self, heading: RecordBody | None) -> bytes:
-        """Each client goes whole to one server."""
+        """Return the client's id, so that a client and its caches go to the same server."""
         return self.id
 
     @classmethod
     def of(cls, client: HeldClient, since: int) -> ClientRecord:
-        """A client as it is now; `since` is of its pool."""
+        """Return the record of a client's current state; `since` comes from the pool."""
         return cls(
             id=client.id, sequence=client.sequence, total_weight=client.total_weight, positives=client.positives,
             minimum=client.minimum, between=client.between, since=since, has_caches=client.caches > 0,
@@ -72,47 +71,47 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A cache of the client before; the payload is as it came."""
+    """Snapshot record of a cache of the client before; the payload has the received bytes."""
 
     kind: ClassVar = RecordKind.CACHE
     has_payload: ClassVar = True
     samples: Count
     used: Count = 0
-    """Samples of it that can be drawn no more."""
+    """Number of samples that can no longer be drawn."""
     age: Weight = 0.0
-    """Seconds since it came to the server."""
+    """Seconds since the cache arrived at the server."""
     left: bytes | None = None
-    """uint32: places of the samples that are left; None: all but the first `used` ones."""
+    """uint32: places of the samples that can still be drawn; None: all but the first `used` ones."""
     times: bytes = b""
-    """uint32: how often each sample was drawn; empty if that is not counted."""
+    """uint32: number of draws of each sample; empty if draws are not counted."""
     eldest: Moment | None = None
-    """Seconds since the eldest entry of those that are left was recorded; None is not known."""
+    """Seconds since the oldest drawable entry was recorded; None if unknown."""
     least_model: Annotated[int, Meta(ge=1 - 2**63)] = 1 - 2**63
     positives: Weight = 1.0
-    """Entries that those that are left stand for."""
+    """Number of entries that the drawable samples represent."""
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more cache, and its samples."""
+        """Return the contribution of the cache and its samples to the file's counts."""
         return {"caches": 1, "samples": self.samples, "unused": self.samples - self.used, "bytes": payload_bytes}
 
     def older(self, seconds: float) -> CacheRecord:
-        """So much later its samples are older."""
+        """Return the record with ages increased by this many seconds."""
         eldest = None if self.eldest is None else self.eldest + seconds
         return msgspec.structs.replace(self, age=self.age + seconds, eldest=eldest)
 
     def belongs_to(self, heading: RecordBody | None) -> bytes | None:
-        """To its client."""
+        """Return the id of the client that the cache belongs to."""
         return heading.id if isinstance(heading, ClientRecord) else None
 
     def called(self, heading: RecordBody | None) -> str:
-        """A cache of a client."""
+        """Return the description of the cache for error messages."""
         return f"a cache of client {heading.id.hex()}" if isinstance(heading, ClientRecord) else "a cache"
 
     def go_on(self, cache: HeldCache, now: float) -> None:
-        """Have the cache be drawn from as it was when it was saved. Raises ProtocolError: that cannot be.
+        """Restore the state of draws in a cache. Raise ProtocolError if the record does not fit the cache.
 
         Args:
-            now: In seconds of the pool's clock.
+            now: Time on the pool's clock.
         """
         cache.arrived = now - self.age
         if self.left is None:
@@ -126,16 +125,16 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def record_of(cache: HeldCache, now: float) -> CacheRecord:
-    """What is saved of a held cache beside its bytes; `now` is in seconds of the pool's clock."""
-    age, over = now - cache.arrived, cache.left_over()
-    if over is None:
+    """Return the snapshot record of a held cache, without its bytes; `now` is on the pool's clock."""
+    age, rest = now - cache.arrived, cache.left_over()
+    if rest is None:
         return CacheRecord(samples=cache.samples, used=cache.drawn, age=age)
-    left, times, eldest, least_model, positives = over
+    places, times, eldest, least_model, positives = rest
     return CacheRecord(
         samples=cache.samples,
-        used=cache.samples - len(left) // 4,
+        used=cache.samples - len(places) // 4,
         age=age,
-        left=left,
+        left=places,
         times=times,
         eldest=now - eldest if math.isfinite(eldest) else None,
         least_model=least_model,
@@ -144,54 +143,54 @@ def record_of(cache: HeldCache, now: float) -> CacheRecord:
 
 
 class HeldOnce:
-    """Knows a cache that is put back twice. A client's caches come one after the other: what they look like is noted,
-    and only one that looks like another is compared.
+    """Detector of caches that are restored twice. Caches of a client are restored in sequence; the detector keeps a
+    summary of each, and compares the bytes only of caches with equal summaries.
     """
 
     def __init__(self) -> None:
-        self._seen: set[tuple[float, ...]] = set()  # what caches of one client look like
-        self._of: tuple[HeldClient | None, int] = None, 0  # which client's, when it had pushed so many
+        self._seen: set[tuple[float, ...]] = set()  # summaries of the caches of one client
+        self._of: tuple[HeldClient | None, int] = None, 0  # the client, and its pushed caches at that time
 
     def is_new(self, client: HeldClient, cache: HeldCache) -> bool:
-        """Whether the client has no cache of the same bytes."""
+        """Return True if the client has no cache of the same bytes."""
         if self._of != (client, client.pushed):
-            self._seen, self._of = set(map(_looks_of, client.queued())), (client, client.pushed)
-        looks = _looks_of(cache)
-        alike = [other for other in client.queued() if _looks_of(other) == looks] if looks in self._seen else []
+            self._seen, self._of = set(map(_summary_of, client.queued())), (client, client.pushed)
+        summary = _summary_of(cache)
+        alike = [other for other in client.queued() if _summary_of(other) == summary] if summary in self._seen else []
         return not any(_bytes.checksum(cache.payload) == _bytes.checksum(other.payload) for other in alike)
 
     def pushed(self, client: HeldClient, cache: HeldCache) -> None:
-        """The client has this one from now on."""
-        self._seen.add(_looks_of(cache))
+        """Add the summary of a cache that was pushed to the client's queue."""
+        self._seen.add(_summary_of(cache))
         self._of = client, client.pushed
 
 
-def _looks_of(cache: HeldCache) -> tuple[float, ...]:
+def _summary_of(cache: HeldCache) -> tuple[float, ...]:
     return cache.made_at, cache.samples, cache.total_weight, cache.nbytes
 
 
 MAX_CLIENTS: Final = 512
-"""Clients whose caches are looked at for a histogram."""
+"""Maximum number of clients whose caches are examined for a histogram."""
 
 
 class ChosenCaches(NamedTuple):
-    """Some of the held caches, and what is known of all of them."""
+    """Random part of the held caches, with totals of all of them."""
 
     caches: list[tuple[float, list[HeldCache]]]
-    """Of some clients, each with its share of all clients' weight."""
+    """Share of all clients' weight, and caches, for each chosen client."""
     reuse: bool
     held: int
-    """Samples that can be drawn, of all caches."""
+    """Number of drawable samples in all caches."""
     population: float
     total_weight: float
     clock: float
 
 
 def choose_caches(held: HeldPool, reuse: bool, now: float, rng: random.Random, most_samples: int) -> ChosenCaches:
-    """Choose the caches that a histogram is made of: of clients chosen at random, some caches each, about
-    `most_samples` samples in all. `now` is in seconds of the pool's clock.
+    """Choose random clients, and caches of each, with about `most_samples` samples in all, for a histogram. `now` is on
+    the pool's clock.
     """
-    # Over the largest: sums of what clients say could overflow.
+    # Relative to the largest weight, because a sum of reported weights could overflow.
     most = max((client.total_weight for client in held), default=0.0)
     parts = math.fsum(client.total_weight / most for client in held) if most > 0.0 else 0.0
     chosen = _some_caches(held, rng, most_samples)
@@ -206,89 +205,87 @@ def choose_caches(held: HeldPool, reuse: bool, now: float, rng: random.Random, m
 
 
 def _some_caches(held: HeldPool, rng: random.Random, most_samples: int) -> list[tuple[HeldClient, list[HeldCache]]]:
-    """Caches of clients that can be drawn from, of all or of some at random, for so many samples together."""
-    able = _able(held)
-    able = rng.sample(able, min(len(able), MAX_CLIENTS))
+    """Choose caches of all drawable clients, or of a random part, with about `most_samples` samples."""
+    clients = _drawable_clients(held)
+    clients = rng.sample(clients, min(len(clients), MAX_CLIENTS))
     chosen = []
-    for client in able:
+    for client in clients:
         caches = client.queued()
-        wanted = -(-most_samples // (len(able) * max(1, caches[0].samples)))
+        wanted = -(-most_samples // (len(clients) * max(1, caches[0].samples)))
         chosen.append((client, rng.sample(caches, min(len(caches), wanted))))
     return chosen
 
 
-def _able(held: HeldPool) -> list[HeldClient]:
-    """Clients that can be drawn from."""
+def _drawable_clients(held: HeldPool) -> list[HeldClient]:
     return [client for client in held if client.caches and client.total_weight > 0.0]
 
 
 def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
-    """How the samples of chosen caches are spread, those that can be drawn yet."""
+    """Return the distribution of the drawable samples in the chosen caches."""
     each = most_samples // max(1, len(chosen.caches))
-    looked = [(share, _looked_at(caches, chosen.reuse, chosen.clock, each)) for share, caches in chosen.caches]
-    shares = [(share, found) for share, found in looked if len(found.chances)]
-    whole = math.fsum(share for share, _ in shares)
-    twice = math.fsum(share * share * float(found.chances.mean()) for share, found in shares)
-    weights = np.concatenate([np.empty(0), *(found.weights for _, found in looked)])
+    looked = [(share, _view_of(caches, chosen.reuse, chosen.clock, each)) for share, caches in chosen.caches]
+    shares = [(share, view) for share, view in looked if len(view.chances)]
+    total_share = math.fsum(share for share, _ in shares)
+    squares = math.fsum(share * share * float(view.chances.mean()) for share, view in shares)
+    weights = np.concatenate([np.empty(0), *(view.weights for _, view in looked)])
     return Distribution(
         looked=len(weights),
         held=chosen.held,
         population=chosen.population,
         total_weight=chosen.total_weight,
-        effective=whole / twice if twice > 0.0 else None,
+        effective=total_share / squares if squares > 0.0 else None,
         weights=Histogram.of(weights),
-        ages=Histogram.of(np.concatenate([np.empty(0), *(found.ages for _, found in looked)])),
+        ages=Histogram.of(np.concatenate([np.empty(0), *(view.ages for _, view in looked)])),
     )
 
 
 class _SampleView(NamedTuple):
-    """What is seen of some caches of a client: of each sample, [n]."""
+    """Weights, chances and ages of samples in caches of one client, [n] each."""
 
     weights: NDArray[np.float64]
     chances: NDArray[np.float64]
-    """In the client's memory: w / S_k."""
+    """Chance of a draw in the client's memory: w / S_k."""
     ages: NDArray[np.float64]
 
 
-def _looked_at(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int) -> _SampleView:
-    """Of these caches of one client, `most` samples: those of a cache lie in random order, so any will do."""
-    found = []
+def _view_of(caches: Sequence[HeldCache], reuse: bool, clock: float, most: int) -> _SampleView:
+    """Return weights, chances and ages of `most` samples of one client; the samples of a cache lie in random order."""
+    parts = []
     for held in caches:
-        left = slice(0 if reuse else held.drawn, None)
-        weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")[left]
-        ages = np.frombuffer(held.part(Part.AGE), "<f4")[left] + max(0.0, clock - held.arrived)
-        found.append((weights, weights / held.total_weight, ages))
-    return _SampleView(*(np.concatenate([np.empty(0), *parts])[:most] for parts in zip(*found, strict=True)))
+        rest = slice(0 if reuse else held.drawn, None)
+        weights = np.frombuffer(held.part(Part.WEIGHT), "<f8")[rest]
+        ages = np.frombuffer(held.part(Part.AGE), "<f4")[rest] + max(0.0, clock - held.arrived)
+        parts.append((weights, weights / held.total_weight, ages))
+    return _SampleView(*(np.concatenate([np.empty(0), *rows])[:most] for rows in zip(*parts, strict=True)))
 
 
 class ChosenSample(NamedTuple):
-    """The caches of a client out of which a sample is shown, and what is known of the client."""
+    """Caches of one client from which a sample is shown, with the client's sums."""
 
     caches: list[HeldCache]
-    """All that it has."""
+    """All held caches of the client."""
     number: int | None
-    """Of the entry that is wanted; None: any."""
+    """Number of the wanted entry; None for any."""
     layout: ContainerLayout
     client: bytes
     sums: tuple[int, float, float, float]
-    """The client's newest: sequence, total_weight, positives, minimum."""
+    """Newest sums of the client: sequence, total_weight, positives, minimum."""
     share: float
-    """Of all clients' weight."""
+    """The client's share of all clients' weight."""
     population: float
     seed: int
-    """Of the draw of a sample."""
     clock: float
 
 
 def choose_sample(
     held: HeldPool, layout: ContainerLayout, now: float, rng: random.Random, of: tuple[bytes, int] | None = None
 ) -> ChosenSample | None:
-    """Where to take a sample: of a client by its share of the weight, or of the client and entry that are named. None
-    where nothing is held, or of that client nothing.
+    """Choose a client by its share of the weight, or the client of a named entry, as the source of a sample. Return
+    None if the pool is empty, or holds no sample of the named client.
     """
-    clients = _able(held)
+    clients = _drawable_clients(held)
     most = max((client.total_weight for client in clients), default=0.0)
-    parts = [client.total_weight / most for client in clients]  # sums of what clients say could overflow
+    parts = [client.total_weight / most for client in clients]  # a sum of reported weights could overflow
     wanted = [client for client in clients if of is None or client.id == of[0]]
     if not wanted:
         return None
@@ -307,14 +304,14 @@ def choose_sample(
 
 
 def copied(chosen: ChosenSample, beta: float) -> PeekedSample | None:
-    """A copy of one sample of the chosen caches: drawn from a pool of its own, with a cache of its own out of the same
-    bytes, so that nothing is taken. None where the entry that is wanted is in no cache.
+    """Return a copy of one sample of the chosen caches, or None if no cache has the wanted entry. The copy is drawn
+    from a temporary pool whose cache shares the bytes, so that nothing is taken from the held caches.
     """
     numbers = [np.frombuffer(held.part(Part.NUMBER), "<i8") for held in chosen.caches]
-    where = _where(numbers, chosen.number, random.Random(chosen.seed))
-    if where is None:
+    place = _find_entry(numbers, chosen.number, random.Random(chosen.seed))
+    if place is None:
         return None
-    cache, at = chosen.caches[where[0]], where[1]
+    cache, at = chosen.caches[place[0]], place[1]
     layout = chosen.layout
     alone, owner = HeldPool(chosen.seed), HeldClient(chosen.client)
     owner.hear(*chosen.sums)
@@ -329,24 +326,24 @@ def copied(chosen: ChosenSample, beta: float) -> PeekedSample | None:
     gathered.age += draws.waits_of(picks, chosen.clock)
     chance = chosen.share * min(1.0, float(gathered.weight[0]) / cache.total_weight)
     newest = max(1.0, chosen.sums[2])
-    place = _place_of(numbers, int(numbers[where[0]][at]))
-    return PeekedSample(gathered, chance, chosen.population * cache.positives / newest, beta, place)
+    neighbours = _place_of(numbers, int(numbers[place[0]][at]))
+    return PeekedSample(gathered, chance, chosen.population * cache.positives / newest, beta, neighbours)
 
 
-def _where(numbers: Sequence[NDArray[np.int64]], wanted: int | None, rng: random.Random) -> tuple[int, int] | None:
-    """Which cache has the entry that is wanted, the newest one first, and where; of any entry a random place."""
+def _find_entry(numbers: Sequence[NDArray[np.int64]], wanted: int | None, rng: random.Random) -> tuple[int, int] | None:
+    """Return cache and place of the wanted entry, from the newest cache that has it, or a random place."""
     if wanted is None:
         cache = rng.randrange(len(numbers))
         return cache, rng.randrange(len(numbers[cache]))
     for cache in reversed(range(len(numbers))):
-        found = np.flatnonzero(numbers[cache] == wanted)
-        if len(found):
-            return cache, int(found[0])
+        places = np.flatnonzero(numbers[cache] == wanted)
+        if len(places):
+            return cache, int(places[0])
     return None
 
 
 def _place_of(numbers: Sequence[NDArray[np.int64]], number: int) -> EntryPlace:
-    """An entry between its client's other held ones; which episode it is of, its client alone knows."""
+    """Return an entry's place among its client's held entries. The episode is known to the client only."""
     before = [int(low.max()) for each in numbers if len(low := each[each < number])]
     after = [int(high.min()) for each in numbers if len(high := each[each > number])]
     return EntryPlace(earlier=max(before, default=None), later=min(after, default=None))

@@ -1,26 +1,26 @@
-"""Room for held caches, how much of them learners want, and readers. Pure: the owner locks, and says what time it is.
+"""Room for held caches, the demand of learners, and reservations of readers. Pure: the owner locks and passes the time.
 
     add ──▶ client 7: cache, cache, cache ──▶ draw: the oldest first
             client 9: cache               ──▶ room: the oldest of the client that holds most bytes
                                           ──▶ expire: all of a client that was silent
 
-Whether learners want more of a client, or would never draw what it brings: how far actors may run ahead.
+Demand limits how far actors may run ahead of learners. It tells a client to push only samples that a learner may draw:
 
-    nobody draws ──────────────────────▶ everything is wanted: the newest caches overwrite the oldest
-    a draw found too little ───────────▶ everything is wanted
+    no learner draws ──────────────────▶ everything is wanted: the newest caches overwrite the oldest
+    a draw had too few samples ────────▶ everything is wanted
     learners draw, and a client has
       less than its stock undrawn ─────▶ wanted, up to the stock
-      a stock undrawn ─────────────────▶ not wanted until a part of it was drawn
+      a stock undrawn ─────────────────▶ not wanted until a part of the stock was drawn
 
-Without this rule, actors that are faster than learners make caches that are overwritten undrawn, or grow old in the
-queue. On a machine that they share with servers and learners, that work takes these the processor.
+Without this rule, actors that are faster than learners make caches that are overwritten undrawn or become old in the
+queue. If actors share a machine with servers and learners, that work takes processor time from them.
 
-Readers: learners that draw from several servers' pools, over the network.
+Readers are learners that draw from several servers' pools, over the network.
 
-    SUMS, DRAW ──▶ reserve: unused samples are kept for the reader, and it is told of each client what it may draw
+    SUMS, DRAW ──▶ reserve: unused samples are reserved, and the reader receives the drawable sums of each client
     DRAW       ──▶ take: the samples of named clients that the reader chose
 
-What is kept for a reader is free again when it has been silent.
+A reservation ends when its reader has been silent for the timeout.
 """
 
 from __future__ import annotations
@@ -44,46 +44,45 @@ from memoire.wire.rows import CLIENT_SUMS
 from ._draw import HeldClient, HeldPool, Picks
 
 CACHE_BYTES = 512
-"""What a cache takes in memory beside its bytes."""
+"""Memory overhead of a cache in bytes."""
 CLAIM_PART = 32
-"""The room that is claimed beside what is held, in parts of `byte_limit` at most: not each cache asks the budget."""
+"""Part of `byte_limit`, as a divisor, that the budget claim may exceed the held bytes, so that claims are rare."""
 
 
 class CacheRoom:
-    """The room that caches take: where there is no more, the oldest of the client that holds most bytes leaves.
+    """Room for caches: enforces the limits by evicting the oldest cache of the client that holds most bytes.
 
     Args:
-        held: The clients' queues.
-        counts: Counts what leaves.
-        byte_limit: Bytes that held caches may have together.
-        cache_limit: Caches that may be held; 0 is no limit.
+        held: Queues of the clients.
+        counts: Counters of the pool, updated by evictions.
+        byte_limit: Maximum bytes of all held caches.
+        cache_limit: Maximum number of held caches; 0 is no limit.
     """
 
     def __init__(self, held: HeldPool, counts: PoolCounts, byte_limit: int, cache_limit: int) -> None:
         self._held, self._counts, self.byte_limit, self._cache_limit = held, counts, byte_limit, cache_limit
         self.budget: ByteHolder | None = None
-        """The bytes that caches take of a server's budget, a part of `byte_limit` at a time."""
+        """Holder of the caches' bytes in the server's budget; claims a part of `byte_limit` at a time."""
 
-    def _taken(self) -> int:
-        """Bytes that all caches take in memory."""
+    def _memory_bytes(self) -> int:
         return self._held.nbytes + CACHE_BYTES * self._held.caches
 
     def check(self, size: int) -> None:
-        """Refuse a cache that is larger than all that may be held. Raises ProtocolError."""
+        """Raise ProtocolError for a cache that is larger than the whole pool."""
         if size > self.byte_limit:
-            raise ProtocolError("too_large", f"a cache of {size} bytes; the pool holds {self.byte_limit} in all")
+            raise ProtocolError("too_large", f"the cache has {size} bytes; the table holds at most {self.byte_limit}")
 
     def make(self, most: int | None = None) -> int:
-        """Overwrite caches until the limits hold; returns how many.
+        """Evict caches until the limits hold; return the number of evicted caches.
 
         Args:
-            most: Bytes that caches may take in memory; None: `byte_limit` bytes of caches.
+            most: Maximum bytes of caches with their memory overhead; None: `byte_limit` bytes without overhead.
         """
-        gone, overhead, held, budget = 0, 0 if most is None else CACHE_BYTES, self._held, self.budget
+        evicted, overhead, held, budget = 0, 0 if most is None else CACHE_BYTES, self._held, self.budget
         most = self.byte_limit if most is None else most
         wanted = min(held.nbytes, most) + CACHE_BYTES * held.caches
         if budget is not None and not wanted <= budget.count <= wanted + self.byte_limit // CLAIM_PART:
-            missing = wanted - budget.count  # and some more, or as much as there is; what is too much is given back
+            missing = wanted - budget.count  # plus a reserve, if the budget has it; a surplus is given back
             if not budget.try_take(missing + self.byte_limit // CLAIM_PART // 2):
                 budget.try_take(missing)
         while (
@@ -92,70 +91,71 @@ class CacheRoom:
             or (budget is not None and held.caches > 1 and held.nbytes + CACHE_BYTES * held.caches > budget.count)
         ):
             largest = held.largest()
-            assert largest is not None, "bytes are held by somebody"
+            assert largest is not None, "a client holds the bytes"
             _, unused = held.drop_oldest(largest)
             self._counts.overwritten += 1
             self._counts.overwritten_samples += unused
-            gone += 1
-        return gone
+            evicted += 1
+        return evicted
 
     def give_way(self, size: int) -> None:
-        """Give so many bytes of the budget to another holder, down to half of what may be held."""
+        """Release this many bytes of the budget for another holder, down to half of `byte_limit`."""
         assert self.budget is not None
         most = max(self.byte_limit // 2, self.budget.count - size)
         self.make(most)
-        self.budget.try_take(min(0, max(most, self._taken()) - self.budget.count))
+        self.budget.try_take(min(0, max(most, self._memory_bytes()) - self.budget.count))
 
 
 DRAWING_TIMEOUT = 2.0
-"""Seconds after a draw for which learners count as drawing."""
+"""Seconds after a draw during which learners count as drawing."""
 SHORTAGE_TIMEOUT = 0.5
-"""Seconds after a draw that found too little for which everything is wanted; also those for which a reader may wait
-before everything is wanted that it asked for.
+"""Seconds after a failed draw during which everything is wanted. After as many seconds of waiting, a reader that got
+too few samples makes everything wanted.
 """
 MIN_CACHES = 2
-"""Caches that a client has in stock at least: one is drawn from, one is ready."""
+"""Minimum stock of a client, in caches: one that is being drawn from and one that is ready."""
 MIN_DRAWS, SHORT_DRAWS = 4, 2
-"""Draws that a reader finds in a full stock, and those below which it is short. Between them lie one that was just
-taken, and the part that has to be drawn before more is wanted.
+"""Draws that a full stock serves to a reader, and the number below which a reader is short. The difference covers a
+draw that was just made, and the part that must be drawn before more is wanted.
 """
 KEPT_DRAWS = 3
-"""Draws that are kept for a reader at most where others draw from the same clients, so that it leaves them theirs."""
+"""Maximum number of draws reserved for a reader that shares clients with other readers."""
 STOCK_TIME = 0.5
-"""Seconds of drawing for which the stocks of all clients together last: as long as one that waits may take to ask."""
+"""Seconds of drawing that all stocks together must last: the longest time until a waiting client asks again."""
 PART_TIME = 0.1
-"""Seconds of drawing after which one that waits may go on, at most a quarter of its stock and at least a cache."""
+"""Seconds of drawing after which a waiting client may continue: at most a quarter of its stock, at least a cache."""
 RATE_INTERVAL = 0.25
-"""Seconds over which the rate of draws is taken."""
+"""Seconds over which the rate of draws is measured."""
 HERE = b""
-"""Who draws in the pool's own process. Readers have names."""
+"""Name of the drawer in the pool's own process. Readers have other names."""
 
 
 @dataclass(slots=True)
 class _Drawer:
-    """Somebody who draws."""
+    """Draw statistics of the local learner or of a reader."""
 
     clients: int = 0
-    """That it may draw from here; 0 if nobody has said so, which means all."""
+    """Number of clients that the drawer may draw from; 0: unknown, counts as all."""
     draw: int = 0
-    """Samples of a large draw; a smaller one lets it shrink."""
+    """Samples of a large draw; smaller draws let the number shrink slowly."""
     drew_at: float = -math.inf
 
 
 class Demand:
-    """What was drawn and what was missing lately. The owner locks, and says what time it is.
+    """Recent draws and shortages, which determine the samples that clients may push. The owner locks and passes the
+    time.
 
-    Who draws is `HERE`, or a reader's name.
+    A drawer is `HERE`, or a reader's name.
     """
 
     def __init__(self) -> None:
         self._drawers: dict[bytes, _Drawer] = {HERE: _Drawer()}
         self._drew_at = self._short_at = -math.inf
-        self._rate = 0.0  # samples a second
-        self._count, self._counted_at = 0, -math.inf  # drawn since
+        self._rate = 0.0  # samples per second
+        self._count, self._counted_at = 0, -math.inf  # samples drawn since `_counted_at`
 
     def drew(self, samples: int, now: float, who: bytes = HERE) -> None:
-        """A draw took so many samples."""
+        """Record a draw of this many samples."""
         drawer = self._drawers.setdefault(who, _Drawer())
         drawer.drew_at, drawer.draw = now, max(samples, drawer.draw - drawer.draw // 64)
         self._drew_at = now
@@ -165,16 +165,16 @@ class Demand:
             self._count, self._counted_at = 0, now
 
     def was_short(self, samples: int, now: float) -> None:
-        """A draw of so many samples, here, found too few."""
+        """Record a local draw that failed because fewer than this many samples were available."""
         drawer = self._drawers[HERE]
         self._short_at, drawer.draw = now, max(samples, drawer.draw)
 
     def kept(self, reader: bytes, samples: int, clients: int, asked: int, waits: bool, now: float) -> None:
-        """So many samples, of so many clients, are kept for a reader that asked for more. They are too few if neither
-        half of that is there nor `SHORT_DRAWS`, or if it says that it waits, and has drawn nothing for a while. A
-        reader to whom no client belongs waits for nobody who is here.
+        """Record how many samples of how many clients are reserved for a reader that asked for `asked`.
 
-        A reader of several servers asks each of them for all that it may need, and draws a part of it.
+        The reader is short of samples if it got less than half, and that is below `SHORT_DRAWS` draws, or the reader
+        waits and has drawn nothing for a while. A reader without clients of its own is never short. A reader of several
+        servers asks each server for its whole need, and draws a part there.
         """
         drawer = self._drawers.setdefault(reader, _Drawer())
         drawer.clients = clients
@@ -183,31 +183,31 @@ class Demand:
             self._short_at = now
 
     def most_kept(self, reader: bytes, asked: int) -> int:
-        """How much of what a reader asks for to keep for it, where others draw from the same clients."""
+        """Return how many of the requested samples to reserve for a reader that shares clients with other readers."""
         drawer = self._drawers.get(reader)
         return min(asked, KEPT_DRAWS * drawer.draw) if drawer and drawer.draw else asked
 
     def forget(self, reader: bytes) -> None:
-        """It draws no more."""
+        """Remove a reader that draws no more."""
         self._drawers.pop(reader, None)
 
     def _stock_of_draws(self, clients: int) -> int:
-        """Samples of each client with which everybody finds `MIN_DRAWS`: of so many clients, all drawers together, or
-        one alone of those that belong to it.
+        """Return the samples per client that give every drawer `MIN_DRAWS` draws: all drawers from all clients, and
+        each alone from its own clients.
         """
         together = sum(each.draw for each in self._drawers.values()) / clients
         alone = max(each.draw / (each.clients or clients) for each in self._drawers.values())
         return math.ceil(MIN_DRAWS * max(together, alone))
 
     def room(self, unused: int, stock: int, most: int, cache_size: int, clients: int, now: float) -> int | None:
-        """Samples that a client may bring now; None where nothing holds it back.
+        """Return the number of samples that a client may push now; None for no limit.
 
         Args:
-            unused: Samples of the client that are held and were never drawn.
-            stock: Samples that a client may have undrawn; it may have more if learners draw fast.
-            most: And at most that many then.
+            unused: Held samples of the client that were never drawn.
+            stock: Undrawn samples that a client may have; more if learners draw fast.
+            most: Upper limit of the stock.
             cache_size: Samples of a cache.
-            clients: That the pool knows.
+            clients: Number of clients in the pool.
         """
         if now - self._drew_at > DRAWING_TIMEOUT or now - self._short_at < SHORTAGE_TIMEOUT:
             return None
@@ -220,16 +220,16 @@ class Demand:
 
 
 MAX_READERS: Final = 1024
-"""Readers that are known at a time; one that is silent for `client_timeout` is forgotten."""
+"""Maximum number of known readers; a reader expires after `client_timeout` of silence."""
 
 
 class Readers:
-    """What is kept for each reader in the queues of clients, and what it takes.
+    """Reservations of readers in the clients' queues, and draws from them.
 
     Args:
-        held, clients: What they draw from.
-        timeout: Seconds of silence after which a reader is forgotten.
-        left: Called with each reader that is forgotten.
+        held, clients: Queues and clients that the readers draw from.
+        timeout: Seconds of silence after which a reader expires.
+        left: Callback, called with each reader that expires.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Readers:
         left: Callable[[bytes], object],
     ) -> None:
         self._held, self._clients, self._left = held, clients, left
-        # Samples that each said it drew from other pools. Names that somebody makes up cannot fill the memory.
+        # Samples that each reader reported as drawn from other pools. The limit bounds memory against invented names.
         self._elsewhere: PeerTable[bytes, int | None] = PeerTable(
             "readers that draw from this server", MAX_READERS, timeout, self._leave
         )
@@ -249,7 +249,7 @@ class Readers:
         return len(self._elsewhere)
 
     def expire(self, now: float) -> None:
-        """Forget silent readers, so that what was kept for them is free."""
+        """Expire silent readers, so that their reserved samples become free."""
         self._elsewhere.expire(now)
 
     def _leave(self, reader: bytes, _: int | None) -> None:
@@ -259,7 +259,7 @@ class Readers:
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int, part: tuple[int, int], reuse: bool, now: float
     ) -> NDArray[np.void]:
-        """Keep about `samples` unused samples for a reader, in place of what it had: see `Pool.reserve`.
+        """Reserve about `samples` unused samples for a reader, replacing its reservation: see `Pool.reserve`.
 
         Returns:
             Rows [C] of `rows.CLIENT_SUMS`, read-only, one for each client.
@@ -289,13 +289,13 @@ class Readers:
         now: float,
         page: Page | None = None,
     ) -> tuple[Picks, DistinctRows | None]:
-        """Take samples of named clients, by rows [C] of `rows.CLIENT_COUNTS`: a client that is not here, or has
-        fewer, gives what there is. They are in the order of the rows, and not copied. Returns also what they share, if
-        their exact size had to be found.
+        """Draw samples of named clients by rows [C] of `rows.CLIENT_COUNTS`, in the order of the rows, without copying.
+        An unknown client gives nothing; a short one all its samples. Returns also the distinct rows, if they were
+        needed to compute the exact size.
 
         Args:
-            layout, drawn: Those of caches and of drawn containers.
-            page: Of the reply that is to have them.
+            layout, drawn: Layouts of caches and of drawn containers.
+            page: Page of the reply that will hold the samples.
 
         Raises:
             ProtocolError: there are too many readers, or (code "too_large") the page has no room; nothing was taken.

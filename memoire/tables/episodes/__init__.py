@@ -1,4 +1,4 @@
-"""Tables of whole episodes, of which a server draws samples."""
+"""Tables of whole episodes, from which the server draws samples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from memoire.tables.registry import Kind, PoolPlace, TableSettings
 
 
 class EpisodesKind(Kind):
-    """Whole episodes, from which the server draws."""
+    """Kind of tables that hold whole episodes, from which the server draws."""
 
     name = holds = "episodes"
-    weighed = "Of stored entries; draws are in proportion to them."
+    weighed = "Weights of stored entries. Draws are in proportion to weights."
     counted = ("capacity",)
     pool = "memoire.tables.episodes.pool:EpisodePool"
     saved = "memoire.tables.episodes.saving:EpisodeRecord"

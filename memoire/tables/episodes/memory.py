@@ -1,12 +1,12 @@
-"""A memory of a table's episodes: what comes in is completely checked, what is drawn, and a look at it. Pure.
+"""Memory of a table's episodes: checks of received episodes, draws, and read-only inspection. Pure.
 
     limit of 1 MB, entries of 100 bytes     plain columns: room for 10,000 entries
                                             ragged columns: 5,000 entries, and 0.5 MB for their values
 
-sampled        a batch for a learner here, with ids that name the memory ──▶ `pooled` adds importance
-sums_of        what a reader far away may draw: the memory as if it were one client
-drawn_for      the samples that it asks for
-copied         the copy of a sample that is looked at, and not taken
+sampled        batch for a local learner, with ids that name the memory ──▶ `pooled` adds importance
+sums_of        sums for a remote reader, as if the memory were one client
+drawn_for      samples that a remote reader requests
+copied         copy of one sample for inspection
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from memoire.wire.rows import CLIENT_SUMS
 
 @dataclass(frozen=True, slots=True)
 class CheckedEpisode:
-    """A received episode that fits; its arrays may lie in the received buffer."""
+    """Received episode that passed all checks; its arrays may be views of the received buffer."""
 
     episode: dataset.Episode
     age: NDArray[np.float32]
     """[T] seconds since the entries were recorded."""
     samples: int
-    """Entries."""
 
 
 def checked_episode(
@@ -63,14 +62,14 @@ def checked_episode(
     checksum: int | None,
     stays: bool = False,
 ) -> CheckedEpisode:
-    """An episode that there is room for, if no other one is there; see `container.check`.
+    """Return a received episode that fits into an empty memory, after all checks; see `containers.check`.
 
     Args:
-        capacity: Entries there is room for.
-        stays: Whether the arrays are kept: then they lie in a copy of what was received.
+        capacity: Maximum number of entries in the memory.
+        stays: True if the arrays are kept: they are then views of a copy of the received bytes.
 
     Raises:
-        ProtocolError: and nothing else, whatever the bytes.
+        ProtocolError: the episode is invalid. No other error is raised, whatever the bytes.
     """
     if not isinstance(body, messages.Episode):
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
@@ -81,7 +80,7 @@ def checked_episode(
         held = containers.check_in_place(payload, layout, limits, checksum=checksum)
     entries = int(held.samples)
     if entries > capacity:
-        raise ProtocolError("too_large", f"an episode of {entries} entries; there is room for {capacity} in all")
+        raise ProtocolError("too_large", f"the episode has {entries} entries; the table has room for {capacity}")
     rows = containers.read_episode(held, layout)
     _check_finite(schema, rows.columns, rows.final)
     episode = dataset.Episode(
@@ -110,25 +109,25 @@ def _check_finite(schema: Schema, columns: dict[str, Any], final: dict[str, Any]
 
 
 def _bootstrap(body: messages.Episode, schema: Schema) -> NDArray[np.float32] | None:
-    """The value of the state in which the episode was cut off, in the reward's shape."""
+    """Return the value of the state after the last entry, in the reward's shape, or None."""
     if body.bootstrap is None:
         return None
     shape = () if schema.reward is None else schema[schema.reward].shape
     with np.errstate(over="ignore"):
         value = np.array(body.bootstrap, np.float32)
     if value.size != reward_size(schema) or not np.isfinite(value).all():
-        raise ProtocolError("value", f"the value of the final state is not {reward_size(schema)} finite numbers")
+        raise ProtocolError("value", f"the final state's value must be {reward_size(schema)} finite numbers")
     if body.terminated and value.any():
-        raise ProtocolError("value", "the value of a state after which nothing comes is not 0")
+        raise ProtocolError("value", "the value of a terminal state must be 0")
     return value.reshape(shape)
 
 
 MAX_DEFAULT_ENTRIES: Final = 1_000_000
-"""Entries that there is room for at most where nobody said a number: their bookkeeping takes memory at once."""
+"""Maximum number of entries without the setting `capacity`, because bookkeeping memory is allocated at once."""
 
 
 class NamedMemory(NamedTuple):
-    """The engine, and the 16 bytes by which ids call it. Numbers never come again under one name."""
+    """Memory with its 16-byte owner id. Entry numbers are never reused under one owner id."""
 
     memory: Memory
     owner: bytes
@@ -136,10 +135,10 @@ class NamedMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteRoom:
-    """What fits into a limit of bytes.
+    """Number of entries that fit into a byte limit.
 
     Args:
-        capacity: Entries that are asked for; 0: as many as fit, `MAX_DEFAULT_ENTRIES` at most.
+        capacity: Requested number of entries; 0: as many as fit, at most `MAX_DEFAULT_ENTRIES`.
     """
 
     schema: Schema
@@ -147,16 +146,16 @@ class ByteRoom:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of an entry, but for the values of ragged columns."""
+        """Bytes of an entry, except the values of ragged columns."""
         return self.schema.entry_bytes + ENTRY_OVERHEAD
 
     @property
     def least_bytes(self) -> int:
-        """The least limit: for the capacity that was asked for, or one entry."""
+        """Smallest byte limit: for the requested capacity, or for one entry."""
         return self.entry_bytes * max(1, self.capacity)
 
     def entries(self, byte_limit: int) -> int:
-        """Entries there is room for. Raises ParameterError where the limit is too small."""
+        """Return the number of entries that fit. Raise ParameterError if the limit is too small."""
         most = min(byte_limit // self.entry_bytes, MAX_ROWS)
         if byte_limit < self.least_bytes:
             expected = f"at least {self.least_bytes} for {max(1, self.capacity)} entries of {self.entry_bytes} bytes"
@@ -166,35 +165,35 @@ class ByteRoom:
         return self.capacity or min(most, MAX_DEFAULT_ENTRIES)
 
     def value_bytes(self, entries: int, byte_limit: int) -> int:
-        """Bytes that values of ragged columns may take beside so many entries; 0 where there are none."""
+        """Return the bytes left for values of ragged columns beside this many entries; 0 without ragged columns."""
         return max(1, byte_limit - entries * self.entry_bytes) if self.schema.ragged else 0
 
 
 def seed_of(seed: int | None, life: int) -> int | None:
-    """The seed of so many former lives, or memories, of one that was given this seed: none draws as another did."""
+    """Return a distinct seed for each life, that is each restart or memory, of a pool with this seed."""
     if seed is None or life == 0:
         return seed
     return int(np.random.SeedSequence(seed & (2**64 - 1), spawn_key=(life,)).generate_state(1, np.uint64)[0])
 
 
 def move_episodes(old: Memory, fresh: Memory) -> dict[int, int]:
-    """Put all episodes that have room into a fresh memory; returns the new number of each, by its old one."""
+    """Copy all episodes that fit into a fresh memory; return the new number of each by its old number."""
     numbers = {}
     with old.held():
         for number, episode in dataset.walk(old):
             if len(episode) <= fresh.capacity:
-                with suppress(EpisodeTooLong):  # its ragged values have no room
+                with suppress(EpisodeTooLong):  # its ragged values do not fit
                     numbers[number] = int(dataset.put(fresh, episode)[0])
     return numbers
 
 
 def name_of(owner: bytes, number: int) -> int:
-    """What names an episode for good."""
+    """Return the checksum that identifies an episode permanently."""
     return _bytes.checksum(owner + number.to_bytes(8, "little", signed=True))
 
 
 def has(memory: Memory, number: int) -> bool:
-    """Whether an entry is still there."""
+    """Return True if the memory still holds the entry."""
     try:
         memory.weights([number])
     except StaleEntry:
@@ -203,23 +202,23 @@ def has(memory: Memory, number: int) -> bool:
 
 
 ANY_NUMBER: Final = 1
-"""Flag of a row of `rows.CLIENT_SUMS`: any number of samples can be drawn."""
+"""Flag of a row of `rows.CLIENT_SUMS`: an unlimited number of samples can be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Samples of a memory, and its sums at that moment."""
+    """Samples drawn from a memory, with the memory's sums at the moment of the draw."""
 
     gathered: GatheredSamples
     weights: NDArray[np.float64]
-    """[B]"""
+    """Weight of each sample, [B]."""
     total_weight: float
     population: int
     smallest: float
     parameters: Parameters
 
     def pooled(self, beta: float) -> PooledBatch:
-        """The batch, with importance by this exponent."""
+        """Return the batch, with importance by this exponent."""
         importance, divisor = _core.importance(
             self.weights,
             self.total_weight,
@@ -232,7 +231,7 @@ class Sampled:
 
 
 def sampled(named: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> Sampled:
-    """Draw so many samples with replacement, without the GIL while they are copied.
+    """Draw samples with replacement; the GIL is released while samples are copied.
 
     Args:
         places: Arrays [B, ...] to copy into, B = `samples`, by their names in a batch.
@@ -249,26 +248,26 @@ def sampled(named: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]]
 
 
 def ids_of(named: NamedMemory, numbers: Any) -> NDArray[Any]:
-    """Ids [B] of entries by their numbers [B]."""
+    """Return the ids [B] of entries, made of their numbers [B]."""
     ids = np.empty(len(numbers), ID)
     ids["client"], ids["number"] = np.frombuffer(named.owner, "<u8"), numbers
     return ids
 
 
 def why_nothing(error: EmptyMemory, episodes: int, clients: int) -> str:
-    """Why a draw has to wait, in words."""
+    """Return the reason why a draw must wait."""
     if isinstance(error, UsedUp):
-        return f"entries are drawn {error.times} times at most (max_times_sampled), and {error.left} times yet in all"
+        return f"max_times_sampled={error.times} limits draws of an entry, and {error.left} draws remain in all"
     if error.reason:
         return f"{error.reason}. Wait for actors to ship more"
-    return f"of {error.entries} entries in {episodes} episodes of {clients} clients none can be drawn"
+    return f"none of the {error.entries} entries in {episodes} episodes of {clients} clients can be drawn"
 
 
 def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
-    """A row of `rows.CLIENT_SUMS` for all episodes, [1]; none, [0], while nothing can be drawn.
+    """Return one row of `rows.CLIENT_SUMS` for all episodes, [1], or no row, [0], if nothing can be drawn.
 
     Args:
-        sequence: Higher than that of all rows before: of two rows the one with the higher sequence is newer.
+        sequence: Higher than in all earlier rows; of two rows the one with the higher sequence is newer.
     """
     memory = named.memory
     total, positives, minimum = memory.sums()
@@ -285,13 +284,12 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 def drawn_for(
     named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str, page: Page | None = None
 ) -> tuple[Payload | None, int]:
-    """The payload of a DRAWN message for rows [C] of `rows.CLIENT_COUNTS`, C clients, and how many samples it has.
+    """Draw for rows [C] of `rows.CLIENT_COUNTS`, C clients; return a DRAWN payload and its number of samples.
 
-    The payload is None where there is nothing, or nothing of this memory was asked for.
+    The payload is None if nothing can be drawn, or the rows do not name this memory.
 
     Raises:
-        ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none counts as
-            drawn.
+        ProtocolError: more samples than `MAX_DRAWN`, or than the page has room for; no draw is counted.
     """
     memory = named.memory
     mine = (counts["client"] == np.frombuffer(named.owner, "<u8")).all(axis=1)
@@ -303,14 +301,14 @@ def drawn_for(
         if not (wanted and memory.num_positive):
             return None, 0
         try:
-            made = containers.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
-            return made, wanted
-        except EmptyMemory:  # entries have become too old since
+            container = containers.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
+            return container, wanted
+        except EmptyMemory:  # entries have become too old meanwhile
             return None, 0
 
 
 class _SeenEntries(NamedTuple):
-    """Entries of a memory that is held, every n-th row."""
+    """Every n-th entry of a locked memory."""
 
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
@@ -327,7 +325,7 @@ class _SeenEntries(NamedTuple):
 
 
 def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTED) -> Distribution:
-    """How entries are spread: all of them, or at most so many that are evenly spaced."""
+    """Return the distribution of all entries, or of at most `most` evenly spaced ones."""
     with memory.held():
         seen = _SeenEntries.of(memory, rng, most)
         total, positives, _ = memory.sums()
@@ -346,12 +344,12 @@ def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTE
 
 
 def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | None = None) -> PeekedSample | None:
-    """A copy of the sample of an entry: of this number, or a random one, by weight among evenly spaced ones. None where
-    there is none of that number, or it has no weight.
+    """Return a copy of the sample of an entry: of this number, or random by weight among evenly spaced entries. Return
+    None if the memory has no such entry, or the entry has no weight.
     """
     memory = named.memory
     with memory.held():
-        chosen = _drawn(memory, rng) if number is None else number
+        chosen = _random_entry(memory, rng) if number is None else number
         weight = 0.0 if chosen is None else _weight_of(memory, chosen)
         if chosen is None or not weight > 0.0:
             return None
@@ -362,8 +360,8 @@ def copied(named: NamedMemory, beta: float, rng: random.Random, number: int | No
     return PeekedSample(gathered, weight / total, float(positives), beta, place)
 
 
-def _drawn(memory: Memory, rng: random.Random) -> int | None:
-    """Number of a random entry of a memory that is held; None where none has a weight."""
+def _random_entry(memory: Memory, rng: random.Random) -> int | None:
+    """Return the number of a random entry of a locked memory, drawn by weight, or None without any weight."""
     seen = _SeenEntries.of(memory, rng)
     most = float(seen.weights.max(initial=0.0))
     if not most > 0.0:
@@ -380,7 +378,7 @@ def _weight_of(memory: Memory, number: int) -> float:
 
 
 def _place_of(memory: Memory, number: int) -> EntryPlace:
-    """Where an entry of a memory that is held stands in its episode, and what a learner said of it."""
+    """Return an entry's place in its episode and its last TD error. The memory must be locked."""
     inside = memory.contents()
     meta = inside["meta"]
     one = meta[number % memory.capacity]
@@ -388,12 +386,12 @@ def _place_of(memory: Memory, number: int) -> EntryPlace:
     weights = np.empty(len(rows), np.float64)
     memory._facts(rows, None, None, weights)
     numbers = np.sort(meta["number"][rows])
-    able = np.sort(meta["number"][rows[weights > 0.0]])
-    at = int(np.searchsorted(able, number))
+    drawable = np.sort(meta["number"][rows[weights > 0.0]])
+    at = int(np.searchsorted(drawable, number))
     error = max(0.0, float(one["priority"]) - memory.parameters.priority_epsilon) if one["learned"] else None
     return EntryPlace(
-        earlier=int(able[at - 1]) if at else None,
-        later=int(able[at + 1]) if at + 1 < len(able) else None,
+        earlier=int(drawable[at - 1]) if at else None,
+        later=int(drawable[at + 1]) if at + 1 < len(drawable) else None,
         step=1 + int(np.searchsorted(numbers, number)),
         episode=int(inside["episodes"]["length"][one["episode"]]),
         td_error=error,

@@ -1,14 +1,15 @@
-"""Whole episodes of all clients of a table, in one memory at the server: drawn from here and by readers far away.
+"""Pool of whole episodes of all clients, in one memory at the server, for local draws and remote readers.
 
     EPISODE ──check──▶ add ──▶ Memory ──▶ get           a batch, as a Buffer would draw it
-                                 ▲   └──▶ draw_counts   samples for a reader, who draws from several servers
+                                 ▲   └──▶ draw_counts   samples for a reader that draws from several servers
                   TD errors ── apply
 
-Every frame comes once, and is drawn as often as somebody likes. The engine that computes returns, priorities and
-windows is an actor's own, so that the same entries give the same samples.
+Each frame is sent once, and can be drawn any number of times. The server computes returns, priorities and windows with
+the same engine as an actor, so that the same entries give the same samples.
 
-Ids are (owner, number): `owner` is 16 random bytes that name this memory, as a client's id names a client's. Numbers
-never come again under one owner, and a memory that begins anew has another one: old ids are stale, never wrong.
+Ids are (owner, number): `owner` is 16 random bytes that name this memory, as a client's id names a client's memory.
+Numbers are never reused under one owner, and a new memory has a new owner: an old id is stale, and never refers to
+another entry.
 """
 
 from __future__ import annotations
@@ -87,20 +88,19 @@ class EpisodePool(
     LastingPool, TakesPushes, HasRoom, BelongsToRun, DrawsAtRandom, DrawsBatches, DrawsEpisodes, TakesPriorities,
     ShowsSamples, KeepsLayout,
 ):  # fmt: skip
-    """The episodes of one table. Thread-safe; samples are copied without the GIL.
+    """Pool of the episodes of one table. Thread-safe; samples are copied without the GIL.
 
     Args:
-        schema, parameters: Of the entries; `configure` changes the parameters.
-        capacity: Entries there is room for; 0: as many as `byte_limit` has room for, `MAX_DEFAULT_ENTRIES` at most.
-        byte_limit: Bytes that entries may take, `schema.entry_bytes` and `ENTRY_OVERHEAD` each; what is left of it is
-            for the values of ragged columns, half of it where no capacity is asked for. The state in which an
-            episode ended comes on top.
-        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
-        clock: Seconds that only grow.
-        seed: Of the draw; None is a random one.
+        schema, parameters: Schema and parameters of the entries; `configure` changes the parameters.
+        capacity: Maximum number of entries; 0: as many as fit into `byte_limit`, at most `MAX_DEFAULT_ENTRIES`.
+        byte_limit: Bytes for entries, `schema.entry_bytes` and `ENTRY_OVERHEAD` each. The rest is for values of ragged
+            columns, or half of the bytes if `capacity` is 0. Final states of episodes are not counted.
+        client_timeout: Seconds of silence after which a client is no longer counted. The client's data stays.
+        clock: Monotonic clock in seconds.
+        seed: Seed of the draws; None for a random one.
 
     Raises:
-        ParameterError: not one entry fits, or `capacity` does not.
+        ParameterError: no entry fits, or `capacity` entries do not fit.
     """
 
     byte_limit: int
@@ -119,22 +119,22 @@ class EpisodePool(
         super().__init__(client_timeout, clock)
         self.schema, self.byte_limit = schema, byte_limit
         self._room = ByteRoom(schema, whole("capacity", capacity, 0, MAX_ROWS))
-        self._rng = random.Random()  # of looks; any thread may draw a number
-        self._changing = threading.Lock()  # one at a time of those who add, or replace the memory
+        self._rng = random.Random()  # for inspection; any thread may use it
+        self._changing = threading.Lock()  # held by calls that add episodes or replace the memory
         self._seed, self._made = seed, 0
         self.now = self._make(self._room.entries(byte_limit), byte_limit, parameters)
-        """The memory of this moment. Another number of entries is another one, with another name."""
-        self._put_back: dict[int, int] = {}  # checksum of the name of each episode that came from a file: its number
+        """Current memory and owner id. A change of the number of entries makes a new memory with a new owner id."""
+        self._put_back: dict[int, int] = {}  # `name_of` each restored episode: its number
         # Everything below belongs to the waiter's lock.
         self._annealing = Annealing()
         self._counts = PoolCounts()
-        self._sequence = 0  # of the newest sums that a reader was given
+        self._sequence = 0  # of the newest sums sent to a reader
 
     def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
         limit, seed = self._room.value_bytes(entries, byte_limit), seed_of(self._seed, self._made)
-        made = Memory(self.schema, entries, parameters, seed=seed, ragged_limit=limit, container=None)
+        memory = Memory(self.schema, entries, parameters, seed=seed, ragged_limit=limit, container=None)
         self._made += 1
-        return NamedMemory(made, secrets.token_bytes(16))
+        return NamedMemory(memory, secrets.token_bytes(16))
 
     def _replace(self, fresh: NamedMemory) -> None:
         fresh.memory.saw_model(self.memory.newest_model)
@@ -142,56 +142,56 @@ class EpisodePool(
 
     @property
     def memory(self) -> Memory:
-        """The engine, as it is now: `limit` and `clear` replace it."""
+        """Current memory; `limit` and `clear` replace it."""
         return self.now.memory
 
     @property
     def owner(self) -> bytes:
-        """What ids of this memory's entries call it, 16 bytes; changes when numbers begin anew."""
+        """Owner part of the ids of this memory's entries, 16 bytes. A new memory has a new owner."""
         return self.now.owner
 
     @property
     def parameters(self) -> Parameters:
-        """Those that draws follow now."""
+        """Parameters of the current draws."""
         return self.memory.parameters
 
     @property
     def capacity(self) -> int:
-        """Entries there is room for."""
+        """Maximum number of entries in the memory."""
         return self.memory.capacity
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that it can be limited to at least: for the capacity that was asked for, or one entry."""
+        """Smallest byte limit: for the requested capacity, or for one entry."""
         return self._room.least_bytes
 
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on, of all bytes that its entries may take: room for them is made once."""
+        """Join a byte budget under this name with all bytes that entries may take, because memory is allocated once."""
         budget.holder(name, measure=self._reserved)
 
     def _reserved(self) -> int:
         entries = self.capacity
         return entries * self._room.entry_bytes + self._room.value_bytes(entries, self.byte_limit)
 
-    # What comes in
+    # Received messages
 
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> CheckedEpisode:
-        """A received episode, completely checked, ready for `add`; see `unpack.check`.
+        """Check a received episode completely and return it for `add`; see `containers.check`.
 
         Raises:
-            ProtocolError: and nothing else, whatever the bytes.
+            ProtocolError: the episode is invalid. No other error is raised, whatever the bytes.
         """
         memory = self.memory
         fits = memory.schema, memory.parameters, memory.capacity
         return checked_episode(body, payload, *fits, limits=limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
-        """Store a checked episode; the oldest make room. Returns how many left.
+        """Store a checked episode, evicting the oldest ones for room; return the number of evicted episodes.
 
         Raises:
-            ProtocolError: the memory has become too small for it meanwhile.
+            ProtocolError: the memory has meanwhile become too small for the episode.
         """
         with _core.Held(self._changing):
             if self._waiter.is_closed:
@@ -204,19 +204,19 @@ class EpisodePool(
                     memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
                 except MemoireError as error:
                     raise ProtocolError("too_large", str(error)) from error
-                gone = episodes + 1 - memory.num_episodes
+                evicted = episodes + 1 - memory.num_episodes
                 lost = entries + checked.samples - memory.num_entries
             with self._waiter.lock:
-                self._counts.add(gone, lost)
+                self._counts.add(evicted, lost)
                 self._hear(client_id)
                 self._waiter.tell()
-            return gone
+            return evicted
 
-    # What is changed
+    # Changes of parameters and limits
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Weigh and cut everything stored by new parameters; nothing goes but what `max_episode` says. Returns how many
-        episodes did.
+        """Compute weights and windows of all entries by new parameters. Only a lower `max_episode` evicts episodes.
+        Return the number of evicted episodes.
         """
 
         def configured() -> int:
@@ -229,13 +229,13 @@ class EpisodePool(
         return self._changed(configured)
 
     def limit(self, byte_limit: int) -> int:
-        """Have room for this many bytes from now on; returns how many episodes had to go, the oldest first.
+        """Set the byte limit; evict the oldest episodes if needed and return their number.
 
-        Another number of entries is another memory: episodes move one by one, the memory is there twice until the last
-        one has moved, what comes in waits, and ids drawn before are stale.
+        Another number of entries needs a new memory. The pool copies the episodes one by one, holds both memories until
+        the copy is complete, and delays received episodes meanwhile. Ids drawn before become stale.
 
         Raises:
-            ParameterError: too few for one entry, or for the capacity that was asked for. Nothing was changed.
+            ParameterError: too few bytes for one entry or the requested capacity; nothing was changed.
         """
 
         def limited() -> int:
@@ -244,17 +244,17 @@ class EpisodePool(
             if entries == old.capacity:
                 old.limit_ragged(self._room.value_bytes(entries, byte_limit))
             else:
-                made = self._make(entries, byte_limit, old.parameters)
-                fresh, numbers = made.memory, move_episodes(old, made.memory)
+                named = self._make(entries, byte_limit, old.parameters)
+                fresh, numbers = named.memory, move_episodes(old, named.memory)
                 self._put_back = {name: numbers[was] for name, was in self._put_back.items() if was in numbers}
-                self._replace(made)
+                self._replace(named)
             self.byte_limit = byte_limit
             return before - fresh.num_episodes
 
         return self._changed(limited)
 
     def clear(self) -> int:
-        """Let all episodes go; returns how many."""
+        """Discard all episodes and return their number."""
 
         def cleared() -> int:
             old = self.memory
@@ -265,21 +265,21 @@ class EpisodePool(
         return self._changed(cleared)
 
     def _changed(self, change: Callable[[], int]) -> int:
-        """What a change of the memory returns; those who wait look again."""
+        """Apply a change of the memory, wake waiting draws, and return the result of `change`."""
         with _core.Held(self._changing):
-            gone = change()
+            result = change()
             with self._waiter.lock:
                 self._waiter.tell()
-            return gone
+            return result
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        """Record the newest model version, from which `Parameters.max_model_lag` counts."""
         self.memory.saw_model(version)
 
     def apply(self, owner: bytes, numbers: NDArray[np.int64], td_errors: NDArray[np.float32]) -> tuple[int, int] | None:
-        """Set the priorities of entries by a learner's TD errors, `numbers` and `td_errors` [N]: (applied, stale).
+        """Set priorities from a learner's TD errors, `numbers` and `td_errors` [N]; return (applied, stale).
 
-        None where `owner` is not, or no more, this memory.
+        Return None if `owner` is not the current memory's.
         """
         memory, name = self.now
         if owner != name:
@@ -288,7 +288,7 @@ class EpisodePool(
         with self._waiter.lock:
             self._counts.applied += applied
             self._counts.stale += stale
-            self._waiter.tell()  # there may have been nothing of a weight before
+            self._waiter.tell()  # no entry may have had a weight before
         return applied, stale
 
     # Snapshots
@@ -301,7 +301,7 @@ class EpisodePool(
             return self._annealing.state() | figures
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said; before anything is put back. The generator is part of the memory's layout."""
+        """Continue from a value of `state`, before any record is restored. The saved layout has the generator."""
         with _core.Held(self._changing):
             self.memory.saw_model(state.newest_model)
             self.memory._go_on(state.max_priority)
@@ -311,12 +311,12 @@ class EpisodePool(
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no episode ever came in, and nothing was drawn."""
+        """True if the pool never received an episode or drew a batch."""
         with self._waiter.lock:
             return not (self.memory.generated or self._annealing.batches)
 
     def saved_layout(self) -> tuple[dict[str, Any], bytes, int]:
-        """Where entries lie and what each weighs, as a `TableRecord` has it; and a checksum of all of it."""
+        """Return places and weights of entries for a `TableRecord`, with a checksum of their facts."""
         memory = self.memory
         with memory.held():
             layout, facts = layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
@@ -331,13 +331,13 @@ class EpisodePool(
         keeps_generator: bool,
         wrong: Callable[[str], Exception],
     ) -> TakenTable:
-        """Return what is to become what a memory was that was saved: each episode comes where it lay.
+        """Return an empty copy of a saved memory, to be filled by `put` with each episode in its former place.
 
         Args:
-            body, payload: What the file says of where its entries lie.
-            parameters: Of that memory.
-            keeps_generator: Whether draws follow from the generator of this pool.
-            wrong: Makes the error to raise, of what is wrong in the file.
+            body, payload: Saved layout of the entries.
+            parameters: Parameters of the saved memory.
+            keeps_generator: True if draws continue with the generator of this pool.
+            wrong: Function that makes the exception to raise from a description of the damage.
         """
 
         def heir(layout: SavedLayout) -> tuple[Memory, SavedLayout] | None:
@@ -354,11 +354,10 @@ class EpisodePool(
         return TakenTable(heir, self.schema, body, payload, wrong)
 
     def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
-        """Go on with an heir that has taken over what another memory was. False if something came in meanwhile: then
-        nothing was changed.
+        """Replace the pool's memory by a restored one. Return False, changing nothing, if data arrived meanwhile.
 
         Args:
-            names: The former name of each episode, owner and number, by the number of its first entry.
+            names: Former owner and number of each episode, by the number of the episode's first entry.
         """
         with _core.Held(self._changing):
             self._waiter.check_open()
@@ -373,26 +372,26 @@ class EpisodePool(
             return True
 
     def reseed(self, seed: int) -> None:
-        """Draw as a pool that was made with this seed; before the first episode."""
+        """Seed the draws as at the pool's creation. Call before the first episode."""
         with _core.Held(self._changing):
             self._seed, self._made = seed, 0
             old = self.memory
             self._replace(self._make(old.capacity, self.byte_limit, old.parameters))
 
     def walk(self) -> Iterator[KeptEpisode]:
-        """Every episode with all that is known of its entries, the oldest first; see `dataset.walk`."""
+        """Yield every episode with all facts of its entries, the oldest first; see `dataset.walk`."""
         memory, owner = self.now
         for number, episode in dataset.walk(memory):
             yield KeptEpisode(owner, number, episode)
 
     def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
-        """Store an episode that was walked over, here or elsewhere, with its priorities and ages. Ids are new.
+        """Store an episode from `walk`, of this pool or another, with its priorities and ages, under new ids.
 
         Returns:
-            Whether it was not here already (also if it was put back before); and how many left to make room.
+            True if the pool did not hold the episode, restored or not, and the number of episodes evicted for room.
 
         Raises:
-            MemoireError: it does not fit.
+            MemoireError: the episode does not fit.
             Closed: `close` was called.
         """
         with _core.Held(self._changing):
@@ -404,28 +403,28 @@ class EpisodePool(
             with memory.held():
                 before = memory.num_episodes
                 number = int(dataset.put(memory, kept.episode)[0])
-                gone = before + 1 - memory.num_episodes
+                evicted = before + 1 - memory.num_episodes
             self._put_back[name] = number
-            if len(self._put_back) > 2 * memory.num_episodes + 100:  # most of them have left since
+            if len(self._put_back) > 2 * memory.num_episodes + 100:  # most are evicted by now
                 self._put_back = {name: number for name, number in self._put_back.items() if has(memory, number)}
             with self._waiter.lock:
                 self._counts.added += 1
-                self._counts.overwritten += gone
+                self._counts.overwritten += evicted
                 self._waiter.tell()
-            return True, gone
+            return True, evicted
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
-        """Body and payload of each."""
+        """Yield body and payload of each episode."""
         return (pack(kept, self.schema) for kept in self.walk())
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold an episode of a snapshot."""
+        """Restore an episode of a snapshot."""
         return put_back(record, self.schema, self.put_back)
 
-    # What goes out
+    # Draws
 
     def entries(self) -> int:
-        """Entries that can be drawn."""
+        """Return the number of entries that can be drawn."""
         return self.memory.num_positive
 
     def get(
@@ -439,16 +438,16 @@ class EpisodePool(
 
         Args:
             samples: At least 1.
-            timeout: Seconds to wait until there is anything to draw; None does not wait.
-            out: The caller's arrays [B, ...], B = `samples`, by the names they have in a `Batch`; others are made new.
+            timeout: Seconds to wait until an entry can be drawn; None does not wait.
+            out: The caller's arrays [B, ...], B = `samples`, by their names in a `Batch`; other arrays are allocated.
 
         Raises:
             ParameterError: an array of `out` does not fit.
-            NotEnoughSamples: there is nothing to draw, also after `timeout`.
+            NotEnoughSamples: no entry can be drawn, also after `timeout`.
             Closed: `close` was called, also from another thread while waiting.
         """
         samples = whole("batch_size", samples, 1, MAX_BATCH)
-        places = None if out is None else {name: out[name] for name in out if name != "ids"}  # made here
+        places = None if out is None else {name: out[name] for name in out if name != "ids"}  # ids are computed
         return self._when_there(samples, timeout, lambda now: self._pooled(now, samples, places))
 
     def _pooled(self, now: NamedMemory, samples: int, places: Mapping[str, NDArray[Any]] | None) -> PooledBatch:
@@ -467,11 +466,11 @@ class EpisodePool(
         group_size: int | None = None,
         timeout: float | None = None,
     ) -> EpisodeBatch:
-        """Draw whole episodes, or groups of them, as `Buffer.sample_episodes` does.
+        """Draw whole episodes, or groups of episodes, as `Buffer.sample_episodes` does.
 
         Args:
-            update: What the batch's `update_priorities` calls with ids and errors of N entries, both [N].
-            timeout: Seconds to wait until there are any; None does not wait.
+            update: Function that the batch's `update_priorities` calls with ids and errors of N entries, both [N].
+            timeout: Seconds to wait until episodes can be drawn; None does not wait.
 
         Raises: as `get`, and ParameterError as `Buffer.sample_episodes`.
         """
@@ -489,7 +488,7 @@ class EpisodePool(
             return self._annealing.next(parameters)
 
     def _when_there(self, samples: int, timeout: float | None, draw: Callable[[NamedMemory], T]) -> T:
-        """What `draw` returns of the memory, as soon as there is anything to draw."""
+        """Return the result of `draw` on the current memory, as soon as something can be drawn."""
         began = time.monotonic()
         while True:
             with self._waiter.lock:
@@ -501,25 +500,25 @@ class EpisodePool(
                 self._await_change(samples, changes, began, timeout or 0.0, error)
 
     def _await_change(self, samples: int, changes: int, began: float, timeout: float, error: EmptyMemory) -> None:
-        """Wait until something has changed since `changes`, or say what is missing."""
+        """Wait for a change after `changes`, or raise NotEnoughSamples with the reason at the timeout."""
         with self._waiter.lock:
             while self._waiter.changes == changes:
                 if not self._waiter.wait(began + timeout):
                     self._counts.misses += 1
                     waited, stored = time.monotonic() - began if timeout else 0.0, self.memory.num_episodes
-                    what = why_nothing(error, stored, len(self._clients))
-                    what += self.memory.parameters.lag_in_words(self.memory.newest_model)
-                    raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, what)
+                    reason = why_nothing(error, stored, len(self._clients))
+                    reason += self.memory.parameters.lag_in_words(self.memory.newest_model)
+                    raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, reason)
 
     # Readers: learners that draw from several pools, over the network
 
     def reserve(
         self, reader: bytes, samples: int, elsewhere: int = 0, part: tuple[int, int] = (0, 1), wanted: int | None = None
     ) -> NDArray[np.void]:
-        """What a reader may draw: a row of `rows.CLIENT_SUMS` for all episodes, [1]; [0] while nothing can be drawn.
+        """Return a row of `rows.CLIENT_SUMS` for all episodes, [1], or no row, [0], if nothing can be drawn.
 
-        Nothing is kept for anybody, since entries can be drawn any number of times, or `max_times_sampled` by those who
-        come first. Learners that part the clients among them (`part`) all draw from the whole memory.
+        Nothing is reserved, because entries can be drawn any number of times, or `max_times_sampled` times by the first
+        readers. Readers that divide the clients (`part`) all draw from the whole memory.
         """
         with self._waiter.lock:
             now = self.now
@@ -536,18 +535,16 @@ class EpisodePool(
         compression: str = "none",
         page: Page | None = None,
     ) -> Payload | None:
-        """Draw for a reader: the payload of a DRAWN message, or None where there is nothing, or nothing of this memory
-        was asked for.
+        """Draw for a reader; return a DRAWN payload, or None if nothing can be drawn or the rows name another memory.
 
         Args:
             counts: Rows [C] of `rows.CLIENT_COUNTS`, one for each client.
             now: Unix seconds, written into the container.
-            compression: Of frames, which the reader must have.
-            page: Of the reply that is to have them.
+            compression: Codec of frames, which the reader must have.
+            page: Page of the reply that will hold the samples.
 
         Raises:
-            ProtocolError: more than `MAX_DRAWN` samples were asked for, or than the page has room for; none counts as
-                drawn.
+            ProtocolError: more samples than `MAX_DRAWN`, or than the page has room for; no draw is counted.
             Closed: `close` was called.
         """
         with self._waiter.lock:
@@ -560,11 +557,11 @@ class EpisodePool(
     # Inspection
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How entries are spread: all of them, or evenly spaced ones."""
+        """Return the distribution of all entries, or of evenly spaced ones."""
         return episode_inspection.distribution_of(self.memory, self._rng, most)
 
     def peek(self, of: tuple[bytes, int] | None = None) -> PeekedSample | None:
-        """A copy of a random entry's sample, by weight among evenly spaced ones, or of this owner's entry."""
+        """Return a copy of a random entry's sample, by weight among evenly spaced entries, or of this owner's entry."""
         with self._waiter.lock:
             now = self.now
             beta = now.memory.parameters.beta(self._annealing.batches)
@@ -573,7 +570,7 @@ class EpisodePool(
         return episode_inspection.copied(now, beta, self._rng, None if of is None else of[1])
 
     def stats(self) -> PoolStats:
-        """A frozen picture; what is called caches elsewhere are episodes here."""
+        """Return frozen figures of the pool; `caches` counts episodes."""
         memory = self.memory
         with memory.held():
             entries, episodes, positives = memory.num_entries, memory.num_episodes, memory.num_positive

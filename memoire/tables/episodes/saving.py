@@ -1,8 +1,8 @@
-"""An episode as the payload of a snapshot's record, and back: its arrays, one after the other.
+"""Snapshot format of episodes: the arrays of an episode one after the other, and the layout of a memory.
 
-facts of its entries | columns | final state | bootstrap value        of a ragged column its lengths come first
+facts of its entries | columns | final state | bootstrap value        lengths of a ragged column precede its elements
 
-The same of where all of them lie in their memory: `pack_layout` and `TakenTable`.
+`pack_layout` and `TakenTable` save and restore the places of episodes in their memory.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from memoire.tables.base import (
 
 
 class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode; the payload is its arrays, one after the other (see `pack`)."""
+    """Snapshot record of an episode; the payload has the episode's arrays, one after the other (see `pack`)."""
 
     kind: ClassVar = RecordKind.EPISODE
     has_payload: ClassVar = True
     owner: Identity
     number: Number
-    """Of its first entry under that owner: the two name it."""
+    """Number of the first entry; with `owner`, the identity of the episode."""
     length: Count
     closed: Moment = 0.0
-    """When its last entry was made, in seconds since 1970: what brings episodes of several files into one order."""
+    """Creation time of the last entry in seconds since 1970, by which episodes of several files are ordered."""
     multiplier: Weight = 1.0
     terminated: bool | None = None
     cut: bool = False
-    """Of rollouts: the episode goes on in another fragment."""
+    """True if the episode continues in another fragment (rollouts only)."""
     has_final: bool = False
     has_bootstrap: bool = False
     update_value: bool = True
@@ -59,28 +59,28 @@ class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def time(self) -> float:
-        """Episodes of several files come back in the order in which they were closed: that is how they leave again."""
+        """Sort key: episodes of several files are restored, and later evicted, in the order of their closing."""
         return self.closed
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more episode, and its entries."""
+        """Return the contribution of the episode and its entries to the file's counts."""
         return {"episodes": 1, "entries": self.length, "bytes": payload_bytes}
 
     def belongs_to(self, heading: RecordBody | None) -> bytes:
-        """By its name."""
+        """Return the episode's identity, which selects a server."""
         return self.owner + self.number.to_bytes(8, "little", signed=True)
 
     def called(self, heading: RecordBody | None) -> str:
-        """An episode of a memory."""
+        """Return the description of the episode for error messages."""
         return f"episode {self.number} of memory {self.owner.hex()}"
 
 
 def pack(kept: KeptEpisode, schema: Schema) -> tuple[EpisodeRecord, bytes]:
-    """An episode: facts of its entries, columns, final state and bootstrap value, one after the other. Of a ragged
-    column its lengths come before its elements.
+    """Return record and payload of an episode: facts of entries, columns, final state and bootstrap value in sequence.
+    Lengths of a ragged column precede its elements.
     """
     episode = kept.episode
-    assert episode.born is not None, "known of every entry that a memory holds"
+    assert episode.born is not None, "a memory knows the time of each entry"
     parts = [getattr(episode, name) for name in dataset.FACTS]
     parts += [episode.columns[name] for name in schema.names]
     for name in schema.states if episode.final_state is not None else ():
@@ -111,13 +111,13 @@ def _bytes_of(part: NDArray[Any] | Ragged) -> bytes:
 
 
 def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
-    """The episode of a record. Arrays are views of the payload where they lie as their types want it.
+    """Return the episode of a record. Arrays are views of the payload if their alignment allows.
 
     Raises:
-        ProtocolError: (code "container") it cannot be one of this schema.
+        ProtocolError: (code "container") the record is no episode of this schema.
     """
     if not 1 <= body.length <= len(payload) or not 0.0 <= body.multiplier < math.inf:
-        raise ProtocolError("container", f"an episode of {body.length} entries in {len(payload)} bytes")
+        raise ProtocolError("container", f"the record has {body.length} entries in {len(payload)} bytes")
     parts = _PackedArrays(payload)
     facts = {name: parts.take(dtype, body.length) for name, dtype in dataset.FACTS.items()}
     columns = {name: parts.column(column, body.length) for name, column in schema.items()}
@@ -126,7 +126,7 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     bootstrap = parts.take("<f4", *reward) if body.has_bootstrap else None
     parts.end()
     if not all(np.isfinite(facts[name]).all() for name in ("init_w", "priority", "born")):
-        raise ProtocolError("container", "an episode with a weight, priority or time that cannot be")
+        raise ProtocolError("container", "the episode has an entry with an invalid weight, priority or time")
     episode = dataset.Episode(
         columns=columns,
         **facts | {"learned": facts["learned"] != 0},
@@ -142,15 +142,15 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
 
 
 def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], tuple[bool, int]]) -> PutBack:
-    """Put an episode of a snapshot back by `put`, which says whether it is new, and what made room for it.
+    """Restore an episode of a snapshot by `put`, which returns (is new, number of evicted episodes).
 
     Raises:
-        ProtocolError: (code "container") it is none of this schema.
+        ProtocolError: (code "container") the record is no episode of this schema.
     """
     if not isinstance(record.body, EpisodeRecord):
-        raise ProtocolError("container", "a record of a kind that is not known here")
+        raise ProtocolError("container", "the record is not of an episode")
     kept = unpack(record.body, record.payload, schema)
-    if record.is_remade:  # without the priorities that follow from closing it
+    if record.is_remade:  # without priorities computed at the episode's end
         episode = kept.episode
         assert episode.priority is not None
         priority = np.where(episode.learned, episode.priority, np.float32(np.nan))
@@ -160,62 +160,67 @@ def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], t
 
 
 class _PackedArrays:
-    """Arrays that lie one after the other in a payload."""
+    """Reader of consecutive arrays in a payload."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload, self._place = payload, 0
 
     def take(self, dtype: Any, *shape: int) -> NDArray[Any]:
-        """The next one."""
+        """Return the next array of this dtype and shape."""
         size = np.dtype(dtype).itemsize * math.prod(shape)
         if self._place + size > len(self._payload):
-            raise ProtocolError("container", f"an episode needs {self._place + size} of {len(self._payload)} bytes")
+            raise ProtocolError(
+                "container", f"the episode needs {self._place + size} bytes; the record has {len(self._payload)}"
+            )
         array = np.frombuffer(self._payload, dtype, math.prod(shape), self._place).reshape(shape)
         self._place += size
         return array if array.flags.aligned else array.copy()
 
     def column(self, column: Column, rows: int) -> Any:
-        """The next `rows` values of a column."""
+        """Return the next `rows` values of a column."""
         if not column.is_ragged:
             return self.take(column.dtype, rows, *column.shape)
         lengths = self.take("<i8", rows)
         if (lengths < 0).any() or (lengths > len(self._payload)).any():
-            raise ProtocolError("container", f"a ragged value of {lengths.max()} elements")
+            raise ProtocolError("container", f"a ragged value has {lengths.max()} elements")
         return Ragged(self.take(column.dtype, int(lengths.sum()), *column.element), lengths)
 
     def end(self) -> None:
         if self._place != len(self._payload):
-            raise ProtocolError("container", f"an episode has {self._place} of {len(self._payload)} bytes")
+            raise ProtocolError(
+                "container", f"the episode takes {self._place} bytes; the record has {len(self._payload)}"
+            )
 
 
 def pack_layout(layout: SavedLayout) -> tuple[dict[str, Any], bytes]:
-    """Where a memory's episodes lie: fields of a `TableRecord`, and its payload."""
+    """Return the layout of a memory's episodes: fields of a `TableRecord`, and its payload."""
     parts = {name: _bytes_of(array) for name, array in layout.arrays.items()}
     sizes = {name: len(part) for name, part in parts.items()}
     return {"memory": json.dumps(layout.numbers), "arrays": sizes}, b"".join(parts.values())
 
 
 def _unpack_layout(body: HasLayout, payload: bytes, wrong: Callable[[str], Exception]) -> SavedLayout:
-    """The other way. Raises what `wrong` makes, and what NumPy and JSON raise."""
+    """Return the layout from `pack_layout`. Raise exceptions of `wrong`, and those of NumPy and JSON."""
     place, arrays = 0, {}
     for name, size in body.arrays.items():
         part = payload[place : place + size]
         arrays[name], place = np.frombuffer(part, LAYOUT[name]), place + size
     if arrays.keys() != LAYOUT.keys() or place != len(payload):
-        raise wrong(f"has {place} of {len(payload)} bytes, and arrays {', '.join(arrays)}")
+        raise wrong(f"has a layout of {place} bytes in {len(payload)}, with arrays {', '.join(arrays)}")
     return SavedLayout(json.loads(body.memory), arrays)
 
 
 class TakenTable:
-    """A memory of a file on its way into a pool: each episode comes where it lay, and can be drawn as it could.
+    """Memory that is being restored from a file: each episode returns to its former place and can be drawn as before.
 
     Args:
-        heir: Makes an empty memory that fits, and says what it is to take over; None if what was saved does not fit.
-        body, payload: What the file says of where entries lie.
-        wrong: Makes the error to raise, of what is wrong.
+        heir: Function that returns an empty memory that fits, and the layout to restore; None if the layout does not
+            fit.
+        body, payload: Saved layout of the entries.
+        wrong: Function that makes the exception to raise from a description of the damage.
 
     Raises:
-        What `wrong` makes: the file says of its entries what cannot be.
+        An exception of `wrong`: the saved layout is invalid.
     """
 
     def __init__(
@@ -228,9 +233,9 @@ class TakenTable:
     ) -> None:
         self._schema, self._wrong = schema, wrong
         self.memory: Memory | None = None
-        """None: it does not fit this pool."""
+        """The restored memory; None if the saved layout does not fit the pool."""
         self.names: dict[int, tuple[bytes, int]] = {}
-        """The former name of each episode, owner and number, by the number of its first entry."""
+        """Former owner and number of each episode, by the number of the episode's first entry."""
         self.entries = 0
         try:
             if (fitting := heir(_unpack_layout(body, payload, wrong))) is not None:
@@ -239,7 +244,7 @@ class TakenTable:
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
             if isinstance(error, MemoireError):
                 raise
-            raise wrong(f"says of its entries what cannot be: {error}") from error
+            raise wrong(f"has an invalid layout of entries: {error}") from error
 
     def _begin(self, layout: SavedLayout) -> None:
         assert self.memory is not None
@@ -251,26 +256,26 @@ class TakenTable:
         self._taking = TakingOver(self.memory, rows, numbers, arrays)
         self._rows, every = rows.rows, np.sort(np.concatenate([np.empty(0, np.int64), *rows.rows]))
         if not len(arrays["number"]) == len(arrays["weight"]) == len(every):
-            raise self._wrong(f"has {len(arrays['number'])} numbers of {len(every)} entries")
+            raise self._wrong(f"has numbers for {len(arrays['number'])} of {len(every)} entries")
         self._number, self._weight = np.empty(rows.capacity, np.int64), np.empty(rows.capacity)
         self._number[every], self._weight[every] = arrays["number"], arrays["weight"]
 
     def put(self, body: RecordBody, payload: bytes) -> None:
-        """Put the next episode into its place. Raises what `wrong` makes: also if it cannot be one."""
+        """Restore the next episode in its place. Raise an exception of `wrong` if that fails."""
         if not isinstance(body, EpisodeRecord) or self.memory is None:
             return
         try:
             self._put(body, payload)
         except ProtocolError as error:
-            raise self._wrong(f"has an episode that cannot be: {error}") from error
+            raise self._wrong(f"has an invalid episode: {error}") from error
 
     def _put(self, body: EpisodeRecord, payload: bytes) -> None:
         kept, place = unpack(body, payload, self._schema), len(self.names)
         if place == len(self._slots) or self._length[self._slots[place]] != body.length:
-            raise self._wrong(f"has an episode of {body.length} entries that lies nowhere")
-        own = self._rows[place]
+            raise self._wrong(f"has an episode of {body.length} entries without a place")
+        places = self._rows[place]
         facts = {name: getattr(kept.episode, name) for name in dataset.FACTS}
-        facts |= {"number": self._number[own], "weight": self._weight[own]}
+        facts |= {"number": self._number[places], "weight": self._weight[places]}
         rows = {OWN + name: values for name, values in facts.items()} | kept.episode.columns
         versions = kept.episode.model_version
         is_sound = bool((kept.episode.init_w >= 0).all() and (versions >= 0).all() and (versions >> 53 == 0).all())
@@ -279,14 +284,14 @@ class TakenTable:
             or facts["number"][0] != body.number
             or dataset.not_finite(self._schema, kept.episode.columns, kept.episode.final_state)
         ):
-            raise self._wrong("has a value, weight or number of an entry that cannot be")
+            raise self._wrong("has an entry with an invalid value, weight or number")
         if not self._taking.put(place, rows, kept.episode.final_state):
-            raise self._wrong("has a number or weight of an entry that cannot be")
+            raise self._wrong("has an entry with an invalid number or weight")
         self.names[body.number] = body.owner, body.number
         self.entries += body.length
 
     def finish(self) -> bool:
-        """Let the entries be drawn; False if episodes are missing."""
+        """Make the entries drawable; return False if episodes are missing."""
         if self.memory is None or len(self.names) != len(self._slots):
             return False
         self._taking.finish()

@@ -1,4 +1,4 @@
-"""Tables of rollouts: fragments that are handed out once."""
+"""Tables of rollouts: fragments of episodes whose entries are handed out once, in order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class RolloutsKind(Kind):
-    """Parts of episodes, each entry handed out once, in order."""
+    """Kind of tables that hold fragments of episodes and hand each entry out once, in order."""
 
     name, holds = "rollouts", "fragments"
-    weighed = "Of held entries, as actors weighed them; each is taken once, in order."
+    weighed = "Weights of held entries, by their actors. Each entry is taken once, in order."
     pool = "memoire.tables.rollouts.pool:RolloutPool"
     answers = "memoire.tables.rollouts.pool:answers"
     actor = "memoire.client.episodes:RolloutsSide"
@@ -25,7 +25,7 @@ class RolloutsKind(Kind):
     is_once = may_wait = has_rollouts = True
 
     def limiter(self, settings: TableSettings, pool: TablePool) -> Limiter:
-        """The room that there is."""
+        """Return the limiter, which grants clients the free room."""
         from memoire.tables.base import HasRoom
 
         from .pool import RoomLimiter

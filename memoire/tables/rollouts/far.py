@@ -1,11 +1,11 @@
-"""What a reader takes of a table of rollouts: how many entries of which server, and what came. Pure: no lock, no
-socket, no clock.
+"""Remote learner's takes from tables of rollouts: shares of the servers, and received entries. Pure: no lock, socket,
+clock.
 
-    every server says what it holds     a 900    b 300        a call wants 800
-    shares by what is held              TAKE 600 to a, TAKE 200 to b
-    what came is kept here until the call has all of it; what is over, or comes late, is for the next call
+    every server reports its entries      a 900    b 300        a call wants 800
+    shares are proportional               TAKE 600 to a, TAKE 200 to b
+    received entries are kept until the call is complete; surplus and late entries are for the next call
 
-A server that is left out is not waited for. What it sends later is kept, too: it has handed it out for good.
+Calls do not wait for a server that is skipped. Its late entries are kept, too, because the server has handed them out.
 """
 
 from __future__ import annotations
@@ -30,72 +30,72 @@ from .fragments import RolloutQueue, unpacked
 
 @dataclass(slots=True)
 class HeldRollouts:
-    """What one server holds, as it said last, and the request to it that is open."""
+    """Last report of one server, and the open request to the server."""
 
     entries: int = 0
     is_known: bool = False
-    """Whether the next shares may be made of that; else it is asked before."""
+    """True if the next shares may use the report; False if the server must report first."""
     clients: int = 0
-    """Of those entries."""
+    """Number of clients that recorded the entries."""
     capacity: int = 0
-    """Entries that there is room for; 0 before it has answered."""
+    """Maximum number of entries; 0 before the server has answered."""
     again_at: float = 0.0
-    """When to ask it again: before, it would say the same."""
+    """Earliest time of the next request; an earlier one would get the same report."""
     is_asked: bool = False
     asked_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Takes:
-    """The entries that calls wait for, and those that came. The owner locks all but `late` and `read`.
+    """State machine of remote takes: the waiting call and received entries. The owner locks all but `late` and `read`.
 
     Args:
-        directory: Which servers are there, and what they say of the table.
+        directory: Registry of the servers, with their terms of the table.
     """
 
     CALLED: ClassVar = "rollouts"
     directory: FarServers
     limits: Limits
     wanted: TakeRequest | None = None
-    """What a call waits for now."""
+    """Request of the waiting call."""
     taken: int = 0
-    """Entries that calls got."""
+    """Number of entries that calls returned."""
     refused: int = 0
-    """Replies that are not of this protocol: what a server gave with them is lost."""
+    """Number of replies outside the protocol; their entries are lost."""
     failed: Refused | None = None
-    """Why the call that waits can get nothing."""
+    """Error that the waiting call must raise."""
     _held: dict[FarServer, HeldRollouts] = field(default_factory=dict)
-    _queue: RolloutQueue | None = None  # made when the first server has said what an entry is
+    _queue: RolloutQueue | None = None  # made when the schema is known
 
-    # When there is something to do
+    # Times of the next work
 
     def next_time(self, now: float) -> float:
-        """When `late` or `begin` has something to do; infinity while only an answer can bring that about."""
+        """Return the next time at which `late` or `begin` has work; infinity if only a reply can cause work."""
         times = [self._late_at(server) for server in self.directory.known]
         if self._missing > 0:
-            there = [self.held(server) for server in self.directory.known]
-            times += [held.again_at for held in there if not held.is_asked and not held.is_known]
+            reports = [self.held(server) for server in self.directory.known]
+            times += [held.again_at for held in reports if not held.is_asked and not held.is_known]
             if self.directory.is_meeting(now):
                 times.append(self.directory.meets_until)
         return min(times, default=math.inf)
 
     def held(self, server: FarServer) -> HeldRollouts:
-        """What a server holds."""
+        """Return the last report of a server."""
         return self._held.setdefault(server, HeldRollouts())
 
     @property
     def kept(self) -> int:
-        """Entries that came, and that no call has got yet."""
+        """Number of received entries that no call has returned yet."""
         return 0 if self._queue is None else self._queue.entries
 
     @property
     def stale(self) -> int:
-        """Entries that came, and were passed over here: their model was too old by then."""
+        """Number of received entries that were discarded because their model had become too old."""
         return 0 if self._queue is None else self._queue.counts.stale
 
     @property
     def _missing(self) -> int:
-        """Entries that have to come for the call that waits; 0 or less: none."""
+        """Number of entries that the waiting call still lacks; 0 or less if it lacks none."""
         return 0 if self.wanted is None else self.wanted.steps - self.kept
 
     # Servers that do not answer
@@ -105,58 +105,58 @@ class Takes:
         return held.asked_at + calls.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
 
     def late(self, now: float, down: Collection[object]) -> list[FarServer]:
-        """Servers that no call waits for any longer; `down` are addresses that surely have no connection."""
+        """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
         times = [(self._late_at(server), server) for server in self.directory.known]
         return [server for at, server in times if at <= now or (at < math.inf and server.address in down)]
 
     def leave_out(self, server: FarServer) -> None:
-        """It did not answer in time: calls go on without it, while the question stays open."""
+        """Skip a server that did not answer in time; its request stays open."""
         server.is_away = True
         self.held(server).is_known = False
 
     def forget(self, server: FarServer) -> None:
-        """It is on no list any more: nothing is kept of what it said. What came from it stays."""
+        """Remove a server that is no longer on any list. Its received entries stay."""
         self._held.pop(server, None)
 
     def clear(self) -> None:
-        """Another run is counted: what came before belongs to none of its learners."""
+        """Discard received entries, because another run is counted now."""
         if self._queue is not None:
             self._queue.clear()
 
     # Taking
 
     def want(self, wanted: TakeRequest | None) -> None:
-        """A call waits for this from now on; None: it has ended."""
+        """Set the request that a call waits for; None after the call has ended."""
         self.wanted, self.failed = wanted, None
         for held in self._held.values():
             held.is_known, held.again_at = False, 0.0
 
     def begin(self, now: float) -> list[FarRequest]:
-        """The requests to send now: what is held, or how much is taken of whom."""
+        """Return the requests to send now: for reports, or for shares of the missing entries."""
         if self.wanted is None or self._missing <= 0 or self.directory.is_meeting(now):
             return []
         known = self.directory.known
-        # Nobody else can give what a single server lacks, so it is asked for all at once.
+        # A single server is asked for all entries at once.
         steps = self._missing if len(known) == 1 and self.wanted.min_clients <= 1 else 0
-        asks = [self._ask(each, steps, now) for each in known if self._has_to_say(each, now)]
-        return asks or self._shared(now)
+        asks = [self._ask(each, steps, now) for each in known if self._must_report(each, now)]
+        return asks or self._share_out(now)
 
-    def _has_to_say(self, server: FarServer, now: float) -> bool:
+    def _must_report(self, server: FarServer, now: float) -> bool:
         held = self.held(server)
         return not held.is_known and not held.is_asked and now >= held.again_at
 
-    def _shared(self, now: float) -> list[FarRequest]:
-        """Share what is missing out, once every server that is there has said what it holds."""
-        there = self.directory.there
-        held = [self.held(server) for server in there]
-        if not there or not all(each.is_known for each in held):
+    def _share_out(self, now: float) -> list[FarRequest]:
+        """Share the missing entries out, once every server that is not skipped has reported."""
+        servers = self.directory.there
+        held = [self.held(server) for server in servers]
+        if not servers or not all(each.is_known for each in held):
             return []
         counts = [each.entries for each in held]
         if sum(counts) < self._missing or not self._has_clients():
             for each in held:
                 each.is_known, each.again_at = False, now + RETRY_INTERVAL
             return []
-        parts = zip(there, shares(self._missing, counts), strict=True)
+        parts = zip(servers, shares(self._missing, counts), strict=True)
         return [self._ask(server, share, now) for server, share in parts if share]
 
     def _ask(self, server: FarServer, steps: int, now: float) -> FarRequest:
@@ -175,14 +175,14 @@ class Takes:
 
     @property
     def clients(self) -> int:
-        """Clients of which entries are held, here or at a server; one that moved is counted at both."""
+        """Number of clients with held entries, here or at a server; a client that moved counts at both."""
         here = 0 if self._queue is None else self._queue.clients
         return here + sum(self.held(server).clients for server in self.directory.there)
 
-    # What came of it
+    # Replies
 
     def read(self, answer: Answer, now: float) -> list[Fragment]:
-        """The fragments of a reply; none where it is an error, or is not of this protocol."""
+        """Return the fragments of a reply; empty for an error or a message outside the protocol."""
         terms = self.directory.terms
         if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, fragments.Rollouts):
             return []
@@ -193,23 +193,23 @@ class Takes:
             return []
 
     def answered(self, request: FarRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
-        """A request has ended by a reply, of which `came` was unpacked, or by an error."""
+        """Process the end of a request: a reply, whose fragments are `came`, or an error."""
         held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
-        said = answer.body if isinstance(answer, Message) else None
-        if not isinstance(said, fragments.Rollouts):
-            # It does not know this reader's run or table (any more): HELLO says what is true now.
+        report = answer.body if isinstance(answer, Message) else None
+        if not isinstance(report, fragments.Rollouts):
+            # The server does not know this reader's run or table: a HELLO fetches the current state.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
                 self.failed, held.again_at = answer, math.inf
             return
-        held.is_known, held.entries, held.clients, held.capacity = True, said.held, said.clients, said.capacity
-        self.directory.reported(request.server, said.finished)
+        held.is_known, held.entries, held.clients, held.capacity = True, report.held, report.clients, report.capacity
+        self.directory.reported(request.server, report.finished)
         for fragment in came:
-            self._kept().add(fragment)
+            self._open_queue().add(fragment)
 
-    def _kept(self) -> RolloutQueue:
+    def _open_queue(self) -> RolloutQueue:
         if self._queue is None:
             assert self.directory.terms is not None
             self._queue = RolloutQueue(self.directory.terms.schema)
@@ -218,14 +218,14 @@ class Takes:
     # Calls
 
     def take(self, versions: Mapping[str, int]) -> list[Fragment]:
-        """The entries that are wanted, if all are here; else none.
+        """Return the wanted entries if all have arrived, else nothing.
 
         Args:
-            versions: Newest version of each topic: what is too old by now is passed over.
+            versions: Newest version of each topic; entries that are too old by these versions are discarded.
 
         Raises:
-            ParameterError: the table stores no rollouts, or never has room for so many.
-            Refused: (code "too_large") an entry of a server's oldest fragment is larger than this reader takes.
+            ParameterError: the table stores no rollouts, or its capacity is smaller.
+            Refused: (code "too_large") an entry of a server's oldest fragment is larger than this reader accepts.
         """
         wanted, terms = self.wanted, self.directory.terms
         if self.failed is not None:
@@ -235,11 +235,11 @@ class Takes:
         if not registry.offers(terms.storage, HandsOutOnce):
             names, kind = registry.names_of(HandsOutOnce), registry.named(terms.storage)
             expected = (
-                f"{' or '.join(map(repr, names))} {HandsOutOnce.WANTED}; of table {terms.table!r} use {kind.instead}"
+                f"{' or '.join(map(repr, names))} {HandsOutOnce.WANTED}; for table {terms.table!r} call {kind.instead}"
             )
             raise ParameterError("storage", terms.storage, expected)
         self._check_capacity(wanted.steps)
-        queue = self._kept()
+        queue = self._open_queue()
         queue.saw_model(terms.parameters.newest_model(versions))
         queue.pass_over(terms.parameters.max_model_lag)
         taken = queue.take(TakeRequest(wanted.steps, wanted.exact))
@@ -249,26 +249,26 @@ class Takes:
     def _check_capacity(self, steps: int) -> None:
         room = [self.held(server).capacity for server in self.directory.known]
         if room and all(room) and steps > sum(room):
-            expected = f"at most the capacity of all servers, {sum(room)} entries: more are never there"
+            expected = f"at most the capacity of all servers, {sum(room)} entries"
             raise ParameterError("steps", steps, expected)
 
     def why_not(self) -> tuple[int, int, int, str]:
-        """Entries, fragments kept here and clients that there are for the call that waits, and what it waits for."""
-        there, wanted = self.directory.there, self.wanted
+        """Return entries, fragments kept here and clients for the waiting call, and the reason of its wait."""
+        servers, wanted = self.directory.there, self.wanted
         steps, least = (0, 0) if wanted is None else (wanted.steps, wanted.min_clients)
-        entries = self.kept + sum(self.held(each).entries for each in there)
+        entries = self.kept + sum(self.held(each).entries for each in servers)
         if entries >= steps and self.clients < least:
             why = f"waiting for entries of {least - self.clients} more clients ({self.clients} of min_clients={least})"
         else:
-            held = f"{entries} of {steps} held, of {self.clients} clients at {len(there)} servers"
+            held = f"{entries} of {steps} held, from {self.clients} clients at {len(servers)} servers"
             why = f"waiting for {max(0, steps - entries)} more entries ({held})"
         if self.stale:
-            why += f"; {self.stale} entries were passed over here (max_model_lag)"
+            why += f"; {self.stale} stale entries were discarded here (max_model_lag)"
         return entries, 0 if self._queue is None else len(self._queue), self.clients, why
 
 
 def shares(missing: int, held: Sequence[int]) -> list[int]:
-    """How many of the missing entries each server gives: in proportion to what it holds, and never more."""
+    """Return each server's share of the missing entries, in proportion to its held entries and never above."""
     total = sum(held)
     ends = [missing * end // total for end in itertools.accumulate(held, initial=0)]
     return [after - before for before, after in itertools.pairwise(ends)]

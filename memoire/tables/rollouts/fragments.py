@@ -1,16 +1,15 @@
-"""Fragments of rollouts: in order of arrival, each entry handed out once, and on their way to a learner far away. Pure.
+"""Fragments of rollouts: a queue that hands each entry out once, in order, and the messages to remote learners. Pure.
 
-    a(512) b(512) c(512)      take 800 ──▶ a(512), b(288)         what is left: b(224), c(512)
-                              newest model 9, max_model_lag 1     c was made by model 7: passed over, 512 entries
+    a(512) b(512) c(512)      take 800 ──▶ a(512), b(288)         the rest: b(224), c(512)
+                              newest model 9, max_model_lag 1     model 7 made c: c is stale, 512 entries
 
-A fragment is split where that makes a take exact; the rest stays first, and its head ends in the state of the rest's
-first entry.
+A take splits a fragment to be exact. The rest stays first in the queue, and the taken part ends in the state of the
+rest's first entry.
 
 A ROLLOUTS message has a row for each fragment in its tail, and their containers behind each other:
 
-    fragments   [client a, 512 entries] [client b, 288]         rows say how each one ended
-    payload     EPISODE container ......|EPISODE container ..   a row says how many bytes are its own
-
+    fragments   [client a, 512 entries] [client b, 288]         the ends of the episodes
+    payload     EPISODE container ......|EPISODE container ..   each row has its container's size
 """
 
 from __future__ import annotations
@@ -47,50 +46,49 @@ from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
 from memoire.wire.receivers import Page
 
 FRAGMENT_BYTES: Final = 3072
-"""What a fragment takes in memory beside its arrays."""
+"""Memory overhead of a fragment in bytes."""
 
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """What became of entries, since the queue was made. Of all that came, each is held, or counted once here."""
+    """Numbers of entries since the queue's creation. Each received entry is either held or counted once here."""
 
     taken: int = 0
     stale: int = 0
-    """Passed over at a take: their model was too old."""
+    """Entries discarded at a take, because their model was too old."""
     overwritten: int = 0
-    """Dropped for want of room."""
+    """Entries evicted to make room."""
     overwritten_fragments: int = 0
     split: int = 0
-    """Fragments that a take has split."""
+    """Fragments that a take has split in two."""
 
 
 class RolloutQueue:
-    """Holds fragments, oldest first. Not thread-safe.
+    """Queue of fragments, oldest first. Not thread-safe.
 
     Args:
-        schema: What an entry is.
+        schema: Schema of an entry.
     """
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.counts = RolloutCounts()
         self.entries = 0
-        """Held."""
         self.bytes = 0
-        """Of their arrays."""
+        """Bytes of the held fragments' arrays."""
         self._fragments: deque[Fragment] = deque()
-        self._names: dict[tuple[bytes, int], int] = {}  # fragments of each client and number that are held
-        self._clients: dict[bytes, int] = {}  # fragments of each client that are held
+        self._names: dict[tuple[bytes, int], int] = {}  # held fragments by client and number
+        self._clients: dict[bytes, int] = {}  # held fragments by client
         self.newest_model = 0
-        """Its version; 0: none was published."""
+        """Version of the newest model; 0 if no model was published."""
         self.until_publish = 0
-        """Entries that were taken, and whose room is given back with the next model."""
+        """Number of taken entries whose room is given back with the next model."""
         self.owed = 0
-        """Entries whose room is given back, and of which clients are still to be told."""
-        self._newest_stale = (0, 0)  # the newest version that was passed over last, and the newest model then
+        """Number of entries whose room is given back, but not yet reported to clients."""
+        self._newest_stale = (0, 0)  # newest version that was discarded last, and the newest model then
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version: takes that waited for it give their room back."""
+        """Record a new model version, and give back the room of takes that waited for it."""
         if version != self.newest_model:
             owed = self.owed + self.until_publish
             _core.at_once(setting(self, newest_model=version, owed=owed, until_publish=0))
@@ -105,34 +103,35 @@ class RolloutQueue:
         return iter(self._fragments)
 
     def newest(self, most: int) -> list[Fragment]:
-        """At most so many fragments, the newest first."""
+        """Return at most this many fragments, the newest first."""
         return list(islice(reversed(self._fragments), most))
 
     @property
     def clients(self) -> int:
-        """Clients that have recorded what is held."""
+        """Number of clients that recorded the held entries."""
         return len(self._clients)
 
     def add(self, fragment: Fragment, taken: int = 0) -> None:
-        """Hold one more, behind all others.
+        """Append a fragment to the queue.
 
         Args:
-            taken: Entries of it whose room was not taken before, as a client's is.
+            taken: Number of its entries for which no room was granted, unlike a client's.
         """
         counted = self._counting((), [fragment]) + adding(self, owed=-taken)
         _core.at_once([(self._fragments.append, (fragment,)), *counted])
 
     @property
     def taken(self) -> int:
-        """Bytes that all fragments take in memory."""
+        """Bytes of all fragments in memory, with overhead."""
         return self.bytes + FRAGMENT_BYTES * len(self._fragments)
 
     def make_room(self, entries: int, byte_limit: int, most: int) -> int:
-        """Drop the oldest fragments until at most so many entries and bytes are held; returns how many.
+        """Evict the oldest fragments until the limits hold; return the number of evicted fragments.
 
         Args:
-            byte_limit: Of their arrays.
-            most: Bytes that they may take in memory.
+            entries: Maximum number of entries.
+            byte_limit: Maximum bytes of the fragments' arrays.
+            most: Maximum bytes in memory, with overhead.
         """
         dropped: list[Fragment] = []
         over, over_bytes, over_taken = self.entries - entries, self.bytes - byte_limit, self.taken - most
@@ -150,8 +149,8 @@ class RolloutQueue:
         return len(dropped)
 
     def pass_over(self, max_lag: int | None) -> None:
-        """Drop what is further behind the newest model than that, by each fragment's oldest entry. Nothing is dropped
-        where no model was published.
+        """Discard fragments whose oldest entry's model is more than `max_lag` versions behind the newest model. Without
+        any published model nothing is discarded.
         """
         if max_lag is None or self.newest_model == 0:
             return
@@ -166,26 +165,26 @@ class RolloutQueue:
         _core.at_once(changes + self._counting(stale))
 
     def take(self, wanted: TakeRequest) -> list[Fragment]:
-        """The oldest fragments, which are not held from now on, or none while there are too few."""
+        """Remove and return the oldest fragments, or return nothing if there are too few entries or clients."""
         if self.entries < wanted.steps or (wanted.min_clients > 1 and self.clients < wanted.min_clients):
             return []
         return self._taken(wanted)
 
     def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
-        """The same for a learner far away, who comes again for the rest: as many as are there, and as the reply has
-        room for; none while fewer than `least` entries are held.
+        """Take for a remote learner, which repeats its request for the rest: as many entries as fit into a reply.
+        Return nothing if fewer than `least` entries are held.
 
         Args:
-            fitting: How many of the first entries of a further fragment the reply has room for. What it raises leaves
-                everything here.
+            fitting: Function that returns how many first entries of the next fragment fit into the reply. If it raises,
+                the queue is unchanged.
         """
         if self.entries < max(1, least):
             return []
         return self._taken(wanted, fitting)
 
     def _taken(self, wanted: TakeRequest, fitting: Callable[[Fragment], int] = len) -> list[Fragment]:
-        """The oldest fragments, which leave at once."""
-        gone: list[Fragment] = []
+        """Remove and return the oldest fragments."""
+        leaving: list[Fragment] = []
         taken: list[Fragment] = []
         stays: list[Fragment] = []
         missing = wanted.steps
@@ -200,48 +199,48 @@ class RolloutQueue:
                 break
             if room < len(part):
                 part, rest = fragment.split(room, self.schema)
-            gone.append(fragment)
+            leaving.append(fragment)
             taken.append(part)
             stays += [] if rest is None else [rest]
             missing = missing - len(part) if rest is None else 0
         count = sum(map(len, taken))
-        changes = self._leaving(gone, stays) + adding(self.counts, taken=count, split=len(stays))
+        changes = self._leaving(leaving, stays) + adding(self.counts, taken=count, split=len(stays))
         _core.at_once(changes + adding(self, **{"owed" if wanted.release == "now" else "until_publish": count}))
         return taken
 
     def clear(self) -> None:
-        """Let everything go, and give the room back, that included which waits for a model."""
+        """Discard everything, and give back all room, including room that waits for a model."""
         owed = self.owed + self.entries + self.until_publish
-        gone = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
-        _core.at_once([*gone, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
+        changes = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
+        _core.at_once([*changes, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
 
     def why_not(self, wanted: TakeRequest) -> str:
-        """What a take waits for; "" where it need not."""
+        """Return the reason why a take must wait, or "" if it need not wait."""
         clients, steps, min_clients = self.clients, wanted.steps, wanted.min_clients
         if self.entries >= steps:
             if clients >= min_clients:
                 return ""
-            there = f"{clients} of min_clients={min_clients}"
-            return f"waiting for entries of {min_clients - clients} more clients ({there})"
+            part = f"{clients} of min_clients={min_clients}"
+            return f"waiting for entries of {min_clients - clients} more clients ({part})"
         passed = ""
         if self._newest_stale[1]:
             version, newest = self._newest_stale
             passed = (
-                f"; {self.counts.stale} entries were passed over (max_model_lag), the last ones of model {version} "
-                f"when {newest} was the newest"
+                f"; {self.counts.stale} stale entries were discarded (max_model_lag), the last of model {version} "
+                f"when model {newest} was the newest"
             )
-        held = f"{self.entries} of {steps} held, of {clients} clients"
+        held = f"{self.entries} of {steps} held, from {clients} clients"
         return f"waiting for {steps - self.entries} more entries ({held}){passed}"
 
     def _leaving(self, gone: Sequence[Fragment], stays: Sequence[Fragment] = ()) -> Changes:
-        """The changes by which these, the oldest, leave, but for the rest of the last one, if there is one."""
+        """Return the changes that remove the oldest fragments, except the rest of the last one."""
         fragments = self._fragments
         changes: Changes = [(fragments.popleft, ())] * len(gone)
         changes += [(fragments.appendleft, (rest,)) for rest in stays]
         return changes + self._counting(gone, stays)
 
     def _counting(self, gone: Sequence[Fragment], came: Sequence[Fragment] = ()) -> Changes:
-        """The changes that count fragments as held no more, and others as held from now on."""
+        """Return the changes that update the counts for removed and added fragments."""
         entries = size = 0
         names: dict[tuple[bytes, int], int] = {}
         clients: dict[bytes, int] = {}
@@ -260,45 +259,45 @@ class RolloutQueue:
 
 
 def bytes_of(fragment: Fragment) -> int:
-    """Bytes of a fragment's arrays."""
+    """Return the bytes of a fragment's arrays."""
     of = fragment.episode
     arrays = [*of.columns.values(), *(of.final_state or {}).values(), of.init_w, of.model_version, fragment.age]
     return sum(each.nbytes + each.lengths.nbytes if isinstance(each, Ragged) else each.nbytes for each in arrays)
 
 
-_MOST_ENTRIES = 1 << 62  # how many there may be is for their bytes to say
+_MOST_ENTRIES = 1 << 62  # the bytes of a message limit the entries
 
 
 @body(types.TAKE)
 class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Takes the oldest entries of a table of rollouts; answered by ROLLOUTS. A resend has its sequence."""
+    """Request for the oldest entries of a table of rollouts, answered by ROLLOUTS. A resend has its sequence."""
 
-    steps: Small = 0  # most entries; 0 only asks what is held
-    least: Small = 0  # nothing is taken while fewer are held
-    exact: bool = True  # the last fragment is split, so that there are no more than `steps`
+    steps: Small = 0  # maximum number of entries; 0 only asks for the number of held ones
+    least: Small = 0  # nothing is taken if fewer entries are held
+    exact: bool = True  # True: the last fragment is split to return at most `steps`
     release: Annotated[str, Meta(max_length=16)] = "now"  # when room is given back: now, publish
     wanted: Small = 0  # entries that the reader waits for here
 
 
 @body(types.ROLLOUTS)
 class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """What was taken, containers of kind EPISODE one after the other, and what is held after it."""
+    """Taken entries, as containers of kind EPISODE one after the other, and the number of entries that remain."""
 
     epoch: Word = 0
     fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
     held: Count = 0  # entries
-    clients: Count = 0  # that recorded them
-    capacity: Count = 0  # entries that there is room for
+    clients: Count = 0  # clients that recorded them
+    capacity: Count = 0  # maximum number of entries
     finished: bool = False
 
 
 def packed(
     fragments: Sequence[Fragment], schema: Schema, *, now: float, wall: float
 ) -> tuple[list[FragmentRow], Payload | None]:
-    """Fragments as rows and payload of a ROLLOUTS message; no payload where there are none.
+    """Return rows and payload of a ROLLOUTS message with these fragments; the payload is None without fragments.
 
     Args:
-        now: By the clock of their arrival.
+        now: Time on the clock of the fragments' arrival.
         wall: Seconds since 1970.
     """
     containers = [_container(each, schema, now, wall) for each in fragments]
@@ -307,8 +306,8 @@ def packed(
 
 
 def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
-    """How many of the first entries of one more fragment a reply has room for; they are on its page then. Fewer than
-    all only of the first fragment, if it fits into no reply as a whole.
+    """Return how many first entries of the next fragment fit into a reply, and add them to the reply's page. The number
+    is below the fragment's length only for a first fragment that is too large for any reply.
 
     Raises:
         ProtocolError: (code "too_large") not one entry fits into a reply to this learner.
@@ -329,7 +328,7 @@ def _takes(page: Page, fragment: Fragment, schema: Schema) -> bool:
 
 
 def _size(fragment: Fragment, schema: Schema) -> int:
-    """Bytes of a fragment's container at most: arrays, head, and of each block a row of the table and a gap."""
+    """Return the maximum bytes of a fragment's container: arrays, head, and a table row and a gap for each block."""
     return bytes_of(fragment) + _overhead(schema)
 
 
@@ -338,7 +337,7 @@ def _overhead(schema: Schema) -> int:
 
 
 def _bytes_of_entries(fragment: Fragment, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[T] bytes of each entry, and [T] of the state behind it, which ends a fragment that is split there."""
+    """Return [T] bytes of each entry, and [T] of the state behind it, which ends a fragment that is split there."""
     of = fragment.episode
     plain = sum(array.itemsize for array in (of.init_w, of.model_version, fragment.age))
     entries, states = np.full(len(fragment), plain, np.int64), np.zeros(len(fragment), np.int64)
@@ -356,20 +355,22 @@ def _bytes_of_entries(fragment: Fragment, schema: Schema) -> tuple[NDArray[np.in
 
 
 def check_entries(fragment: Fragment, schema: Schema, most: int) -> None:
-    """Refuse a fragment of which no reply could have one entry, before it is held.
+    """Raise ProtocolError for a fragment with an entry that fits into no reply.
 
     Args:
-        most: Bytes of such a reply's payload.
+        most: Maximum bytes of a reply's payload.
 
     Raises:
-        ProtocolError: (code "too_large") with the state behind it, an entry takes more.
+        ProtocolError: (code "too_large") an entry with the following state takes more.
     """
     if 2 * _size(fragment, schema) <= most:
         return
     entries, ends = _bytes_of_entries(fragment, schema)
     size = _overhead(schema) + int((entries + ends).max())
     if size > most:
-        text = f"an entry takes {size} bytes with the state behind it; a learner far away takes {most} (message_bytes)"
+        text = (
+            f"an entry and its next state take {size} bytes; a remote learner receives at most {most} (message_bytes)"
+        )
         raise ProtocolError("too_large", text)
 
 
@@ -404,23 +405,23 @@ def _row(fragment: Fragment, size: int) -> FragmentRow:
 def unpacked(
     rows: Sequence[FragmentRow], payload: Buffer | None, schema: Schema, *, now: float, limits: Limits
 ) -> list[Fragment]:
-    """The fragments of a received ROLLOUTS message, completely checked. Their arrays may lie in the payload.
+    """Return the fragments of a received ROLLOUTS message, completely checked. Arrays may be views of the payload.
 
     Args:
-        now: When it came, by the clock of whoever holds them.
+        now: Time of arrival, on the clock of the fragments' owner.
 
     Raises:
-        ProtocolError: and nothing else, whatever the bytes.
+        ProtocolError: the message is invalid. No other error is raised, whatever the bytes.
     """
     parts = _parts(rows, payload)
     return [_fragment(row, part, schema, now, limits) for row, part in zip(rows, parts, strict=True)]
 
 
 def unpacked_size(rows: Sequence[FragmentRow], payload: Buffer | None) -> int:
-    """Bytes that the fragments of a received message take when they are unpacked, as their tables say.
+    """Return the bytes of the fragments of a received message after unpacking, by the containers' tables.
 
     Raises:
-        ProtocolError: the payload does not have them.
+        ProtocolError: the payload is shorter than the rows state.
     """
     return sum(map(unpacked_bytes, _parts(rows, payload)))
 
@@ -429,12 +430,12 @@ def _parts(rows: Sequence[FragmentRow], payload: Buffer | None) -> list[memoryvi
     data = memoryview(b"" if payload is None else payload).cast("B")
     sizes = [row.bytes for row in rows]
     if sum(sizes) != len(data):
-        raise ProtocolError("container", f"fragments of {sum(sizes)} bytes in a payload of {len(data)}")
+        raise ProtocolError("container", f"the rows name {sum(sizes)} bytes of fragments in a payload of {len(data)}")
     ends = np.cumsum([0, *sizes]).tolist()
     return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _fragment(row: FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
-    said = Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
-    checked = checked_episode(said, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
+    body = Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
+    checked = checked_episode(body, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
     return Fragment(row.client, row.number, checked.episode, checked.age, now)

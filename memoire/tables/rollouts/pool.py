@@ -1,20 +1,20 @@
-"""Rollouts of all clients of a table at the server: handed out in order of arrival, each entry once.
+"""Pool of rollouts of all clients at a server, handed out in order of arrival, each entry once, and its limiter.
 
     EPISODE ──check──▶ add ──▶ RolloutQueue ──▶ take           a learner in this process
 
-Room is given back where entries leave: at the take, or when the next model is published (release="publish"), so that
-clients make no step with a model whose share is there already. `on_room` is told, and the table's limiter lets clients
-go on.
+The room of entries is given back when entries leave: at the take, or when the next model is published
+(release="publish"), so that clients record no step with a model whose share is complete. The pool calls `on_room`, and
+the table's limiter lets clients continue.
 
-How far clients may record ahead of a queue whose entries are handed out once: as far as it has room.
+Clients may record ahead of the learner as far as the queue has room:
 
     capacity 4096     8 clients are granted 512 each, and wait when they have recorded them
     take(4096)        room for 4096 more, at once or when the next model is published
 
-Room that is lost is found again while a learner waits: after `STALLED_TIMEOUT` without any news, what was granted and
-not used is taken back, since whoever had it may have died, and entries that were counted and never came are forgiven.
+Lost room is recovered while a learner waits. After `STALLED_TIMEOUT` without messages from clients, unused grants are
+revoked, because their clients may have died, and entries that were counted and never arrived are forgiven.
 
-Nothing here changes what the dispatcher's lock guards: pools and limiters have locks of their own.
+Pools and limiters have locks of their own, and change no state that the dispatcher's lock guards.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ from . import fragments
 from .fragments import RolloutQueue, check_entries, fitting, packed
 
 DEFAULT_ENTRIES: Final = 65_536
-"""Entries there is room for where nobody said a number."""
+"""Capacity in entries without the setting `capacity`."""
 
 
 class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
-    """The rollouts of one table. Thread-safe.
+    """Pool of the rollouts of one table. Thread-safe.
 
     Args:
-        schema, parameters: Of the entries; `configure` changes the parameters.
-        capacity: Entries there is room for.
-        is_bounded: Whether the oldest leave where more than `capacity` entries are held; else only bytes are limited,
-            and clients wait.
-        byte_limit: Bytes that entries may take.
-        client_timeout: Seconds of silence after which a client is not counted any more. What it sent stays.
-        clock: Seconds that only grow.
-        wall: Seconds since 1970, for what is saved.
+        schema, parameters: Schema and parameters of the entries; `configure` changes the parameters.
+        capacity: Maximum number of entries.
+        is_bounded: True: a pool with more than `capacity` entries evicts the oldest fragments. False: only bytes are
+            limited, and clients wait.
+        byte_limit: Maximum bytes of the entries.
+        client_timeout: Seconds of silence after which a client is no longer counted. The client's data stays.
+        clock: Monotonic clock in seconds.
+        wall: Clock in seconds since 1970, for saved times.
 
     Raises:
         ParameterError: `capacity` entries do not fit into `byte_limit`.
@@ -107,9 +107,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         self.least_bytes = max(1, schema.entry_bytes) * self.capacity if capacity else max(1, schema.entry_bytes)
         self._check(byte_limit)
         self.byte_limit = byte_limit
-        self.on_room: Callable[[int, Changes], None] = lambda entries, told: at_once(told)
-        """Told how many entries' room is given back; below 0: so many came by another way than a client. It counts them
-        and makes the changes as one, by which they are told. Called under the lock."""
+        self.on_room: Callable[[int, Changes], None] = lambda entries, changes: at_once(changes)
+        """Callback for room that is given back, called under the lock: number of entries, and changes to make with the
+        count as one. A negative number counts restored entries, which no client has recorded.
+        """
         self._is_bounded, self._wall = is_bounded, wall
         self._free: Callable[[], int] = lambda: 1 << 62
         # Everything below belongs to the waiter's lock.
@@ -123,20 +124,20 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             raise ParameterError("byte_limit", byte_limit, expected)
 
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on: the oldest fragments leave if others leave no room."""
+        """Join a byte budget under this name: the pool evicts its oldest fragments if other holders leave no room."""
         queue = self._queue
         budget.holder(name, measure=lambda: queue.taken)
         self._free = lambda: budget.free
 
-    # What comes in
+    # Received messages
 
     def check(
         self, body: messages.Body, payload: Any, *, limits: Limits = DEFAULTS, checksum: int | None = None
     ) -> CheckedEpisode:
-        """A received fragment, completely checked, ready for `add`.
+        """Check a received fragment completely and return it for `add`.
 
         Raises:
-            ProtocolError: and nothing else, whatever the bytes.
+            ProtocolError: the fragment is invalid. No other error is raised, whatever the bytes.
         """
         fits = self.schema, self.parameters, self.capacity
         checked = checked_episode(body, payload, *fits, limits=limits, checksum=checksum, stays=True)
@@ -145,7 +146,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         return checked
 
     def add(self, client_id: bytes, sequence: int, checked: CheckedEpisode) -> int:
-        """Hold a checked fragment behind all others; returns how many of the oldest made room."""
+        """Append a checked fragment to the queue; return the number of fragments evicted for room."""
         with self._waiter.lock:
             if self._waiter.is_closed:
                 return 0
@@ -153,7 +154,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             return self._hold(Fragment(client_id, sequence, checked.episode, checked.age, self._clock()))
 
     def _give_room(self) -> None:
-        """Tell of room that is given back, of that included of which an interrupted call did not. Under the lock."""
+        """Report room that is given back, also after an interrupted call. Call under the lock."""
         if owed := self._queue.owed:
             self.on_room(owed, setting(self._queue, owed=0))
 
@@ -161,20 +162,20 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.taken + self._free()
         return self._queue.make_room(entries, self.byte_limit, most)
 
-    # What is changed
+    # Changes of parameters and limits
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Follow new parameters from now on; nothing goes until a take passes it over."""
+        """Apply new parameters and return 0; stale entries are discarded by the next take."""
         with self._waiter.lock:
             self.parameters = parameters
             self._waiter.tell()
         return 0
 
     def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on; returns how many fragments had to go, the oldest first.
+        """Set the byte limit; evict the oldest fragments if needed and return their number.
 
         Raises:
-            ParameterError: too few for the capacity that was asked for, or for one entry.
+            ParameterError: too few bytes for the requested capacity, or for one entry.
         """
         self._check(byte_limit)
         with self._waiter.lock:
@@ -185,18 +186,18 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         return dropped
 
     def clear(self) -> int:
-        """Let everything go that is held, and give its room back; returns the fragments."""
+        """Discard all fragments, give their room back, and return their number."""
         with self._waiter.lock:
-            gone = len(self._queue)
+            count = len(self._queue)
             self._queue.clear()
             self._put_back.clear()
             self._give_room()
             self._waiter.tell()
-        return gone
+        return count
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version: `Parameters.max_model_lag` counts from it, and takes that waited for the
-        next one give their room back.
+        """Record the newest model version, for `Parameters.max_model_lag`. Give back the room of takes that waited for
+        it.
         """
         with self._waiter.lock:
             self._queue.saw_model(version)
@@ -211,7 +212,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             return {"newest_model": self._queue.newest_model, "until_publish": self._queue.until_publish}
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said; before anything is put back."""
+        """Continue from a value of `state`, before any record is restored."""
         with self._waiter.lock:
             self._queue.saw_model(max(self._queue.newest_model, state.newest_model))
             if is_same:
@@ -219,12 +220,12 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing ever came in or was taken."""
+        """True if the pool never received or handed out a fragment."""
         with self._waiter.lock:
             return not (self._added or self._queue.until_publish)
 
     def walk(self) -> Iterator[KeptEpisode]:
-        """Every fragment that is held at the beginning, the oldest first: each an episode that its client names."""
+        """Yield each fragment held at the call, the oldest first, as an episode with its client's id and number."""
         with self._waiter.lock:
             held, now, wall = list(self._queue), self._clock(), self._wall()
         for fragment in held:
@@ -242,10 +243,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             yield KeptEpisode(fragment.client, fragment.number, episode)
 
     def put_back(self, kept: KeptEpisode) -> tuple[bool, int]:
-        """Hold a fragment that was walked over, here or elsewhere, behind all others.
+        """Append a fragment from `walk`, of this pool or another, to the queue.
 
         Returns:
-            Whether it was not here already, or put back before; and how many left to make room.
+            True if the pool did not hold the fragment, restored or not, and the number of fragments evicted for room.
 
         Raises:
             Closed: `close` was called.
@@ -263,15 +264,15 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         return True, dropped
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
-        """Body and payload of each."""
+        """Yield body and payload of each fragment."""
         return (pack(kept, self.schema) for kept in self.walk())
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold an episode of a snapshot."""
+        """Restore a fragment of a snapshot."""
         return put_back(record, self.schema, self.put_back)
 
     def _hold(self, fragment: Fragment, taken: int = 0) -> int:
-        """Put a fragment behind all others; returns the fragments that made room. Under the lock."""
+        """Append a fragment to the queue; return the number of fragments evicted for room. Call under the lock."""
         self._queue.add(fragment, taken)
         dropped = self._make_room()
         self._added += 1
@@ -279,27 +280,27 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         self._waiter.tell()
         return dropped
 
-    # What goes out
+    # Takes
 
     def entries(self) -> int:
-        """Entries that are held."""
+        """Return the number of held entries."""
         return self.held()[0]
 
     def held(self) -> tuple[int, int]:
-        """Entries that are held, and the clients that recorded them."""
+        """Return the number of held entries, and the number of clients that recorded them."""
         with self._waiter.lock:
             return self._queue.entries, self._queue.clients
 
     def take(self, wanted: TakeRequest, timeout: float = 0.0) -> Rollouts:
-        """The oldest entries, which nobody else gets; all of them or none. See `TableHandle.take`.
+        """Take the oldest entries, all that are wanted or nothing. No other learner gets them. See `TableHandle.take`.
 
         Raises:
-            ParameterError: more are wanted than there is room for.
-            NotEnoughSamples: fewer came in `timeout` seconds; nothing was taken.
+            ParameterError: more entries are wanted than the capacity.
+            NotEnoughSamples: too few entries arrived in `timeout` seconds; nothing was taken.
             Closed: `close` was called, also from another thread while waiting.
         """
         if wanted.steps > self.capacity:
-            expected = f"at most the capacity, {self.capacity} entries: more are never there"
+            expected = f"at most the capacity, {self.capacity} entries"
             raise ParameterError("steps", wanted.steps, expected)
         began = time.monotonic()
         while not (taken := self.take_now(wanted)):
@@ -307,7 +308,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         return Rollouts.of(self.schema, taken, self._clock(), self.parameters.discount)
 
     def take_now(self, wanted: TakeRequest) -> list[Fragment]:
-        """The fragments of a take, if they are there; else none. What is too old leaves first."""
+        """Return the fragments of a take if enough entries are held, else nothing. Discard stale entries first."""
         with self._waiter.lock:
             self._waiter.check_open()
             self._queue.pass_over(self.parameters.max_model_lag)
@@ -318,10 +319,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
     def give(
         self, wanted: TakeRequest, least: int, page: Page, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
-        """What a learner far away gets at once: rows and payload of a ROLLOUTS message. See `RolloutQueue.give`.
+        """Return rows and payload of a ROLLOUTS message for a remote learner, without waiting. See `RolloutQueue.give`.
 
         Args:
-            page: Of the reply.
+            page: Page of the reply.
             wall: Seconds since 1970.
 
         Raises:
@@ -329,14 +330,14 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         """
         with self._waiter.lock:
             self._queue.pass_over(self.parameters.max_model_lag)
-            self._give_room()  # also if the rest is refused
+            self._give_room()  # also if `give` raises
             taken = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
             self._give_room()
             now = self._clock()
         return packed(taken, self.schema, now=now, wall=wall)
 
     def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:
-        """Wait until something has come, or say what is missing."""
+        """Wait for the next change, or raise NotEnoughSamples with the reason at the timeout."""
         with self._waiter.lock:
             why = self._queue.why_not(wanted)
             if why and not self._waiter.wait(began + timeout):
@@ -347,7 +348,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
     # Inspection
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How old what is held is; each entry has the weight that its writer gave it, and is handed out once."""
+        """Return the distribution of ages and of the actors' weights. Each entry is handed out once."""
         with self._waiter.lock:
             held, entries, now = self._queue.newest(most), self._queue.entries, self._clock()
         nothing = np.empty(0, np.float32)
@@ -364,7 +365,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         )
 
     def stats(self) -> PoolStats:
-        """A frozen picture; what is called caches elsewhere are fragments here, and samples are entries."""
+        """Return frozen figures of the pool; `caches` counts fragments, and samples are entries."""
         with self._waiter.lock:
             queue, counts = self._queue, self._queue.counts
             return PoolStats(
@@ -385,17 +386,17 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
 
 
 def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
-    """What answers readers of tables of rollouts."""
+    """Return the handler for requests of readers of rollouts."""
 
     def take(now: float, header: MessageHeader, body: fragments.Take, _: Any) -> Reply:
-        """Hand out the oldest entries, and say what is held then."""
+        """Hand out the oldest entries, and report the remaining ones."""
         table = desk.table(header)
         pool = table.asked(HandsOutOnce, header.type.name)
         page = desk.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
-        said = fragments.Rollouts(
+        rollouts = fragments.Rollouts(
             epoch=desk.epoch,
             fragments=rows,
             held=entries,
@@ -403,7 +404,7 @@ def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
             capacity=pool.capacity,
             finished=desk.finished,
         )
-        return Reply(said, payload)
+        return Reply(rollouts, payload)
 
     return {fragments.Take: take}
 
@@ -416,15 +417,15 @@ def _request_of(body: fragments.Take) -> TakeRequest:
 
 
 STALLED_TIMEOUT = 1.0
-"""Seconds without news from any client after which there is room for all entries that a learner misses."""
+"""Seconds without messages from clients after which lost room is recovered for a waiting learner."""
 
 
 class RoomLimiter(Limiter):
-    """A `Limiter` of a table of rollouts: `surplus` is the entries that were recorded and whose room is not given back.
+    """Limiter of a table of rollouts: `surplus` is the number of recorded entries whose room is not given back.
 
     Args:
-        capacity: Entries there is room for; 0: no client ever waits, and the oldest entries leave.
-        entries, clock: As of `Limiter`.
+        capacity: Maximum number of entries; 0: no client ever waits, and the oldest entries are evicted.
+        entries, clock: As in `Limiter`.
     """
 
     def __init__(self, capacity: int, entries: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -433,26 +434,26 @@ class RoomLimiter(Limiter):
         self._begun = True
 
     def configure(self, parameters: Parameters) -> None:
-        """Nothing: the capacity does not change."""
+        """Ignore parameters, because the capacity does not change."""
 
     def _begin_again(self) -> None:
         super()._begin_again()
         self._begun = True
 
     def _grant(self, client: bytes, sharers: int, entries: int, now: float) -> tuple[int, str]:
-        """A client that has just been granted room may use it: none is stalled meanwhile."""
+        """Grant room, after recovering lost room. A new grant restarts `STALLED_TIMEOUT`."""
         if missing := self._missing(entries, now):
-            self._find_room(missing)
+            self._recover_room(missing)
         outstanding = self._outstanding
-        found = super()._grant(client, sharers, entries, now)
+        grant = super()._grant(client, sharers, entries, now)
         if self._outstanding > outstanding:
             self._news_at = now
-        return found
+        return grant
 
-    def _find_room(self, missing: int) -> None:
-        """Have room for so many entries: of those who have used none of theirs for long, and beyond the capacity."""
-        for known in self._clients.values():
-            known.through = known.inserted
+    def _recover_room(self, missing: int) -> None:
+        """Make room for this many entries: revoke unused grants, and forgive entries beyond the capacity."""
+        for grants in self._clients.values():
+            grants.through = grants.inserted
         self._outstanding = 0
         lost = self._surplus + missing - (self.parameters.samples_per_insert_tolerance or 0.0)
         if lost > 0.0:
@@ -460,33 +461,33 @@ class RoomLimiter(Limiter):
             self._surplus -= lost
 
     def _settle(self, entries: int, now: float) -> None:
-        """Nothing: what is beyond the capacity is forgiven later, when a client asks for room."""
+        """Do nothing: entries beyond the capacity are forgiven when a client asks for room."""
 
     def _share(self, room: float, sharers: int, lasting: float) -> float:
-        """An equal part: fragments want all of it."""
+        """Return an equal part of the room, because clients use all of it."""
         return room / max(1, sharers)
 
     def _needed(self, now: float) -> int:
-        """Nothing beyond a client's share of the room: there is enough, since it was found."""
+        """Return 0, because a client's share of the recovered room suffices."""
         return 0
 
     def _missing(self, entries: int, now: float) -> int:
-        """Entries that a learner has waited for although no client moves; 0 where there is nobody like that."""
+        """Return the entries that a learner waits for while no client sends messages; 0 without such a learner."""
         if now - self._news_at < STALLED_TIMEOUT:
             return 0
-        wanted = self._starving(now) - self.parameters.cache_size  # nothing comes in caches here
+        wanted = self._starving(now) - self.parameters.cache_size  # rollouts have no caches
         return max(0, wanted - entries)
 
     def _why_not_record(self) -> str:
         capacity = self.parameters.samples_per_insert_tolerance or 0.0
         return (
-            f"waiting until a learner takes entries: {self._surplus:.0f} are recorded and not taken, or their room is "
-            f"given back with the next model (capacity={capacity:.0f}, on_full='wait')"
+            f"waiting until a learner takes entries: {self._surplus:.0f} entries are not taken yet, or keep their room "
+            f"until the next model (capacity={capacity:.0f}, on_full='wait')"
         )
 
     def told(self, cluster: ClusterSurplus) -> None:
-        """Nothing: each server has room of its own."""
+        """Ignore the cluster's surplus, because each server has room of its own."""
 
     def standing(self) -> ServerSurplus | None:
-        """None: a take has nothing to wait for but entries."""
+        """Return None, because takes wait for entries only."""
         return None
