@@ -1,1 +1,1 @@
-"""The command `memoire`."""
+"""Command line of memoire: one file for each group of commands."""

@@ -67,7 +67,7 @@ class LeasedJob:
 
     number: int
     content: Any
-    """Data for the worker."""
+    """Start and options, as sent to the worker."""
     future: Future[Any]
     """Future of the job's result or error."""
     only: str

@@ -129,7 +129,7 @@ class ActingNode:
         self.node.wait_version(version)
 
     def close(self) -> None:
-        """Close the inference node."""
+        """Close the inference node, which then answers no collector."""
         self.node.close()
 
     def _act(self, columns: Mapping[str, Any], acting: MlpPolicy | torch.nn.Module) -> dict[str, Any]:

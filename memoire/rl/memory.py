@@ -38,12 +38,12 @@ class Transitions(NamedTuple):
     last_obs: Any
     act: Any
     rew: NDArray[np.float32]
-    """[B]"""
+    """Reward [B] of each transition."""
     new_obs: Any
     terminated: NDArray[np.bool_]
-    """[B]"""
+    """True [B] if the transition terminated its episode."""
     truncated: NDArray[np.bool_]
-    """[B]"""
+    """True [B] if the transition's episode was truncated after it."""
 
 
 class GenericMemory:
@@ -74,7 +74,7 @@ class GenericMemory:
         self.capacity = whole("capacity", capacity, 2)
         self.codec = codec or NONE
         self.random = ForkedGenerator(seed)
-        """Generator of the draws."""
+        """Random generator of the draws."""
         self._folder = None if folder is None else Path(folder).absolute()
         self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
         self._columns: list[_Ring] = []  # of the leaves of act, then of obs

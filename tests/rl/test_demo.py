@@ -152,7 +152,7 @@ def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
     run.progress.solved_after, run.solved_return = 3.0, 200.0
-    assert run._sum_up(True) == status
+    assert run._print_summary(True) == status
     said = capsys.readouterr().out
     assert words in said and said.endswith("memoire demo --keep\n")
 
