@@ -87,7 +87,6 @@ def _add(memory: Memory, episode: Any, lane: int, where: str) -> None:
 
 
 def _array(value: Any, name: str, where: str) -> Any:
-    """Return a value of a file as an array. Raises DataError: NumPy cannot convert the value."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -95,14 +94,12 @@ def _array(value: Any, name: str, where: str) -> Any:
 
 
 def _count(value: Any, name: str, where: str) -> int:
-    """Return the number of rows. Raises DataError: the value is not a sequence or an array with rows."""
     if not (isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)):
         raise DataError(where, f"has no rows of {name!r}, but {value!r:.80}")
     return len(value)
 
 
 def _values_of(episode: Any, root: str, where: str) -> Any:
-    """Return an episode's values for a declared name of the schema. Raises DataError: the episode lacks them."""
     attributes = {"obs": "observations", "action": "actions", "reward": "rewards"}
     if root in attributes:
         return getattr(episode, attributes[root])
@@ -119,7 +116,6 @@ def write(memory: Memory, dataset_id: str, **about: Any) -> Any:
     actions. Columns beyond obs, action and reward become infos.
 
     Args:
-        memory: Memory of the episodes.
         dataset_id: Name of the data set, such as "mine/door/replay-v0".
         about: Arguments of `minari.create_dataset_from_buffers`: `env=` or `observation_space=` and `action_space=`,
             `author=`, `description=`, `data_format=`, ...

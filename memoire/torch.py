@@ -131,7 +131,6 @@ def publish(
 
     Args:
         where: A `Server`, or a `Reader` of several servers.
-        topic: Topic of the model.
         net: A module, or a state_dict.
         dtype: Dtype to send floating-point tensors in, such as torch.bfloat16 for half of the bytes; None keeps theirs.
 
@@ -204,7 +203,6 @@ def _body(model: Any) -> bytes:
 
 
 def _form(name: str, tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """Return (dtype, shape) of a tensor as in a body; raise an error for values that a body cannot hold."""
     if not isinstance(tensor, torch.Tensor):
         raise WrongType(f"net[{name!r}]", "a tensor", type(tensor).__name__)
     if tensor.dtype not in NAMES or tensor.layout != torch.strided or tensor.device.type == "meta":

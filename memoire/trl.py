@@ -36,9 +36,7 @@ with NotInstalled.explained("pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'")
 
 VERSIONS: Final = ((1, 13), (1, 16))
 """Oldest and newest version of TRL that this module was tested with."""
-WORKER_MEMBERS: Final = frozenset(
-    {"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"}
-)
+MEMBERS: Final = frozenset({"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"})
 """Expected members of TRL's RolloutWorkerProtocol."""
 SAMPLE_FIELDS: Final = (
     "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version", "group_id",
@@ -71,8 +69,6 @@ def answer_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], logprobs
     """Return the columns of an answer without its reward.
 
     Args:
-        prompt_ids: Tokens of the prompt.
-        completion_ids: Tokens of the completion.
         logprobs: Log-probabilities of the completion's tokens.
 
     Raises:
@@ -93,7 +89,6 @@ def advantages_of(rewards: NDArray[Any], group: NDArray[Any]) -> NDArray[np.floa
     """Return advantages float32 [R]: rewards minus their group's mean, divided by its standard deviation (with n - 1).
 
     Args:
-        rewards: [R] reward of each answer.
         group: [R] group of each answer, from 0.
 
     Shao et al., DeepSeekMath, 2024, section 4.1.
@@ -194,11 +189,7 @@ class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any 
         self._first: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Rewind to the checkpoint, so that steps drawn after it are drawn again.
-
-        Raises:
-            ParameterError: an optimizer step would not train on exactly one draw.
-        """
+        """Rewind to the checkpoint, so that later steps are drawn again; raise ParameterError for unsuitable `args`."""
         rollouts, steps = self._rollouts, args.gradient_accumulation_steps * args.num_iterations
         if args.steps_per_generation != args.gradient_accumulation_steps or args.num_iterations != 1:
             raise ParameterError(
@@ -401,11 +392,10 @@ def _sample_kind() -> Any:
 
 
 def _takes_arrays() -> bool:
-    """Return True if TRL's samples have arrays, as since TRL 1.16; they had lists before."""
     return "ndarray" in str(inspect.get_annotations(_sample_kind()).get("input_ids"))
 
 
-def check_protocol(members: Iterable[str] = WORKER_MEMBERS) -> str:
+def check_protocol(members: Iterable[str] = MEMBERS) -> str:
     """Check the installed TRL, and return its version.
 
     Args:

@@ -1,1 +1,1 @@
-"""Command line of memoire: one file for each group of commands."""
+"""Command line of memoire: parsers of the commands, and their implementations."""

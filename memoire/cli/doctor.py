@@ -224,9 +224,8 @@ def _format_limit(number: int) -> str:
 
 
 def _check_socket(endpoint: str, timeout: float, say: Say, *, kinds: tuple[str, ...], keys: Keys | None) -> None:
-    """Resolve and connect, and read the type of the ZeroMQ socket; raise StepFailed if it is not one of `kinds`.
-
-    A socket that asks for keys does not tell its type.
+    """Resolve and connect, and read the type of the ZeroMQ socket; raise StepFailed if it is not one of `kinds`. A
+    socket that asks for keys does not tell its type.
     """
     try:
         scheme, _, place = addresses.check(endpoint, "connect to").partition("://")

@@ -186,7 +186,6 @@ def _choose_heir(name: str, accounts: dict[str, ServerAccounts], others: Sequenc
 
 
 def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: float) -> None:
-    """Wait until no client is at home at `name`; raise MemoireTimeout at the deadline."""
     began = time.monotonic()
     clients: list[bytes] = []
     guests = 0  # clients without counts yet, which they would send after the copy
@@ -232,10 +231,7 @@ def _await_unfinished(reader: Reader, name: str, deadline: float, say: Callable[
 
 
 def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
-    """Return ids of the clients still at home at the server with accounts `mine`.
-
-    A client has left if it said so, was silent for SILENCE_TIMEOUT, or has moved to a server with accounts in `others`.
-    """
+    """Return ids of clients still at home at the server of `mine`: not gone, silent, or moved to one of `others`."""
     elsewhere: dict[bytes, int] = {}
     for other in others:
         for row in other.rows[other.rows["last_seen"] > other.time - SILENCE_TIMEOUT]:

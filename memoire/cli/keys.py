@@ -161,7 +161,6 @@ class ApiServer:
         raise MemoireTimeout(f"answer ({trouble})", self._account.url, self._timeout, UNREACHABLE_ADVICE)
 
     def _raise_if_final(self, status: int, text: str) -> None:
-        """Raise the error for a status that a retry would not change."""
         if status in (401, 403):
             if time.monotonic() >= self._forbidden_deadline:
                 raise AuthError(self._account.url, f"status {status}, {text}", PERMISSION_ADVICE)
@@ -197,7 +196,6 @@ class ApiServer:
 
 
 def _tls_context(authorities: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts only the certificates in the file."""
     try:
         return ssl.create_default_context(cafile=str(authorities))
     except OSError as error:
@@ -320,7 +318,6 @@ def _mounted_tokens(folder: Path, where: str) -> str:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """Return the contents of a mounted Secret's files by name; {} if the folder does not exist."""
     try:
         paths = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
         return {path.name: path.read_text(encoding="ascii", errors="replace") for path in paths}

@@ -118,10 +118,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    `arguments` are the words after "memoire"; None takes those of the process.
-    """
+    """Run one command and return its exit status; `arguments` are the words after "memoire", by default sys.argv's."""
     from memoire.nodes import settings, supervision
     from memoire.nodes import supervision as output
 
@@ -182,7 +179,6 @@ def parsers() -> tuple[Parser, Mapping[str, Parser]]:
 
 
 def _add_commands(commands: Commands, add: Sequence[Callable[[Commands], None]]) -> list[str]:
-    """Call each function, and return the names of the commands that they added."""
     before = set(commands.choices)
     for each in add:
         each(commands)

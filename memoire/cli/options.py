@@ -86,7 +86,6 @@ class Commands:
         """Add a command.
 
         Args:
-            name: Name of the command.
             help_: Its line in the list of commands.
             run: Function that runs the command; or "MODULE.FUNCTION" of this package, which is imported when the
                 command runs, and is called with the declared settings and keys; None if the command has subcommands.
@@ -226,9 +225,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(to: Parser, kind: type[Any], *names: str, **reads: Callable[[str], Any]) -> None:
-    """Add a flag or positional argument for each setting that a class declares, or for those in `names`.
-
-    `reads` has functions, by the setting's name, that parse values whose type argparse cannot parse.
+    """Add a flag or positional argument for each setting that a class declares, or for those in `names`; `reads` has
+    parsers of their values by name.
     """
     every, groups = declared(kind), dict[str, Any]()  # type: ignore[arg-type]
     for each in map(every.__getitem__, names or every):
@@ -240,7 +238,6 @@ def add_settings(to: Parser, kind: type[Any], *names: str, **reads: Callable[[st
 
 
 def _argparse_options(each: Declared, read: Callable[[str], Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments of `add_argument` for a setting."""
     setting, text = each.setting, each.help.removesuffix(".")
     text = text if text[1:2].isupper() else text[:1].lower() + text[1:]
     if each.kind is bool:
@@ -356,9 +353,7 @@ def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = no
     they are. If the page of a proxy is the only address, the proxy is asked for the pages of its servers, too.
 
     Args:
-        addresses: Request addresses (tcp://, ipc://) and addresses of pages.
         keys: This process' keys folder; None is that of $MEMOIRE_KEYS, if it is set.
-        say: Called with a line for each node that was asked.
 
     Raises:
         EndpointError: no node answers at an address, or the node has no pages.
@@ -434,7 +429,6 @@ def _ask_pages(address: str, keys: str | None) -> list[str]:
 
 
 def _request_address(address: str, facts: Mapping[str, Any]) -> str:
-    """Return the request address in the status facts of the page at `address`, as seen from that address."""
     from memoire.net.addresses import seen_from
 
     endpoint = facts.get("endpoints", {}).get("request", "")
@@ -445,7 +439,6 @@ def _request_address(address: str, facts: Mapping[str, Any]) -> str:
 
 
 def _facts(address: str) -> Mapping[str, Any]:
-    """Return the facts that the status page at `address` gives of its node."""
     place = urllib.parse.urlsplit(address)
     if place.port is None or not place.hostname:
         raise ParameterError("ADDRESS", address, "http://HOST:PORT of a node's pages, or its tcp:// address")

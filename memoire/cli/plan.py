@@ -254,7 +254,6 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
 
 
 def _servers(load: Workload, core: float, inward: float, outward: float) -> tuple[int, str]:
-    """Return the number of servers, and the resource that determines this number."""
     needed = {
         "processor time": math.ceil(core / UTILIZATION),
         "received bytes": math.ceil(inward / (UTILIZATION * load.network)),
@@ -313,7 +312,6 @@ def _bytes(number: float) -> str:
 
 
 def _rate(number: float) -> str:
-    """Return bytes per second as text in kbit/s, Mbit/s or Gbit/s."""
     bits = 8 * number
     for size, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bits >= size:

@@ -78,7 +78,6 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _nodes(args: argparse.Namespace) -> "Nodes | None":
-    """Return servers and proxies if --env, --schema or --tables is given, else None."""
     if (args.schema, args.env, args.tables) == (None, None, None):
         if args.set:
             raise ParameterError("--set", args.set, "combined with --env, --schema or --tables, or left out")

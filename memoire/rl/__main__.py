@@ -85,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_on_policy(verbs: Any) -> None:
-    """Add the commands of on-policy runs, whose learner is the user's own program."""
     collect = _verb(verbs, "collect", _collect, "run a collector of an on-policy learner", with_url=True)
     collect.add_argument("--table", default="", help="the learner's table (its first one)")
     collect.add_argument(
@@ -175,7 +174,6 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _stop_with(line: LauncherLine, stop: Any) -> None:
-    """Call `stop` as soon as the launcher or a signal asks the process to end."""
     while not (line.stopping or line.finishing):
         time.sleep(REPORT_INTERVAL)
     stop()
@@ -205,7 +203,6 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _report(line: LauncherLine, trainer: Trainer) -> None:
-    """Report the progress of training to the launcher every REPORT_INTERVAL seconds."""
     while line.is_launched and not trainer.is_stopping:
         state = trainer.loop.state
         line.report(updates=state.updates, samples=trainer.loop.samples, epoch=state.epoch,

@@ -195,7 +195,7 @@ class Agent(ClosingContext):
         Args:
             episodes: Number of episodes that run at the same time.
             min_done: Number of episodes to wait for; all by default.
-            timeout: Seconds to wait; None waits until enough are done.
+            timeout: Seconds to wait; None sets no limit.
             options: As of `run_episode`.
 
         Raises:
@@ -222,10 +222,7 @@ class Agent(ClosingContext):
                 raise MemoireTimeout("episodes", self.endpoint, seconds(timeout), text)
 
     def keep(self, episodes: Iterable[ObservedEpisode], where: Callable[[ObservedEpisode], bool] | None = None) -> int:
-        """Add the states of episodes to the `StartStates` that they began from; returns the number of new states.
-
-        `where` selects episodes; episodes without such a source are skipped.
-        """
+        """Add states of the episodes that `where` selects to their `StartStates`; return the number of new states."""
         chosen = [each for each in episodes if each.source is not None and (where is None or where(each))]
         return sum(each.source.take_in(each) for each in chosen if each.source is not None)
 
@@ -239,12 +236,7 @@ class Agent(ClosingContext):
         return states | {"turn": np.array(self.turn, np.int64)}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore `turn` and start states from the result of `arrays`.
-
-        Raises:
-            DataError: the array "turn" is missing; also as `StartStates.restore`.
-            ParameterError: see `StartStates.restore`.
-        """
+        """Restore `turn` and start states from `arrays`. Raises DataError, ParameterError as `StartStates.restore`."""
         if "turn" not in arrays:
             raise DataError("a checkpoint", "has no array 'turn', which an agent's checkpoint has")
         for each in self.starts:
@@ -273,7 +265,6 @@ class Agent(ClosingContext):
         start: Start | None,
         source: StartStates | None,
     ) -> None:
-        """Set the result of the episode's future from its finished job. Runs in the node's thread."""
         if done.cancelled() or not episode.set_running_or_notify_cancel():
             episode.cancel()
             return
@@ -291,10 +282,7 @@ class Agent(ClosingContext):
             self._changed.notify_all()
 
     def _drop_unusable(self, may_fail: bool) -> int:
-        """Remove failed and too old episodes from the pending ones; return the number of failed ones.
-
-        Raises the error of an episode that may not be replaced.
-        """
+        """Remove failed and too old episodes; return the number of failed ones, or raise an error of one of them."""
         failed = [each for each in self._pending if each.done() and not _is_usable(each)]
         for each in failed:
             error = None if each.cancelled() else each.exception()

@@ -217,8 +217,6 @@ class Codec:
         """Raise CodecMismatch if a sender's codec is not this one.
 
         Args:
-            name: Name of the sender's codec.
-            digest: Digest of the sender's codec.
             sender: Name of the sender in the error message.
 
         Raises:
@@ -276,7 +274,6 @@ def _functions(functions: Any) -> list[Callable[..., Any]]:
 
 
 def _check_pair(compress: Any, decompress: Any) -> None:
-    """Raise an error if a compressor has no inverse, or an inverse for other leaves."""
     for name, each in (("compress", compress), ("decompress", decompress)):
         if each is not None and not isinstance(each, Mapping) and not callable(each):
             raise WrongType(name, "a function, or functions by path", type(each).__name__)
@@ -334,7 +331,6 @@ class PreprocessorCheck:
         """Check arriving samples. Logs one warning if the digests cannot be compared.
 
         Args:
-            infos: The `info` of each sample.
             starts: True for each sample of a reset.
 
         Raises:
@@ -353,5 +349,4 @@ class PreprocessorCheck:
 
 
 def _are_comparable(one: str, other: str) -> bool:
-    """Return True if both digests are of source or of the same Python's byte code, or one is empty."""
     return not one or not other or one.partition(":")[0] == other.partition(":")[0]

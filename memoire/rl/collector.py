@@ -90,7 +90,6 @@ class RemoteActor:
         """Request actions for observations [N, *F], and return without waiting for them.
 
         Args:
-            observations: [N, *F], nested as in the schema.
             min_version: Lowest version of the weights to act by; the node waits for newer weights if needed.
             memory: [N, *M] state of a recurrent policy, if the table has a column of this name.
         """
@@ -248,7 +247,6 @@ class Collector(ClosingContext):
             raise
 
     def _usual_policy(self, seed: int | None, keys: Given) -> Policy:
-        """Return a `RemoteActor` if the server has inference nodes, else an `MlpPolicy`."""
         client = self.client
         if not client.inference:
             return MlpPolicy(seed=seed)
@@ -299,7 +297,6 @@ class Collector(ClosingContext):
         return True
 
     def _compare_actions(self) -> None:
-        """Raise ParameterError if the published model has another action space than the environments."""
         first = time.monotonic() + WAIT_INTERVAL  # a learner need not publish the model that its nodes use
         newest = self._model.newest() or (None if self.version else self._wait_model(0, first))
         if newest is not None:
@@ -335,7 +332,6 @@ class Collector(ClosingContext):
             self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
-        """Step all environments of a group once; do nothing if the run ends before actions arrive."""
         columns = self._actions(group)
         if columns is None:
             return
@@ -402,8 +398,7 @@ def _check_envs(envs: Any) -> None:
     if not hasattr(envs, "num_envs") or not hasattr(envs, "single_action_space"):
         raise ParameterError("envs", type(envs).__name__, "a vector environment: gymnasium.make_vec(id, num_envs=8)")
     if "disabled" in _autoreset_mode(envs):
-        expected = "environments with autoreset mode next_step or same_step"
-        raise ParameterError("envs", "autoreset mode disabled", expected)
+        raise ParameterError("envs", "autoreset mode disabled", "environments in mode next_step or same_step")
 
 
 def _autoreset_mode(envs: Any) -> str:

@@ -60,7 +60,6 @@ class Marks:
         """Return a copy of `info`, with the sample's mark if the check is on.
 
         Args:
-            info: The `info` of the sample.
             transition: (last_obs, act, rew, new_obs, done) from the environment; None for the sample of a reset.
             episode: Number of the worker's episode, from 1 on.
             step: Number of the step in the episode, from 1 on; the reset is step 0.
@@ -107,7 +106,6 @@ class Checks:
 
         Args:
             transition: (last_obs, act, rew, new_obs, done) as rebuilt.
-            info: The `info` of its sample.
             item: Number of the transition in error messages.
 
         Raises:
@@ -175,7 +173,6 @@ def _difference_of_sums(path: str, first: Sequence[Any], second: Sequence[Any]) 
 
 
 def _arrays(transition: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """Return each leaf as an array, by its path; lists and tuples have the same paths."""
     arrays = {}
     for name, part in zip(PARTS, transition, strict=True):
         for path, leaf in zip(paths_of(structure_of(part), name), leaves_of(part), strict=True):

@@ -138,8 +138,6 @@ class Jobs:
         """Lease the oldest open job that this worker may take; return None if no job fits.
 
         Args:
-            worker: Id of the worker.
-            now: Current time in seconds.
             name: Name of the worker.
             having: Numbers of jobs that the worker is running. Another job that it holds is returned first, again.
         """
@@ -177,9 +175,6 @@ class Jobs:
         """Set the result of a job; False if the job is over, which counts as late.
 
         Args:
-            worker: Id of the worker.
-            number: Number of the job.
-            result: Result for the future.
             failed: Error text of a failed job; None for success.
 
         Raises:
@@ -309,7 +304,6 @@ class JobService:
     All methods but `run`, `passed_over`, `stats` and `starts_stats` belong to the node's thread.
 
     Args:
-        jobs: Queue of the jobs.
         starts: Columns of start states; None for an agent without start states.
         entries: Columns of the entries that observers record.
         origins: Functions that return figures of start states, one for each source; called in any thread.
@@ -358,7 +352,6 @@ class JobService:
         """Submit a job. The future's result is a list of `Fragment`; cancelling the future reaches the observer.
 
         Args:
-            content: Start state and options.
             only: Name or id of the only observer that may take the job; "" allows any observer.
             future: Future of the result; None creates one.
 
@@ -483,7 +476,6 @@ class JobService:
         return worker
 
     def _assign(self) -> None:
-        """Assign open jobs to waiting clients, in the order of their requests."""
         now = time.monotonic()
         for client, worker in list(self._waiting.items()) if self.jobs.open else ():
             self._offer(client, worker, now)

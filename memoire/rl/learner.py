@@ -88,13 +88,11 @@ def evaluate(net: torch.nn.Module, env: Any, episodes: int = 10, *, seed: int | 
 
 
 def _initial_memory(net: Any) -> torch.Tensor | None:
-    """Return the initial memory of a recurrent network; None for another network."""
     shape = getattr(net, "memory_shape", None)
     return None if shape is None else torch.zeros((1, *shape), device=next(net.parameters()).device)
 
 
 def _best_action(net: Any, obs: Any, memory: torch.Tensor | None) -> tuple[Any, torch.Tensor | None]:
-    """Return the mode of the distribution for one observation [*F], and the network's next memory."""
     inputs = flat_tensor(mapped(lambda part: np.asarray(part)[None], obs)).to(next(net.parameters()).device)
     distribution, _, *memories = net(inputs) if memory is None else net(inputs, memory)
     action = distribution.mode[0].cpu().numpy()
@@ -155,7 +153,6 @@ class ActingNode:
         return memories | {"action": action.cpu().numpy(), "logp": logp.cpu().numpy()}
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a tensor of an array [B, *F] on the network's device; a read-only array is copied."""
         return torch.from_numpy(np.require(array, requirements="W")).to(self._device)
 
 
@@ -192,8 +189,6 @@ class Checkpoints:
         """Write a checkpoint to disk and return its path; checkpoints before the last two are removed.
 
         Args:
-            iteration: Number of the iteration.
-            net: Network to save.
             algorithm: Algorithm to save, or None.
             form: `form_of` the algorithm before training.
             facts: Counters and settings of the learner.
@@ -465,7 +460,6 @@ class OnPolicyLearner:
         return self.server.publish(TOPIC, body, version=version)
 
     def _merge(self) -> None:
-        """Merge the statistics of all ranks since the last model into the network."""
         for name, part in self._pending.items():
             sums = self.world.sums(np.stack([part.mean, part.variance + part.mean**2]) * part.count)
             count = self.world.sums([part.count])[0]
@@ -508,6 +502,5 @@ class OnPolicyLearner:
 
 
 def _memory_of(net: torch.nn.Module) -> dict[str, Any]:
-    """Return the column of a recurrent network's memory; {} for another network."""
     shape = getattr(net, "memory_shape", None)
     return {} if shape is None else {MEMORY: (np.float32, shape)}

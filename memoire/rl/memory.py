@@ -176,7 +176,6 @@ class GenericMemory:
     def _write(
         self, rows: list[Any], columns: list[Any], is_start: Any, ends: Any, begin: int, continues: bool
     ) -> None:
-        """Write at most `capacity` samples into rows of the rings."""
         end = begin + len(rows)
         numbers = self._boundary.appended + np.arange(len(rows))
         places = numbers % self.capacity
@@ -238,7 +237,6 @@ class GenericMemory:
         return (*row[:2], row[2], row[3], bool(row[4]), bool(row[5]), info)
 
     def _gather(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
-        """Return (last_obs, new_obs, act) of transitions [B], with one gather for each column."""
         assert self._structures is not None
         size, now = len(numbers), numbers % self.capacity
         both = np.concatenate([(numbers - 1) % self.capacity, now])
@@ -412,7 +410,6 @@ def on_device(value: Any, device: Any) -> Any:
 
 
 def _take(column: _Ring, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
-    """Return rows [B, *F] of a column, each decompressed by `function` unless that is None."""
     if function is None:
         return column.rows.take(places, 0)
     return np.stack([np.asarray(function(column.rows[place])) for place in places.tolist()])

@@ -195,7 +195,6 @@ class RecurrentActorCritic(torch.nn.Module):
 
 
 def _distribution(outputs: torch.Tensor, log_std: torch.Tensor | None) -> Distribution:
-    """Return a distribution of actions [N, *A]: categorical by logits [N, A], or Gaussian by means."""
     if log_std is None:
         return Categorical(logits=outputs, validate_args=False)
     gaussian = Normal(outputs, log_std.exp().expand_as(outputs), validate_args=False)
@@ -256,7 +255,6 @@ def _apply_layers(layers: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Te
 
 
 def _mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return a mask [fragments, T], True for entries and False for padding; T is the longest fragment."""
     sizes = torch.tensor(lengths, device=device)
     return torch.arange(int(sizes.max()), device=device) < sizes[:, None]
 
@@ -291,7 +289,6 @@ class World:
         backend is NCCL for tensors on GPUs if each rank has a GPU, and gloo for all other tensors.
 
         Args:
-            surroundings: Environment variables.
             timeout: Seconds that a rank waits for the others, now and in each collective operation; then torch raises
                 an error.
 

@@ -95,13 +95,9 @@ def fragment_of(
     """Check the entries of an episode and return them as a fragment.
 
     Args:
-        schema: Columns of the entries.
         entries: For each entry its columns [*F], by their full names.
         versions: Versions of the weights that acted, for each entry.
         final: State columns [*F] after the last entry.
-        terminated: True if the episode terminated.
-        client: Id of the client that recorded the episode.
-        number: Number of its job.
 
     Raises:
         EntryError: a value does not fit its column, is missing or is not finite.
@@ -418,7 +414,6 @@ class Observer(Asker):
         return self.done - before
 
     def _turn(self, deadline: float) -> None:
-        """Ask an agent for one job, and run the job."""
         url = self._thread.pick()
         try:
             agent = self._agent(url)
@@ -451,7 +446,6 @@ class Observer(Asker):
         return self._agents[url]
 
     def _request(self, url: str, body: messages.Body, patience: float, **facts: Any) -> Message:
-        """Return the answer to a request, or raise the error that takes its place."""
         answer = self._thread.request(url, body, patience, **facts)
         if isinstance(answer, MemoireError):
             raise answer
@@ -468,7 +462,6 @@ class Observer(Asker):
         self._closing.wait(RETRY_INTERVAL)
 
     def _run_job(self, url: str, agent: _Agent, answer: Message, body: messages.Job) -> None:
-        """Run the episode of a job, and send its result to the agent."""
         job = HeldJob(url, body.number, body.lease)
         self._thread.hold(job)
         try:
@@ -523,7 +516,6 @@ def _record(episode: Any, ask: Ask, job: HeldJob) -> tuple[list[Mapping[str, Any
 
     Raises:
         JobCancelled: the job is over.
-        WrongType: `episode` is not a generator.
     """
     if not isinstance(episode, Generator):
         raise WrongType("run_episode", "a function that yields entries (a generator)", type(episode).__name__)

@@ -49,7 +49,6 @@ def columns_of(fields: TensorDict) -> dict[str, list[Any]]:
 
 
 def _column_of(fields: TensorDict, name: str) -> Any:
-    """Return a column as a tensor, an array or a list with as many rows as the batch."""
     column, rows = fields.get(name), len(fields)
     if isinstance(column, torch.Tensor):
         return column
@@ -67,7 +66,6 @@ def _column_of(fields: TensorDict, name: str) -> Any:
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the value of each row; text and bytes of NumPy become those of Python."""
     if isinstance(column, torch.Tensor):
         return list(column.unbind())
     return [each.item() if isinstance(each, np.str_ | np.bytes_) else each for each in column]
@@ -310,7 +308,6 @@ class KeyedClient(KeyedCalls, FarCalls):
         return metadata
 
     def _number(self, row: keyed.RowFacts) -> int:
-        """Return the number of a row that is unique over all servers."""
         (url,) = self.by_home(row.partition, [row.key])
         return row.number * len(self.servers) + self.servers.index(url)
 

@@ -64,8 +64,6 @@ def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, 
     """Write every row to a folder. The former checkpoint stays until the new one is complete and on disk.
 
     Args:
-        client: Client of the servers.
-        folder: Folder of the checkpoint, which is created.
         metadata: Caller's metadata, written as JSON.
         at: Called before each step, so that a test can let the step fail: see `replacing`.
 
@@ -193,7 +191,6 @@ def init(conf: Any = None) -> Any:
 
 
 def _check_configured(configured: Sequence[str], announced: Sequence[str]) -> None:
-    """Raise ParameterError if the configured servers differ from those that this or another process uses."""
     in_use = announced if _state.client is None else _state.client.servers
     is_free = _state.client is None and set(announced) == set(_state.announced)
     if configured and in_use and not is_free and set(configured) != set(in_use):
@@ -261,7 +258,6 @@ def _ray_addresses() -> str:
 
 
 def _ray_store() -> Any:
-    """Return Ray's key-value store if this process is part of a Ray cluster, else None."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -281,10 +277,7 @@ def kv_put(
     """Write one row; its other fields and tags stay.
 
     Args:
-        key: Key of the row.
-        partition_id: Partition of the row.
         fields: Values by name: tensors, and values of JSON's or NumPy's types. A TensorDict has a batch of one.
-        tag: Tags of the row by name.
         data_parser: Function that changes the columns before they are stored: takes a dict of columns and returns it.
 
     Raises:
@@ -309,8 +302,6 @@ def kv_batch_put(
     """Write rows; their other fields and tags stay.
 
     Args:
-        keys: Keys of the rows.
-        partition_id: Partition of the rows.
         fields: Batch with one row for each key.
         tags: Tags of each key.
         data_parser: See `kv_put`.
@@ -332,8 +323,6 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
     """Return the fields that all of these rows have; unknown keys are left out.
 
     Args:
-        keys: Keys of the rows.
-        partition_id: Partition of the rows.
         select_fields: Names of fields to return; None returns all common fields.
 
     Returns:
@@ -357,11 +346,7 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
-    """Return the rows of a `KVBatchMeta` as `kv_batch_get` does.
-
-    Raises:
-        ValueError: `select_fields` names a field that `meta` lacks, `meta` has no partition; also as `kv_batch_get`.
-    """
+    """Return rows as `kv_batch_get`. Raises ValueError, too, if `meta` lacks a partition or one of `select_fields`."""
     partition, fields = _partition_and_fields(meta, select_fields)
     return kv_batch_get(meta.keys, partition, fields)
 
@@ -380,8 +365,6 @@ def kv_clear(keys: list[str] | str, partition_id: str) -> None:
 
 
 def _to_async(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Return the call as a coroutine function, which runs the call in a thread."""
-
     @functools.wraps(call)
     async def run(*args: P.args, **options: P.kwargs) -> T:
         return await asyncio.to_thread(call, *args, **options)
@@ -409,7 +392,6 @@ def save_checkpoint(
     The former checkpoint stays until the new one is on disk. Other files of the folder are not touched.
 
     Args:
-        checkpoint_dir: Folder of the checkpoint, which is created.
         include_storage: Ignored: rows are always written with their values.
         metadata: Caller's metadata, written as JSON.
 

@@ -13,7 +13,6 @@ import torch
 
 
 def _merge_extra_info(infos: Sequence[Mapping[str, Any] | None], class_name: str) -> dict[str, Any]:
-    """Merge mappings into one. Raises ValueError if a name has different values in two of them."""
     merged: dict[str, Any] = {}
     for info in infos:
         for name, value in (info or {}).items():
@@ -32,7 +31,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _bounds(size: int, chunks: int) -> Iterator[slice]:
-    """Return slices of nearly equal lengths; the first ones may be longer by one."""
     length, remainder = divmod(size, chunks)
     ends = list(itertools.accumulate(length + (place < remainder) for place in range(chunks)))
     return itertools.starmap(slice, zip([0, *ends], ends, strict=False))

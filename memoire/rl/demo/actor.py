@@ -92,10 +92,7 @@ def play(
     patience: float = PATIENCE,
     keys: str | None = None,
 ) -> int:
-    """Run an actor until the run is finished, and return the exit status 0.
-
-    `patience` is the time in seconds to wait for the cluster's first answer.
-    """
+    """Run an actor until the run is finished, and return 0. The cluster's first answer may take `patience` seconds."""
     with (
         LauncherLine() as line,
         NodePages.from_environment() as pages,

@@ -310,7 +310,6 @@ class Demo:
         return workers
 
     def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
-        """Show progress until the goal is reached (with `keep`, beyond), the time is over or a signal comes."""
         parts = (
             counted(len(cluster.servers), "server", "servers"),
             counted(len(cluster.proxies), "proxy", "proxies"),
@@ -361,7 +360,6 @@ class Demo:
         return True
 
     def _print_summary(self, is_complete: bool) -> int:
-        """Print the results, and return the exit status."""
         options, progress = self.options, self.progress
         if progress.solved_after is not None:
             print(

@@ -87,12 +87,8 @@ def learn(
     """Learn until the launcher ends the run, and return the exit status 0.
 
     Args:
-        endpoint: Address of a server or proxy.
-        actions: Number of the environment's actions.
-        seed: Seed of the network and of the draws.
         patience: Seconds to wait for the cluster, and for each batch.
         checkpoint: File for the network, which a restarted learner loads.
-        keys: Keys folder of this process.
     """
     with (
         LauncherLine() as line,

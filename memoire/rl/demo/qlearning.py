@@ -82,7 +82,6 @@ class Network:
 
 
 def _views(vector: Float32Array, shapes: Sequence[tuple[int, int]]) -> list[tuple[Float32Array, Float32Array]]:
-    """Return (weights, biases) of each layer as views of the flat `vector`."""
     layers, start = [], 0
     for rows, columns in shapes:
         middle, end = start + rows * columns, start + (rows + 1) * columns
