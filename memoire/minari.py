@@ -149,15 +149,15 @@ def _buffer(schema: Schema, number: int, episode: dataset.Episode) -> EpisodeBuf
     columns |= {name: _texts(schema, name, columns[name]) for name in schema.ragged}
     ends = np.zeros(length, np.bool_)
     ends[-1] = True
-    nothing = np.zeros(length, np.bool_)
+    no_ends = np.zeros(length, np.bool_)
     infos = {root: _nested(schema, root, columns) for root in schema.roots if root not in ("obs", "action", "reward")}
     return EpisodeBuffer(
         id=number,
         observations=_nested(schema, "obs", columns),
         actions=_nested(schema, "action", columns),
         rewards=columns["reward"].tolist(),
-        terminations=(ends if episode.terminated else nothing).tolist(),
-        truncations=(nothing if episode.terminated else ends).tolist(),
+        terminations=(ends if episode.terminated else no_ends).tolist(),
+        truncations=(no_ends if episode.terminated else ends).tolist(),
         infos=infos or None,
     )
 

@@ -84,7 +84,7 @@ def _try_roundtrip(endpoint: str, timeout: float, say: Say, keys: Keys | None) -
             _push(client, marks, timeout)
             say(f"ok   a cache of {ROUNDTRIP_ENTRIES} entries is at its home {client.home!r}")
             with Reader([endpoint], table=ROUNDTRIP, timeout=timeout, ahead=1, keys=keys) as reader:
-                drawn = _draw(reader, client.client_id, timeout)
+                samples = _draw(reader, client.client_id, timeout)
     except Refused as refused:
         is_table = refused.code == "table"
         advice = "Is a server behind this address older than this release?" if is_table else "See the server's log."
@@ -92,15 +92,15 @@ def _try_roundtrip(endpoint: str, timeout: float, say: Say, keys: Keys | None) -
     except MemoireError as error:
         advice = "Look at the servers behind this address."
         raise StepFailed(STUCK, f"the cache did not come back: {error}", advice) from error
-    if not drawn or any(marks[number] != mark for number, mark in drawn):
+    if not samples or any(marks[number] != mark for number, mark in samples):
         raise StepFailed(
             STUCK,
             "the drawn samples differ from the pushed entries"
-            if drawn
+            if samples
             else f"no draw within {timeout:g} s had samples of the cache",
             "Does every server behind this address belong to this cluster and run this release? See their logs.",
         )
-    say(f"ok   {len(drawn)} samples of the cache came back unchanged")
+    say(f"ok   {len(samples)} samples of the cache came back unchanged")
     say(f"     servers count this probe separately from the run's totals (client {client.client_id.hex()})")
 
 
@@ -128,9 +128,9 @@ def _draw(reader: Reader, client: bytes, timeout: float) -> list[tuple[int, int]
     owner, deadline = np.frombuffer(client, "<u8"), time.monotonic() + timeout
     while (remaining := deadline - time.monotonic()) > 0.0:
         batch = reader.get_batch(ROUNDTRIP_BATCH_SIZE, remaining)
-        mine = (batch.ids["client"] == owner).all(axis=1)
-        if mine.any():
-            return list(zip(batch.ids["number"][mine].tolist(), batch["state"][mine].tolist(), strict=True))
+        is_own = (batch.ids["client"] == owner).all(axis=1)
+        if is_own.any():
+            return list(zip(batch.ids["number"][is_own].tolist(), batch["state"][is_own].tolist(), strict=True))
     return []
 
 
@@ -185,16 +185,16 @@ def examine(
     for line in versions():
         say(f"     {line}")
     try:
-        shown = Keys.of(keys, "learner")
-        if shown is not None:
-            say(f"     keys: {shown.own.peer.principal} {shown.own.fingerprint}, in {shown.folder}")
-        _check_socket(endpoint, timeout, say, kinds=("ROUTER",), keys=shown)
+        identity = Keys.of(keys, "learner")
+        if identity is not None:
+            say(f"     keys: {identity.own.peer.principal} {identity.own.fingerprint}, in {identity.folder}")
+        _check_socket(endpoint, timeout, say, kinds=("ROUTER",), keys=identity)
         if inference:
-            _ask_row(endpoint, timeout, say, shown)
+            _ask_row(endpoint, timeout, say, identity)
         else:
-            _check_protocol(endpoint, timeout, say, shown)
+            _check_protocol(endpoint, timeout, say, identity)
         if roundtrip:
-            _try_roundtrip(endpoint, timeout, say, shown)
+            _try_roundtrip(endpoint, timeout, say, identity)
     except StepFailed as failure:
         say(f"FAIL {failure.finding}")
         say(f"     {failure.advice}")
@@ -299,14 +299,14 @@ def _nothing_listens(endpoint: str, error: OSError) -> StepFailed:
 
 def _socket_type(connection: socket.socket, endpoint: str, timeout: float) -> str:
     """Return the peer's ZeroMQ socket type, from a ZMTP 3.0 handshake up to its READY (rfc.zeromq.org/spec/23)."""
-    heard = bytearray()
+    received = bytearray()
     try:
         connection.sendall(_SIGNATURE + _VERSION)  # the peer names its mechanism before it sees ours
-        _receive(connection, 10, heard)
-        if heard[0] != 0xFF or heard[9] != 0x7F:
-            raise _not_zeromq(endpoint, heard)
-        _receive(connection, 64, heard)
-        mechanism = heard[12:32].rstrip(b"\0").decode("ascii", "replace")
+        _receive(connection, 10, received)
+        if received[0] != 0xFF or received[9] != 0x7F:
+            raise _not_zeromq(endpoint, received)
+        _receive(connection, 64, received)
+        mechanism = received[12:32].rstrip(b"\0").decode("ascii", "replace")
         if mechanism == "CURVE":
             return mechanism
         if mechanism != "NULL":
@@ -316,19 +316,19 @@ def _socket_type(connection: socket.socket, endpoint: str, timeout: float) -> st
         flags, length = _receive(connection, 2, bytearray())
         body = _receive(connection, length, bytearray()) if flags == 4 else bytearray()
     except EOFError:
-        raise _not_zeromq(endpoint, heard) from None
+        raise _not_zeromq(endpoint, received) from None
     except TimeoutError:
-        if heard:
-            raise _not_zeromq(endpoint, heard) from None
+        if received:
+            raise _not_zeromq(endpoint, received) from None
         advice = "Is it another service, such as an HTTP server, or a process that hangs or was stopped?"
         finding = f"a process accepts connections there, but sent nothing for {timeout:g} s"
         raise StepFailed(NOT_MEMOIRE, finding, advice) from None
     except OSError as error:
         advice = "Is it another service, or a proxy (such as a service mesh) without a server behind it?"
         raise StepFailed(NOT_MEMOIRE, f"the connection broke off: {error.strerror or error}", advice) from error
-    _, _, after = body.partition(b"Socket-Type")
-    size = int.from_bytes(after[:4], "big")
-    return after[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
+    _, _, value = body.partition(b"Socket-Type")
+    size = int.from_bytes(value[:4], "big")
+    return value[4 : 4 + size].decode("ascii", "replace") or "(unnamed)"
 
 
 def _one_sided(asks: bool) -> StepFailed:
@@ -339,18 +339,18 @@ def _one_sided(asks: bool) -> StepFailed:
     return StepFailed(REFUSED, "the ZeroMQ socket there uses no keys, so its identity cannot be verified", advice)
 
 
-def _receive(connection: socket.socket, size: int, heard: bytearray) -> bytearray:
-    """Fill `heard` up to `size` bytes from the socket and return it; raise EOFError if the peer hangs up first."""
-    while len(heard) < size:
-        more = connection.recv(size - len(heard))
-        if not more:
+def _receive(connection: socket.socket, size: int, received: bytearray) -> bytearray:
+    """Fill `received` up to `size` bytes from the socket and return it; raise EOFError if the peer hangs up first."""
+    while len(received) < size:
+        chunk = connection.recv(size - len(received))
+        if not chunk:
             raise EOFError
-        heard += more
-    return heard
+        received += chunk
+    return received
 
 
-def _not_zeromq(endpoint: str, heard: bytearray) -> StepFailed:
-    reply = f"it sent {bytes(heard[:32])!r}" if heard else "it hung up at once"
+def _not_zeromq(endpoint: str, received: bytearray) -> StepFailed:
+    reply = f"it sent {bytes(received[:32])!r}" if received else "it hung up at once"
     advice = "Another service uses this port. Give memoire's port, or list listening processes (ss -ltnp)."
     return StepFailed(NOT_MEMOIRE, f"the process that listens at {endpoint} does not speak ZeroMQ: {reply}", advice)
 

@@ -230,16 +230,16 @@ def _await_unfinished(reader: Reader, name: str, deadline: float, say: Callable[
         unfinished = _accounts(reader, [name], deadline)[name].unfinished
 
 
-def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
-    """Return ids of clients still at home at the server of `mine`: not gone, silent, or moved to one of `others`."""
+def clients_here(accounts: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
+    """Return ids of clients still at home at the server of `accounts`: not gone, silent or moved to `others`."""
     elsewhere: dict[bytes, int] = {}
     for other in others:
         for row in other.rows[other.rows["last_seen"] > other.time - SILENCE_TIMEOUT]:
             elsewhere[row["client"].tobytes()] = int(row["steps"])
-    quiet = mine.time - mine.rows["last_seen"]
-    active = (mine.rows["home"] == home) & (quiet < SILENCE_TIMEOUT) & (mine.rows["flags"] & GONE == 0)
+    quiet = accounts.time - accounts.rows["last_seen"]
+    active = (accounts.rows["home"] == home) & (quiet < SILENCE_TIMEOUT) & (accounts.rows["flags"] & GONE == 0)
     remaining = []
-    for row, seconds in zip(mine.rows[active], quiet[active], strict=True):
+    for row, seconds in zip(accounts.rows[active], quiet[active], strict=True):
         client = row["client"].tobytes()
         if seconds < SETTLE_TIME or elsewhere.get(client, -1) < int(row["steps"]):
             remaining.append(client)
@@ -248,17 +248,17 @@ def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccount
 
 def _copy(reader: Reader, name: str, heir: str, run: str, deadline: float) -> int:
     """Copy a run's accounts to the server `heir`, check that it has all of them, and return their number."""
-    mine = _accounts(reader, [name], deadline, run)[name]
-    for begin in range(0, max(1, len(mine.rows)), PAGE_ROWS):
-        rows = mine.rows[begin : begin + PAGE_ROWS].tobytes()
-        body = messages.Inherit(run_name=run, finished=mine.finished, accounts=rows)
+    accounts = _accounts(reader, [name], deadline, run)[name]
+    for begin in range(0, max(1, len(accounts.rows)), PAGE_ROWS):
+        rows = accounts.rows[begin : begin + PAGE_ROWS].tobytes()
+        body = messages.Inherit(run_name=run, finished=accounts.finished, accounts=rows)
         reader.tell(heir, body, deadline - time.monotonic())
-    theirs = _accounts(reader, [heir], deadline, run)[heir].rows
-    if not _has_all(theirs, mine.rows):
+    copied = _accounts(reader, [heir], deadline, run)[heir].rows
+    if not _has_all(copied, accounts.rows):
         advice = f"{heir} lacks some of the copied accounts; drain again."
         raise MemoireTimeout(f"complete accounts of run {run!r}", heir, 0.0, advice)
-    return len(mine.rows)
+    return len(accounts.rows)
 
 
-def _has_all(theirs: Rows, mine: Rows) -> bool:
-    return bool(np.array_equal(merge(theirs, mine), theirs))
+def _has_all(rows: Rows, expected: Rows) -> bool:
+    return bool(np.array_equal(merge(rows, expected), rows))

@@ -284,24 +284,24 @@ def check(secrets: str, tokens: str, folder: str | Path, require: Collection[str
     return 1 if faults else 0
 
 
-def _report(where: str, describe: Callable[[str], str], say: Say) -> bool:
+def _report(name: str, describe: Callable[[str], str], say: Say) -> bool:
     """Report the state of one Secret; return True if it cannot be used."""
     try:
-        say(f"{where}: {describe(where)}")
+        say(f"{name}: {describe(name)}")
     except KeyFileError as error:
         say(f"memoire: {error}")
         return True
     return False
 
 
-def _mounted_key(role: str, folder: Path, may_miss: bool, where: str) -> str:
+def _mounted_key(role: str, folder: Path, may_miss: bool, name: str) -> str:
     files = _texts(folder)
     if not files and may_miss:
         return f"does not exist: no node of the role {role} can run with these keys"
     if not files:
         advice = "Create the keys in this namespace: `memoire keys new --kubernetes NAME | kubectl apply -f -`."
-        raise KeyFileError(where, "does not exist, or has no own.pub", advice)
-    return _line(provision.own_key(role, files, where, "own.pub"))
+        raise KeyFileError(name, "does not exist, or has no own.pub", advice)
+    return _line(provision.own_key(role, files, name, "own.pub"))
 
 
 def _mounted_tokens(folder: Path, where: str) -> str:

@@ -411,10 +411,10 @@ def _ask_pages(address: str, keys: str | None) -> list[str]:
 
     from . import doctor
 
-    own = Keys.of(keys, "learner")
+    process_keys = Keys.of(keys, "learner")
     hello = messages.Hello(role="pages", host=socket.gethostname()[:256], pid=os.getpid())
     try:
-        with doctor.RequestSocket(address, ASK_TIMEOUT, own) as requests:
+        with doctor.RequestSocket(address, ASK_TIMEOUT, process_keys) as requests:
             answer = requests.ask(hello)[0].body
     except doctor.StepFailed as failure:
         if isinstance(failure.__cause__, AuthError):

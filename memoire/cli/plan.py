@@ -178,8 +178,8 @@ def entry_bytes(schema: Schema, *, compressed: float = 1.0) -> float:
     """Return the bytes of one step in an episode on the wire. Raises ParameterError as `sample_bytes`."""
     _reject_ragged(schema)
     state = sum(schema[name].nbytes for name in schema.states)
-    rest = sum(schema[name].nbytes for name in schema.entry_names) - state
-    return state * compressed + rest + EPISODE_FACTS
+    other_bytes = sum(schema[name].nbytes for name in schema.entry_names) - state
+    return state * compressed + other_bytes + EPISODE_FACTS
 
 
 def _reject_ragged(schema: Schema) -> None:
@@ -226,11 +226,11 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     if by_caches:
         sample, whole = (sample_bytes(schema, p, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.samples, p.cache_size
-        held = load.actors * CACHES_HELD * p.cache_size * whole
+        held_bytes = load.actors * CACHES_HELD * p.cache_size * whole
     else:
         sample, whole = (entry_bytes(schema, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.actors * load.steps, EPISODE_STEPS
-        held = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_OVERHEAD)
+        held_bytes = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_OVERHEAD)
     messages, inward = number / message, number * sample
     whole_batches = load.samples * sample_bytes(schema, p, ContainerKind.DRAWN)
     share = load.compressed if p.compression in ("lz4", "auto") else 1.0
@@ -245,11 +245,11 @@ def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     proxies = max(2, math.ceil(through / UTILIZATION), math.ceil(passes / (UTILIZATION * load.network)))
     core, outward = core + answers * costs.draw, far + proxies * models
     servers, bound = _servers(load, core, inward, outward)
-    memory = PROCESS_MEMORY + Limits().on_way_bytes + (held + load.actors * costs.client_memory) / servers
+    memory = PROCESS_MEMORY + Limits().on_way_bytes + (held_bytes + load.actors * costs.client_memory) / servers
     actor = load.capacity * (entry_bytes(schema) - EPISODE_FACTS + ENTRY_OVERHEAD) if by_caches else 0.0
     return LoadPlan(
         load, sample, messages, inward, drawn, outward, servers, core, memory + 2 * load.model_bytes, bound,
-        proxies, passes, through, actor, held / servers,
+        proxies, passes, through, actor, held_bytes / servers,
     )  # fmt: skip
 
 

@@ -190,8 +190,8 @@ def _logs(args: argparse.Namespace) -> int:
         raise ParameterError("--last", args.last, "a number of lines above 0")
     if args.follow and args.until is not None:
         raise ParameterError("--until", args.until, "left out with --follow")
-    pages, wanted = pages_of(args.nodes, args.keys), wanted_lines(**all_of(args, LineFilter))
-    return tail(pages, wanted, token=tokens(args.token_file), **all_of(args, Logs))
+    pages, is_wanted = pages_of(args.nodes, args.keys), wanted_lines(**all_of(args, LineFilter))
+    return tail(pages, is_wanted, token=tokens(args.token_file), **all_of(args, Logs))
 
 
 class Doctor(Options):
@@ -261,14 +261,14 @@ def _totals(args: argparse.Namespace) -> int:
 def lines_of_totals(totals: ClusterTotals) -> list[str]:
     """Return the totals as lines of text."""
     state = "finished" if totals.finished else "not finished"
-    where = "on disk" if totals.durable else "in memory"
-    shown = [f"run {totals.run!r} ({state}), {where} at {', '.join(totals.servers)}"]
-    shown += [f"  {name.replace('_', ' '):<18}{value:>16,}" for name, value in asdict(totals.totals).items()]
+    medium = "on disk" if totals.durable else "in memory"
+    lines = [f"run {totals.run!r} ({state}), {medium} at {', '.join(totals.servers)}"]
+    lines += [f"  {name.replace('_', ' '):<18}{value:>16,}" for name, value in asdict(totals.totals).items()]
     if len(totals.runs) > 1:
-        shown.append(f"other runs: {', '.join(name for name in totals.runs if name != totals.run)}")
+        lines.append(f"other runs: {', '.join(name for name in totals.runs if name != totals.run)}")
     for name in totals.missing:
-        shown.append(f"{name} did not answer: counts that only {name} has are missing above")
-    return shown
+        lines.append(f"{name} did not answer: counts that only {name} has are missing above")
+    return lines
 
 
 class PromptStates(ClusterQuery):

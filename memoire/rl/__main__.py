@@ -147,13 +147,13 @@ def _serve(args: argparse.Namespace) -> int:
 def _work(args: argparse.Namespace) -> int:
     with LauncherLine() as line:
         pipeline, tests = read_file(args.file, "pipeline"), list[float]()
-        work, own = pipeline.work, f"worker-{args.rank}"
+        work, default_name = pipeline.work, f"worker-{args.rank}"
         folder = folder_of(pipeline)
         worker = RolloutWorker(
             pipeline.env, pipeline.policy, args.urls, table=TABLE, keys=keys_of(args.keys, pipeline, "actor"),
-            name=os.environ.get("MEMOIRE_NAME") or own, device=work.device,
-            max_samples_per_episode=work.max_samples_per_episode, model_path=folder / f"{own}.safetensors",
-            model_path_history=folder / f"{own}_", model_history=work.model_history,
+            name=os.environ.get("MEMOIRE_NAME") or default_name, device=work.device,
+            max_samples_per_episode=work.max_samples_per_episode, model_path=folder / f"{default_name}.safetensors",
+            model_path_history=folder / f"{default_name}_", model_history=work.model_history,
             obs_preprocessor=work.obs_preprocessor, is_paced=work.is_paced,
         )  # fmt: skip
 

@@ -153,10 +153,10 @@ class Agent(ClosingContext):
             start = source.sample()
         columns = start.columns if isinstance(start, Start) else start
         content = JobContent(None if columns is None else self._start_of(columns), dict(options))
-        drawn = start if isinstance(start, Start) else None
+        drawn_start = start if isinstance(start, Start) else None
         episode: Future[ObservedEpisode] = Future()
         job: Future[Any] = Future()
-        job.add_done_callback(lambda done: self._finish_episode(episode, done, options, drawn, source))
+        job.add_done_callback(lambda done: self._finish_episode(episode, done, options, drawn_start, source))
         episode.add_done_callback(lambda done: job.cancel() if done.cancelled() else None)
         episode.add_done_callback(self._notify)
         try:
@@ -176,11 +176,11 @@ class Agent(ClosingContext):
             Two lists: futures that are done, failed ones too, and the others, which continue.
         """
         watched = list(futures)
-        least = len(watched) if min_done is None else whole("min_done", min_done, 0, len(watched))
+        threshold = len(watched) if min_done is None else whole("min_done", min_done, 0, len(watched))
         for future in watched:
             future.add_done_callback(self._notify)  # of futures from other sources, too
         with self._changed.held():
-            self._changed.wait_for(lambda: sum(each.done() for each in watched) >= least, seconds(timeout))
+            self._changed.wait_for(lambda: sum(each.done() for each in watched) >= threshold, seconds(timeout))
         done = [each for each in watched if each.done()]
         return done, [each for each in watched if not each.done()]
 
@@ -203,28 +203,28 @@ class Agent(ClosingContext):
             JobFailed: at least `episodes` episodes had failed, and another one failed.
             Closed: the agent was closed.
         """
-        wanted = whole("episodes", episodes, 1)
-        least = wanted if min_done is None else whole("min_done", min_done, 1, wanted)
+        parallel = whole("episodes", episodes, 1)
+        threshold = parallel if min_done is None else whole("min_done", min_done, 1, parallel)
         deadline, failures = time.monotonic() + seconds(timeout), 0
         place = options.pop("start", None), options.pop("observer", None)
         while True:
-            failures += self._drop_unusable(failures < wanted)
-            while len(self._pending) < wanted:
+            failures += self._drop_unusable(failures < parallel)
+            while len(self._pending) < parallel:
                 self._begin(self._pending, *place, options)
-            done, late = self.wait(self._pending, least, max(0.0, deadline - time.monotonic()))
+            done, late = self.wait(self._pending, threshold, max(0.0, deadline - time.monotonic()))
             usable = [each for each in done if _is_usable(each)]
-            if len(usable) >= least:
+            if len(usable) >= threshold:
                 results = [each.result() for each in usable]
                 self._pending = late
                 return results
             if time.monotonic() >= deadline:
-                text = f"{len(usable)} of {least} episodes are done, {len(late)} are running ({self._count_jobs()})"
+                text = f"{len(usable)} of {threshold} episodes are done, {len(late)} are running ({self._count_jobs()})"
                 raise MemoireTimeout("episodes", self.endpoint, seconds(timeout), text)
 
     def keep(self, episodes: Iterable[ObservedEpisode], where: Callable[[ObservedEpisode], bool] | None = None) -> int:
         """Add states of the episodes that `where` selects to their `StartStates`; return the number of new states."""
-        chosen = [each for each in episodes if each.source is not None and (where is None or where(each))]
-        return sum(each.source.take_in(each) for each in chosen if each.source is not None)
+        selected = [each for each in episodes if each.source is not None and (where is None or where(each))]
+        return sum(each.source.take_in(each) for each in selected if each.source is not None)
 
     def rollouts(self, episodes: Sequence[ObservedEpisode]) -> Rollouts:
         """Return all entries of episodes, concatenated, for `gae` and `rl.ragged_minibatches`."""

@@ -264,13 +264,13 @@ class Collector(ClosingContext):
             ParameterError: a model was trained for another action space than the environments'.
             Closed: the collector was closed, also from another thread.
         """
-        most = None if steps is None else whole("steps", steps, 1)
+        max_steps = None if steps is None else whole("steps", steps, 1)
         deadline, first = time.monotonic() + checked_seconds(seconds), self.client.stats().steps
         while not self.client.finished and time.monotonic() < deadline:
             for group in self._groups:
                 if self._follow(deadline):
                     self._step(group)
-            if most is not None and self.client.stats().steps - first >= most:
+            if max_steps is not None and self.client.stats().steps - first >= max_steps:
                 break
         return self.collected()
 
@@ -283,14 +283,14 @@ class Collector(ClosingContext):
         """Load the newest model into the policy; False if the run or the time ends before the first model."""
         if self._loads is None:
             return True
-        model, known = self._model, self.version
-        if self._is_strict and model.published > known:
-            newest = self._wait_model(known, deadline)
+        model, version = self._model, self.version
+        if self._is_strict and model.published > version:
+            newest = self._wait_model(version, deadline)
         else:
             newest = model.newest() or self._wait_model(0, deadline)
         if newest is None:
             return False
-        if newest.version != known:
+        if newest.version != version:
             self._check_model(newest)
             self._begin_version(newest.version)
             self._loads.load(newest.body, newest.version)
@@ -366,11 +366,11 @@ class Collector(ClosingContext):
             columns = self._wait_answer(asks.ask(group.obs, min_version=newest, **group.inputs))
         return columns
 
-    def _wait_answer(self, asked: Any) -> Mapping[str, Any] | None:
+    def _wait_answer(self, pending: Any) -> Mapping[str, Any] | None:
         patience = time.monotonic() + self._patience
         while True:
             try:
-                answer: Mapping[str, Any] = asked.result(min(WAIT_INTERVAL, max(0.0, patience - time.monotonic())))
+                answer: Mapping[str, Any] = pending.result(min(WAIT_INTERVAL, max(0.0, patience - time.monotonic())))
                 return answer
             except MemoireTimeout:
                 if self.client.finished:

@@ -202,8 +202,8 @@ def _different_element(path: str, first: NDArray[Any], second: NDArray[Any]) -> 
     rows = [np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(-1, width) for each in (first, second)]
     place = int(np.flatnonzero((rows[0] != rows[1]).any(1))[0])
     index = tuple(int(each) for each in np.unravel_index(place, first.shape))
-    where = f"{path}, index {index}" if index else path
-    return Difference(where, *(repr(each.reshape(-1)[place].item()) for each in (first, second)))
+    place_text = f"{path}, index {index}" if index else path
+    return Difference(place_text, *(repr(each.reshape(-1)[place].item()) for each in (first, second)))
 
 
 def _describe(array: NDArray[Any]) -> str:

@@ -145,9 +145,9 @@ class Jobs:
             job = self._jobs[min(forgotten)]
             job.expires = now + self.lease
             return job
-        mine = ("", name, worker.hex()) if name else ("", worker.hex())
+        names = ("", name, worker.hex()) if name else ("", worker.hex())
         for job in self._open.values():
-            if job.only in mine:
+            if job.only in names:
                 job.attempts -= 1
                 job.held_by.add(worker)
                 self._lease(job, worker, now)
@@ -225,9 +225,9 @@ class Jobs:
 
     def _release(self, job: LeasedJob) -> None:
         if job.holder:
-            held = self._leased[job.holder]
-            held.discard(job.number)
-            if not held:
+            numbers = self._leased[job.holder]
+            numbers.discard(job.number)
+            if not numbers:
                 del self._leased[job.holder]
         job.holder, job.expires = b"", math.inf
 
@@ -235,11 +235,11 @@ class Jobs:
         self._release(job)
         self._open = {job.number: job} | self._open
 
-    def _end(self, job: LeasedJob, how: str) -> None:
+    def _end(self, job: LeasedJob, outcome: str) -> None:
         self._release(job)
         self._open.pop(job.number, None)
         del self._jobs[job.number]
-        self.counts[how] += 1
+        self.counts[outcome] += 1
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the tables of jobs disagree. For tests."""
@@ -408,8 +408,8 @@ class JobService:
         now = time.monotonic()
         worker = self._worker(header.client)
         worker.descriptor, worker.heard_at = descriptor, now
-        if (kept := worker.answers.get(header.sequence)) is not None:
-            self.send([*envelope, *kept])
+        if (cached := worker.answers.get(header.sequence)) is not None:
+            self.send([*envelope, *cached])
         elif body.job:
             is_renewed = self.jobs.renew(header.client, body.job, now)
             answer = messages.Job(cancelled=not is_renewed, leaving=self._is_leaving)
@@ -423,8 +423,8 @@ class JobService:
         """Answer RESULT: finish the client's job with its entries or its error."""
         header, now = message.header, time.monotonic()
         worker = self._worker(header.client)
-        kept = worker.answers.get(header.sequence)
-        if kept is None:
+        frames = worker.answers.get(header.sequence)
+        if frames is None:
             if header.fingerprint != self.entries.fingerprint:
                 raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
             with self.room.taken(rollout_fragments.unpacked_size(body.fragments, message.payload)):
@@ -435,9 +435,9 @@ class JobService:
             fragments = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
             failed = body.text if body.status == "failed" else None
             counts = self.jobs.finish(header.client, body.job, fragments, failed)
-            kept = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
-            self._keep(worker, header.sequence, kept)
-        self.send([*envelope, *kept])
+            frames = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
+            self._keep(worker, header.sequence, frames)
+        self.send([*envelope, *frames])
 
     def left(self, descriptor: int) -> None:
         """Let the leases of a connection's clients expire soon, because the connection has ended."""

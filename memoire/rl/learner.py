@@ -194,9 +194,9 @@ class Checkpoints:
             facts: Counters and settings of the learner.
         """
         arrays, tree = state_of(SimpleNamespace(net=net))
-        own, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, SAVED_APART)
+        algorithm_arrays, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, SAVED_APART)
         tree |= {"algorithm": state["agent"], "made": form, "facts": dict(facts)}
-        return self._files.save(iteration, arrays | own | {FACTS: packed_tree(tree)})
+        return self._files.save(iteration, arrays | algorithm_arrays | {FACTS: packed_tree(tree)})
 
     def load(self, iteration: int) -> SavedLearner:
         """Return the checkpoint of an iteration. Raises OSError, DataError: the file is missing or damaged."""
@@ -406,10 +406,10 @@ class OnPolicyLearner:
     def log(self, figures: Mapping[str, float]) -> None:
         """Show figures on the server's pages, with steps and the recent return, and pass them to the logger."""
         recent = {"recent_return": self.recent_return} if math.isfinite(self.recent_return) else {}
-        shown = {name: value for name, value in figures.items() if math.isfinite(value)} | recent
-        self.server.scalars(shown | {"learner_steps": float(self.steps)})
+        values = {name: value for name, value in figures.items() if math.isfinite(value)} | recent
+        self.server.scalars(values | {"learner_steps": float(self.steps)})
         if self._logger is not None:
-            self._logger.log(shown, self.steps)
+            self._logger.log(values, self.steps)
 
     def publish(self) -> int:
         """Publish the network as the next model and return its version.
@@ -473,13 +473,13 @@ class OnPolicyLearner:
         """Restore the newest checkpoint that all ranks have, and return it; None without a common checkpoint."""
         if self._files is None:
             return None
-        own = self._files.newest()
-        newest = self.world.least([own])[0]
+        local = self._files.newest()
+        newest = self.world.least([local])[0]
         saved: SavedLearner | None = None
         problem: Exception | None = None
         try:
-            if own >= 0:
-                saved = self._files.load(own if newest < 0 else newest)
+            if local >= 0:
+                saved = self._files.load(local if newest < 0 else newest)
         except (OSError, DataError) as error:
             problem = error
         # An error of one rank is raised by all ranks: otherwise the others would wait for it.

@@ -212,10 +212,10 @@ class GenericMemory:
         Raises:
             ParameterError: a number is outside of this range.
         """
-        chosen = np.asarray(items, np.int64)
-        if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
+        indices = np.asarray(items, np.int64)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise ParameterError("items", items, f"whole numbers from 0 to {len(self) - 1}")
-        numbers = self._boundary.numbers(chosen)
+        numbers = self._boundary.numbers(indices)
         now = numbers % self.capacity
         if self.codec.restores_whole_samples:
             last, new, act = self._restore_samples(numbers)

@@ -350,8 +350,8 @@ class World:
 
     def check_equal(self, **numbers: int) -> None:
         """Raise RanksDiffer on all ranks if a number differs between ranks."""
-        own = list(numbers.values())
-        low, negated = self.least(own), self.least([-each for each in own])
-        for name, mine, least, most in zip(numbers, own, low, negated, strict=True):
-            if least != -most:
-                raise RanksDiffer(name, least, -most, self.rank, mine)
+        values = list(numbers.values())
+        lows, negated_highs = self.least(values), self.least([-each for each in values])
+        for name, value, low, high in zip(numbers, values, lows, negated_highs, strict=True):
+            if low != -high:
+                raise RanksDiffer(name, low, -high, self.rank, value)

@@ -131,14 +131,14 @@ def fragment_of(
 
 def _exact(schema: Schema, entries: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
     """Return the columns [T, *F] of entries; raise EntryError if a value is missing, does not fit, or is not finite."""
-    chosen: Any = {name: schema[name] for name in names}
-    for name in chosen:
+    columns_in: Any = {name: schema[name] for name in names}
+    for name in columns_in:
         for entry in entries:
             if name not in entry:
-                known = ", ".join(map(str, entry))
-                raise EntryError(name, "a value in each entry and in the final state", f"only {known}")
-    columns = exact_rows(chosen, {name: [entry[name] for entry in entries] for name in chosen}, len(entries))
-    for name in chosen:
+                received = ", ".join(map(str, entry))
+                raise EntryError(name, "a value in each entry and in the final state", f"only {received}")
+    columns = exact_rows(columns_in, {name: [entry[name] for entry in entries] for name in columns_in}, len(entries))
+    for name in columns_in:
         if name in schema.finite and not is_finite(columns[name]):
             raise EntryError(name, f"finite values of {schema[name]}", "NaN or infinity")
     return columns
@@ -402,16 +402,16 @@ class Observer(Asker):
         Raises:
             Refused, AuthError: an agent declines permanently, for a wrong key for example.
         """
-        most = None if episodes is None else whole("episodes", episodes, 0)
-        deadline, before = time.monotonic() + seconds(timeout), self.done
+        max_episodes = None if episodes is None else whole("episodes", episodes, 0)
+        deadline, done_before = time.monotonic() + seconds(timeout), self.done
         while not self._closing.is_set() and time.monotonic() < deadline:
-            if most is not None and self.done - before >= most:
+            if max_episodes is not None and self.done - done_before >= max_episodes:
                 break
             try:
                 self._turn(deadline)
             except Closed:
                 break
-        return self.done - before
+        return self.done - done_before
 
     def _turn(self, deadline: float) -> None:
         url = self._thread.pick()

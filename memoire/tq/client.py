@@ -102,21 +102,21 @@ def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
         ValueError: a column has another number of rows.
         RuntimeError: the parser did not return a mapping, or changed the fields or the number of rows.
     """
-    before = {
+    originals = {
         name: [each.clone() for each in column.unbind()]
         if isinstance(column := _column_of(fields, name), torch.Tensor) and column.is_nested
         else _copy(column)
         for name in fields.keys()  # noqa: SIM118 (a TensorDict)
     }
-    after = parser(dict(before))
-    if not isinstance(after, Mapping):
-        raise RuntimeError(f"data_parser must return a dict, got {type(after).__name__}")
-    if set(after) != set(before) or any(len(after[name]) != len(fields) for name in before):
+    results = parser(dict(originals))
+    if not isinstance(results, Mapping):
+        raise RuntimeError(f"data_parser must return a dict, got {type(results).__name__}")
+    if set(results) != set(originals) or any(len(results[name]) != len(fields) for name in originals):
         raise RuntimeError(
-            f"data_parser must keep fields and rows: it got {sorted(before)} of {len(fields)} rows and returned "
-            f"{ {name: len(value) for name, value in after.items()} }"
+            f"data_parser must keep fields and rows: it got {sorted(originals)} of {len(fields)} rows and returned "
+            f"{ {name: len(value) for name, value in results.items()} }"
         )
-    return {name: _values(after[name]) for name in before}
+    return {name: _values(results[name]) for name in originals}
 
 
 def batch_of(columns: Mapping[str, Sequence[Any]], rows: int) -> TensorDict:
@@ -285,10 +285,10 @@ class KeyedClient(KeyedCalls, FarCalls):
         return BatchMeta(numbers, [partition] * len(rows), schema, [1] * len(rows), custom_meta=tags)
 
     def _keys(self, partition: str, numbers: Sequence[int]) -> list[str]:
-        known = {self._number(row): row.key for row in self.rows(partition).get(partition, [])}
-        if any(number not in known for number in numbers):
+        keys = {self._number(row): row.key for row in self.rows(partition).get(partition, [])}
+        if any(number not in keys for number in numbers):
             raise RuntimeError("Some global_indexes have no corresponding keys!")
-        return [known[number] for number in numbers]
+        return [keys[number] for number in numbers]
 
     def _data(self, metadata: BatchMeta) -> TensorDict:
         partition, names = _partition_of(metadata), metadata.field_names

@@ -334,8 +334,8 @@ def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[s
     """
     client = _connected_client()
     names = _keys(keys)
-    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    existing = [row for row in client.values(partition_id, names, chosen or ()) if row.is_there]
+    selected = [select_fields] if isinstance(select_fields, str) else select_fields
+    existing = [row for row in client.values(partition_id, names, selected or ()) if row.is_there]
     if not existing:
         raise ValueError("keys or partition were not found!")
     if not set.intersection(*(set(row.names) for row in existing)):
@@ -437,13 +437,13 @@ def _partition_and_fields(meta: KVBatchMeta, select_fields: list[str] | str | No
         raise ValueError("Must provide partition_id in the input KVBatchMeta.")
     if select_fields is None:
         return meta.partition_id, meta.fields
-    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    if any(name not in (meta.fields or ()) for name in chosen):
+    selected = [select_fields] if isinstance(select_fields, str) else select_fields
+    if any(name not in (meta.fields or ()) for name in selected):
         raise ValueError(
-            f"Some fields assigned in select_fields not found in the metadata. Assigned: {chosen}; "
+            f"Some fields assigned in select_fields not found in the metadata. Assigned: {selected}; "
             f"Fields in KVBatchMeta: {meta.fields}."
         )
-    return meta.partition_id, chosen
+    return meta.partition_id, selected
 
 
 def _put(

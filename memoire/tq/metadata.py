@@ -162,7 +162,7 @@ class BatchMeta:
         if len(partition_ids) != rows:
             raise ValueError(f"Length mismatch: global_indexes has {rows}, partition_ids has {len(partition_ids)}")
         self.global_indexes, self.partition_ids = list(global_indexes), list(partition_ids)
-        self.field_schema = {name: dict(known) for name, known in (field_schema or {}).items()}
+        self.field_schema = {name: dict(facts) for name, facts in (field_schema or {}).items()}
         self.extra_info = dict(extra_info or {})
         status = np.zeros(rows, np.int8) if production_status is None else np.array(production_status, np.int8)
         if len(status) != rows:
@@ -171,8 +171,8 @@ class BatchMeta:
         self.custom_meta = [dict(tags) for tags in custom_meta or [{} for _ in range(rows)]]
         if len(self.custom_meta) != rows:
             raise ValueError(f"custom_meta length {len(self.custom_meta)} != batch_size {rows}")
-        for name, known in self.field_schema.items():
-            shapes = known.get("per_sample_shapes")
+        for name, facts in self.field_schema.items():
+            shapes = facts.get("per_sample_shapes")
             if shapes is not None and len(shapes) != rows:
                 raise ValueError(f"Field '{name}' per_sample_shapes length {len(shapes)} != batch_size {rows}")
 
@@ -223,18 +223,18 @@ class BatchMeta:
 
     def select_fields(self, field_names: list[str]) -> BatchMeta:
         """Return the batch with only these fields; unknown names are ignored."""
-        chosen = {name: self.field_schema[name] for name in field_names if name in self.field_schema}
-        return self._rows(range(self.size), chosen)
+        selected = {name: self.field_schema[name] for name in field_names if name in self.field_schema}
+        return self._rows(range(self.size), selected)
 
     def _rows(self, places: Iterable[int], fields: Mapping[str, dict[str, Any]]) -> BatchMeta:
-        chosen = list(places)
+        indices = list(places)
         return BatchMeta(
-            [self.global_indexes[i] for i in chosen],
-            [self.partition_ids[i] for i in chosen],
-            {name: _select_shapes(known, chosen) for name, known in fields.items()},
-            self.production_status[chosen],
+            [self.global_indexes[i] for i in indices],
+            [self.partition_ids[i] for i in indices],
+            {name: _select_shapes(facts, indices) for name, facts in fields.items()},
+            self.production_status[indices],
             self.extra_info,
-            [self.custom_meta[i] for i in chosen],
+            [self.custom_meta[i] for i in indices],
         )
 
     def reorder(self, indices: list[int]) -> None:
@@ -271,8 +271,8 @@ class BatchMeta:
                     f"BatchMeta.concat: field_names mismatch at chunk[{place}]. Expected {first.field_names}, got "
                     f"{part.field_names}."
                 )
-            for name, known in part.field_schema.items():
-                if known.get("dtype") != first.field_schema[name].get("dtype"):
+            for name, facts in part.field_schema.items():
+                if facts.get("dtype") != first.field_schema[name].get("dtype"):
                     raise ValueError(f"Field '{name}' dtype mismatch in concat: chunk[0] and chunk[{place}]")
         return BatchMeta(
             [number for part in parts for number in part.global_indexes],
@@ -289,16 +289,16 @@ class BatchMeta:
         return cls([], [], extra_info=extra_info)
 
 
-def _select_shapes(known: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    shapes = known.get("per_sample_shapes")
-    return dict(known) if shapes is None else {**known, "per_sample_shapes": [shapes[i] for i in places]}
+def _select_shapes(facts: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    shapes = facts.get("per_sample_shapes")
+    return dict(facts) if shapes is None else {**facts, "per_sample_shapes": [shapes[i] for i in places]}
 
 
-def _join_shapes(known: Sequence[Mapping[str, Any]], parts: Sequence[BatchMeta]) -> dict[str, Any]:
-    if not any(each.get("is_nested") or each.get("per_sample_shapes") for each in known):
-        return dict(known[0])
+def _join_shapes(facts: Sequence[Mapping[str, Any]], parts: Sequence[BatchMeta]) -> dict[str, Any]:
+    if not any(each.get("is_nested") or each.get("per_sample_shapes") for each in facts):
+        return dict(facts[0])
     shapes = [
         each.get("per_sample_shapes") or [each.get("shape")] * part.size
-        for each, part in zip(known, parts, strict=True)
+        for each, part in zip(facts, parts, strict=True)
     ]
-    return {**known[0], "shape": None, "is_nested": True, "per_sample_shapes": list(itertools.chain(*shapes))}
+    return {**facts[0], "shape": None, "is_nested": True, "per_sample_shapes": list(itertools.chain(*shapes))}

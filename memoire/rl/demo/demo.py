@@ -176,10 +176,10 @@ def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]
     clients: dict[str, dict[str, int]] = {}
     for table in tables:
         for client, counts in table.items():
-            known = clients.setdefault(client, {"episodes": 0, "steps": 0, "caches": 0})
-            known["episodes"] = max(known["episodes"], counts["episodes"])
-            known["steps"] = max(known["steps"], counts["steps"])
-            known["caches"] += counts["caches"]
+            totals = clients.setdefault(client, {"episodes": 0, "steps": 0, "caches": 0})
+            totals["episodes"] = max(totals["episodes"], counts["episodes"])
+            totals["steps"] = max(totals["steps"], counts["steps"])
+            totals["caches"] += counts["caches"]
     return clients
 
 
@@ -425,7 +425,7 @@ def differences(progress: ClusterProgress, own: dict[str, dict[str, Any]]) -> li
             lines.append(f"{total} {name} in all, but the clients have {parts}")
     for client, counts in own.items():
         for name in ("steps", "episodes"):
-            known = progress.clients.get(client, {}).get(name, 0)
-            if known != counts[name]:
-                lines.append(f"actor {client} counted {counts[name]} {name}, but the servers have {known}")
+            server_count = progress.clients.get(client, {}).get(name, 0)
+            if server_count != counts[name]:
+                lines.append(f"actor {client} counted {counts[name]} {name}, but the servers have {server_count}")
     return lines

@@ -183,8 +183,8 @@ class DoubleQ:
         """Return TD errors Q(obs, action) - target [B], the network's activations, and the actions as indices."""
         action = np.asarray(batch["action"]).reshape(-1).astype(np.intp)
         rows = np.arange(len(action))
-        chosen = self.network(batch["next_obs"]).argmax(axis=1)
-        next_value = self.target(batch["next_obs"])[rows, chosen]
+        best_action = self.network(batch["next_obs"]).argmax(axis=1)
+        next_value = self.target(batch["next_obs"])[rows, best_action]
         reward = np.asarray(batch["reward"], np.float32).reshape(-1) * np.float32(self.settings.reward_scale)
         discount = np.asarray(batch["discount"], np.float32).reshape(-1)
         activations = self.network.activations(batch["obs"])
