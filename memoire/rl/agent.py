@@ -236,7 +236,7 @@ class Agent(ClosingContext):
         return states | {"turn": np.array(self.turn, np.int64)}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore `turn` and start states from `arrays`. Raises DataError, ParameterError as `StartStates.restore`."""
+        """Restore `turn` and start states from arrays [*F]. Raises DataError, ParameterError: see `StartStates`."""
         if "turn" not in arrays:
             raise DataError("a checkpoint", "has no array 'turn', which an agent's checkpoint has")
         for each in self.starts:

@@ -131,14 +131,14 @@ def fragment_of(
 
 def _exact(schema: Schema, entries: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
     """Return the columns [T, *F] of entries; raise EntryError if a value is missing, does not fit, or is not finite."""
-    columns_in: Any = {name: schema[name] for name in names}
-    for name in columns_in:
+    expected: Any = {name: schema[name] for name in names}
+    for name in expected:
         for entry in entries:
             if name not in entry:
                 received = ", ".join(map(str, entry))
                 raise EntryError(name, "a value in each entry and in the final state", f"only {received}")
-    columns = exact_rows(columns_in, {name: [entry[name] for entry in entries] for name in columns_in}, len(entries))
-    for name in columns_in:
+    columns = exact_rows(expected, {name: [entry[name] for entry in entries] for name in expected}, len(entries))
+    for name in expected:
         if name in schema.finite and not is_finite(columns[name]):
             raise EntryError(name, f"finite values of {schema[name]}", "NaN or infinity")
     return columns

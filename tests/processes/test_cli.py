@@ -74,7 +74,7 @@ def test_a_wrong_command_line_ends_with_2(capsys: Captured) -> None:
         (["server"], "--schema must be a file with what is stored; or give --env or --tables"),
         (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be left out with --tables"),
         (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
-        (["demo", "--seconds", "0"], "--seconds must be above 0"),
+        (["demo", "--seconds", "0"], "--seconds must be a number of seconds above 0"),
         (["demo", "--env", "Pendulum-v1"], "needs discrete actions"),
         (["demo", "--env", "FrozenLake-v1"], "observations in a Box"),
         (["server", "--env", "CartPole-v1", "--http", "nonsense"], "cannot serve HTTP at 'nonsense'"),
@@ -225,7 +225,7 @@ def test_a_state_folder_and_another_clock_are_said(tmp_path: Path) -> None:
         status, said = examine(server.endpoint, 5.0)
     assert status == 0, said
     assert f"ok   its home runs memoire {memoire.__version__} and keeps acknowledged data on disk" in said
-    assert "its clock is 90.0 s ahead of the one here" in said
+    assert "its clock is 90.0 s ahead of the local clock" in said
 
 
 @pytest.mark.parametrize(
