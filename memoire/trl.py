@@ -402,7 +402,7 @@ def check_protocol(members: Iterable[str] = MEMBERS) -> str:
         members: Members that TRL's RolloutWorkerProtocol has to have.
 
     Raises:
-        ProtocolMoved: the version is not between those in `VERSIONS`, or its protocols have other members.
+        ProtocolMoved: the version is outside of `VERSIONS`, or TRL's protocols have other members.
     """
     version = metadata.version("trl")
     numbers = tuple(int(part) for part in version.split(".")[:2])

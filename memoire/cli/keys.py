@@ -235,7 +235,7 @@ def account(api_server: str, namespace: str, environment: Mapping[str, str]) -> 
 
 
 def make_secrets(keys: str, tokens: str, api: ApiServer, say: Say = print) -> int:
-    """Create what is missing of the Secrets `keys`-ROLE and `tokens`; existing data stays unchanged. Returns 0.
+    """Create missing keys and tokens in the Secrets `keys`-ROLE and `tokens`; existing data stays. Returns 0.
 
     Args:
         keys: Prefix of the names of the Secrets with keys; "" creates none of them.

@@ -156,7 +156,7 @@ class Drain(Options):
     to: Annotated[tuple[str, ...], Setting(several="+", show="SERVER", group="stay", needed=True)] = ()
     """Addresses of servers that stay."""
     keep: Annotated[int | None, Setting(group="stay", needed=True)] = None
-    """Drain each server numbered N or above, if there is one, to those below."""
+    """Drain each server numbered N or above to the servers below N."""
     timeout: Annotated[float, Setting()] = 60.0
     """Seconds for all steps together."""
 
@@ -179,8 +179,8 @@ def _drain(args: argparse.Namespace) -> int:
 
 
 class Snapshot(Options):
-    """Make every server behind an address write its contents to its own state folder (snapshots/NAME.snapshot) while
-    it runs; or describe a snapshot file. `memoire server --restore` restores such files. Exit status: 0 all is well;
+    """Make every server behind an address write its contents to its state folder (snapshots/NAME.snapshot) without a
+    pause; or describe a snapshot file. `memoire server --restore` restores such files. Exit status: 0 all is well;
     1 no server was asked, or the file is not a snapshot; 3 a server did not write its file, or the file is damaged.
     """
 

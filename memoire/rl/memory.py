@@ -8,8 +8,8 @@ A sample is the result of a step or of a reset; an episode begins with the sampl
 once, and a transition consists of two consecutive samples of an episode:
 
     number           0  1  2  3  4  5  6          columns are rings: sample n lies in row n % capacity
-    episode starts   0  0  0  3  3  3  3          a transition ends at each number but the starts:
-    transitions         1  2     4  5  6          here there are five, and item 2 is the one that ends at 4
+    episode starts   0  0  0  3  3  3  3          a transition ends at each sample but the first ones:
+    transitions         1  2     4  5  6          five transitions; item 2 ends at sample 4
 """
 
 from __future__ import annotations
