@@ -93,7 +93,7 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
     there = sum(client.home == "a" for client in load.clients)
     copied, said = drained(servers[0], servers[1:], cluster.context)
     assert {client.home for client in load.clients} <= {"b", "c"}
-    assert copied == there and said[0] == "a sends its clients elsewhere" and "may be stopped" in said[-1]
+    assert copied == there and said[0] == "a sends its clients to other servers" and "may be stopped" in said[-1]
     newcomer = cluster.client(proxy)
     until(lambda: newcomer.home != "a")  # nobody new stays there
     reader = cluster.reader([proxy])
@@ -167,7 +167,7 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
     client = cluster.client(server, limits=QUICK)
     record(client)
     client.update(100.0)
-    with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
+    with pytest.raises(MemoireTimeout, match=f"1 clients have not left: {client.client_id.hex()[:8]}. Clients that know"):
         drained(server, [other], cluster.context, timeout=3.0)
     assert client.home == "one"  # and it is still served
     record(client)
