@@ -57,7 +57,7 @@ def test_advantages_are_rewards_beside_those_of_their_group():
 
 def test_a_protocol_that_has_moved_is_named():
     with pytest.raises(ProtocolMoved, match=r"trl .* RolloutWorkerProtocol has changed: pause, stop\. Install"):
-        adapter.check_protocol({*adapter.WORKER, "pause"} - {"stop"})
+        adapter.check_protocol({*adapter.MEMBERS, "pause"} - {"stop"})
 
 
 def taken(worker, count, version=lambda: 0, health=None):
