@@ -49,12 +49,12 @@ from .training import check_model_topic
 
 LEARNER_PORTS: Final = 4
 """Number of consecutive ports that one learner takes."""
-RANK_PORT_DISTANCE: Final = 10
+BETWEEN_RANKS: Final = 10
 
 
 def address_of_rank(endpoint: str, rank: int) -> str:
     """Return the address of the server of a rank, from that of rank 0; ports 0 and "*" stay the same."""
-    return _shift_port(endpoint, RANK_PORT_DISTANCE * rank)
+    return _shift_port(endpoint, BETWEEN_RANKS * rank)
 
 
 def beside(endpoint: str) -> str:
