@@ -243,7 +243,7 @@ def test_lists_count_as_tuples_and_missing_leaves_are_named():
     as_list = {**new_obs, "pose": list(new_obs["pose"])}
     assert first_difference(transition(), (last_obs, act, rew, as_list, done)) is None
     less = (last_obs, act, rew, {"image": PICTURE}, done)
-    assert tuple(first_difference(transition(), less)) == ("new_obs['pose'][0]", "there", "not there")
+    assert tuple(first_difference(transition(), less)) == ("new_obs['pose'][0]", "present", "missing")
     assert tuple(first_difference(less, transition())) == ("new_obs['pose'][0]", "not there", "there")
     assert first_different_sum(sums_of(less), sums_of(transition())).expected == "not there"
 
@@ -259,7 +259,7 @@ def test_every_bit_counts(bit):
 
 def test_texts_bytes_and_empty_arrays_are_compared():
     assert sums_of(("a", b"a", 0, np.zeros((0, 2)), False)) != sums_of(("b", b"a", 0, np.zeros((0, 3)), False))
-    with pytest.raises(ParameterError, match="transition must be of numbers"):
+    with pytest.raises(ParameterError, match="transition must be made of numbers"):
         sums_of((object(), 0, 0, 0, False))
 
 
