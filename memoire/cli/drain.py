@@ -133,7 +133,7 @@ def _resolvable(hosts: dict[int, str], known: NameResolver | None, deadline: flo
             number, has_address = results.get(timeout=max(0.0, min(LOOKUP_TIMEOUT, deadline - time.monotonic())))
         except queue.Empty:
             first_host = next(iter(hosts.values()))
-            advice = "No server was drained. Try again when the name server answers."
+            advice = "Nothing was drained. Try again when the name server answers."
             raise MemoireTimeout(f"address of {first_host}", "the name server", LOOKUP_TIMEOUT, advice) from None
         resolved += [number] * has_address
     return sorted(resolved)

@@ -263,8 +263,8 @@ TOGETHER = [
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Make a new one to go on."),
     ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
-     f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: somebody has to keep what well "
-     "has counted."),
+     f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
+     "server that keeps them."),
     ("a drain of a server that is gone", lambda w: drained(w, w.dead, w.server.endpoint), errors.MemoireTimeout,
      f"no answer of the server that leaves from DEAD within 3.0 s. {NOBODY} Only a running server can hand over its accounts: "
      "start it again, then drain it."),
