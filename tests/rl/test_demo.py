@@ -75,7 +75,7 @@ def test_counts_that_do_not_add_up_are_found() -> None:
     fine = progress_of(report([], clients, steps=12, episodes=3, accepted_caches=5))
     assert demo.differences(fine, {"a": counts(5, 1, 9), "b": counts(7, 2, 9)}) == []
     assert demo.differences(fine, {"a": counts(6, 1, 2)}) == ["actor a counted 6 steps, but the servers have 5"]
-    assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c made 1 episodes, but the servers have 0"]
+    assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c counted 1 episodes, but the servers have 0"]
     wrong = progress_of(report([], {"a": counts(5, 1, 2)}, steps=6, episodes=1, accepted_caches=2))
     assert demo.differences(wrong, {}) == ["6 steps in all, but the clients have 5"]
 
