@@ -1,4 +1,4 @@
-"""Batches as torch tensors, and networks as models: `pip install 'memoire-rl[torch]'`.
+"""Conversion of batches to torch tensors, and of networks to models: `pip install 'memoire-rl[torch]'`.
 
     for batch in memoire.torch.batches(server, 256, device="cuda"):     # or server.get_batch(256).to("cuda")
         td_errors = ...               # of batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
@@ -8,8 +8,8 @@
 
     memoire.torch.load(client.model("policy").wait(timeout=30), net)    # at an actor
 
-On the CPU tensors are the batch's own memory. A network travels as named arrays, in the format of safetensors: nothing
-in it is pickled, and a body that does not fit is refused before anything is changed.
+Tensors on the CPU share the batch's memory. A model's body has a network's named arrays in the format of safetensors:
+nothing is pickled, and a body that does not fit raises an error before the network is changed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
 
 
 class Source(Protocol):
-    """Whatever draws batches until a run is over: a `Server`, a `Reader`, a client."""
+    """Interface of objects that draw batches until a run is finished: a `Server`, a `Reader`, a client."""
 
     def batches(self, batch_size: Any, timeout: float = ..., /) -> Iterator[Any]:
-        """One batch after the other."""
+        """Yield batches until the run is finished."""
         ...
 
 
@@ -50,46 +50,46 @@ def batches(
     device: torch.device | str | None = None,
     ahead: int = 1,
 ) -> Iterator[TorchBatch]:
-    """Batches of a server, reader or client as tensors, until the run is over.
+    """Iterate over batches of a server, reader or client as tensors, until the run is finished.
 
     Args:
-        source: Who draws.
-        batch_size, timeout: As its `batches` takes them; of a batch mixed of several tables the joined rows come.
-        device: Where to; None is the CPU, without a copy.
-        ahead: Batches that are on their way to the device while the learner works on one. At least 0. Their
-            priorities are those of the moment of the draw.
+        source: Server, reader or client that draws.
+        batch_size, timeout: As in `source.batches`. A batch mixed from several tables is returned with joined rows.
+        device: Target device; None is the CPU, without a copy.
+        ahead: Number of batches to copy to a GPU in advance, at least 0. They were drawn with the priorities of that
+            earlier moment.
 
     Raises:
         MemoireTimeout: not enough samples came in time.
+        ParameterError: `ahead` is negative, or torch has no such device on this machine.
     """
     if type(ahead) is not int or ahead < 0:
         raise ParameterError("ahead", ahead, "a whole number of at least 0")
-    place = device_of(device)
+    target = device_of(device)
     drawn = (batch.joined if isinstance(batch, MixedBatch) else batch for batch in source.batches(batch_size, timeout))
-    if place.type != "cuda":
-        return (TorchBatch(batch, place) for batch in drawn)
-    return _prefetched(drawn, place, ahead)
+    if target.type != "cuda":
+        return (TorchBatch(batch, target) for batch in drawn)
+    return _prefetch(drawn, target, ahead)
 
 
-def _prefetched(drawn: Iterator[Batch], place: torch.device, ahead: int) -> Iterator[TorchBatch]:
-    """Copies go on a stream of their own; the learner's waits for the one batch that it gets."""
-    stream = torch.cuda.Stream(place)
-    waiting: deque[tuple[TorchBatch, torch.cuda.Event]] = deque()
+def _prefetch(drawn: Iterator[Batch], device: torch.device, ahead: int) -> Iterator[TorchBatch]:
+    """Copy batches to a GPU on a separate stream, and yield each after the current stream waits for its copy."""
+    stream = torch.cuda.Stream(device)
+    pending: deque[tuple[TorchBatch, torch.cuda.Event]] = deque()
     for batch in drawn:
         with torch.cuda.stream(stream):
-            moved = TorchBatch(batch, place)
-            waiting.append((moved, stream.record_event()))
-        if len(waiting) > ahead:
-            yield _ready(*waiting.popleft())
-    while waiting:
-        yield _ready(*waiting.popleft())
+            pending.append((TorchBatch(batch, device), stream.record_event()))
+        if len(pending) > ahead:
+            yield _wait_for_copy(*pending.popleft())
+    while pending:
+        yield _wait_for_copy(*pending.popleft())
 
 
-def _ready(batch: TorchBatch, copied: torch.cuda.Event) -> TorchBatch:
+def _wait_for_copy(batch: TorchBatch, copied: torch.cuda.Event) -> TorchBatch:
     current = torch.cuda.current_stream(batch.device)
     current.wait_event(copied)
     for tensor in batch.values():
-        tensor.record_stream(current)  # or its memory could be given to the next copy too early
+        tensor.record_stream(current)  # otherwise the allocator could reuse its memory for the next copy too early
     return batch
 
 
@@ -109,70 +109,71 @@ TYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Dtypes by what bodies call them."""
+"""Dtypes of torch by their names in a body."""
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 class Publisher(Protocol):
-    """Whatever publishes models: a `Server` or a `Reader`."""
+    """Interface of objects that publish models: a `Server` or a `Reader`."""
 
     def publish(self, topic: str, content: bytes, /) -> int:
-        """Returns the version."""
+        """Publish a model on a topic, and return its version."""
         ...
 
 
 def publish(
     where: Publisher, topic: str, net: torch.nn.Module | Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
 ) -> int:
-    """Publish a network's parameters and buffers as the newest model of a topic; returns its version.
+    """Publish a network's parameters and buffers as the newest model of a topic, and return its version.
 
-    Tensors are copied from wherever they are, so that training may go on at once. The wrappers of `torch.compile` and
-    DistributedDataParallel are looked through.
+    Tensors are copied from any device, so that training may continue at once. Wrappers of `torch.compile` and
+    DistributedDataParallel are removed.
 
     Args:
-        where: A `Server`, or a `Reader` of several.
+        where: A `Server`, or a `Reader` of several servers.
         net: A module, or a state_dict.
-        dtype: What floating-point tensors are sent as, such as torch.bfloat16 for half of the bytes; None keeps them.
+        dtype: Dtype to send floating-point tensors in, such as torch.bfloat16 for half of the bytes; None keeps theirs.
 
     Raises:
-        WrongType, ParameterError: something in it is no tensor, or one that has no place in a body.
+        WrongType: a value of the state_dict is not a tensor.
+        ParameterError: a tensor has a dtype or layout that a body cannot hold.
     """
     return where.publish(topic, body_of(net, dtype))
 
 
 def load(model: Model | bytes, net: torch.nn.Module | dict[str, torch.Tensor], *, cast: bool = False) -> int:
-    """Put a published model's tensors into a network, on whatever device each of them is; returns its version.
+    """Copy a published model's tensors into a network, on any devices, and return the model's version.
 
-    All or nothing: names, shapes and dtypes are compared before anything is changed.
+    All or nothing: names, shapes and dtypes are compared before the first tensor is changed.
 
     Args:
-        model: What `client.model(topic)` gave: `newest()` or `wait()`. Or the body alone, whose version is 0.
+        model: Result of `newest()` or `wait()` of `client.model(topic)`; or a body alone, whose version is 0.
         net: A module of the same form, or the state_dict of one.
-        cast: Whether floating-point tensors may have another width, as those that were sent as torch.bfloat16.
+        cast: True allows floating-point tensors of another width, such as those sent as torch.bfloat16.
 
     Raises:
-        WrongModel: the body is damaged, or holds no tensors, or others than the network has.
+        WrongModel: the body is damaged, has no tensors, or has other tensors than the network.
     """
-    state, what = _state_of(net), _called(model)
-    found = bodies.unpack(_body(model), what)
-    bodies.check_fit(what, found, {name: _form(name, tensor) for name, tensor in state.items()}, free_dtypes=cast)
+    state, title = _state_of(net), _describe(model)
+    arrays = bodies.unpack(_body(model), title)
+    bodies.check_fit(title, arrays, {name: _form(name, tensor) for name, tensor in state.items()}, free_dtypes=cast)
     with torch.no_grad():
         for name, tensor in state.items():
-            tensor.copy_(_tensor(found[name]))
+            tensor.copy_(_tensor(arrays[name]))
     return model.version if isinstance(model, Model) else 0
 
 
 def tensors(model: Model | bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a published model, by name, on the CPU: for a network that is made after them.
+    """Return the tensors of a published model by name, on the CPU, to build a network of the same form.
 
     Raises:
-        WrongModel: the body is damaged, or holds no tensors.
+        WrongModel: the body is damaged, or has no tensors.
     """
-    return {name: _tensor(array) for name, array in bodies.unpack(_body(model), _called(model)).items()}
+    return {name: _tensor(array) for name, array in bodies.unpack(_body(model), _describe(model)).items()}
 
 
 def body_of(net: torch.nn.Module | Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> bytes:
-    """What `publish` publishes: for a file, or a channel of your own."""
+    """Return the body that `publish` publishes, for a file or another channel. Raises as `publish`."""
     if dtype is not None and (dtype not in NAMES or not dtype.is_floating_point):
         raise ParameterError("dtype", str(dtype), "a floating-point dtype, such as torch.bfloat16")
     state = _state_of(net)
@@ -182,13 +183,13 @@ def body_of(net: torch.nn.Module | Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 
 def _state_of(net: Any) -> Any:
-    """The state_dict of a network, also of one in a wrapper; anything else as it is."""
+    """Return the state_dict of a network, without its wrappers; return other values unchanged."""
     net = getattr(net, "_orig_mod", net)  # torch.compile
     plain = net.module if isinstance(net, torch.nn.parallel.DistributedDataParallel) else net
     return plain.state_dict() if isinstance(plain, torch.nn.Module) else plain
 
 
-def _called(model: Any) -> str:
+def _describe(model: Any) -> str:
     return f"model {model.topic!r} version {model.version}" if isinstance(model, Model) else "this model"
 
 
@@ -196,13 +197,12 @@ def _body(model: Any) -> bytes:
     if isinstance(model, Model):
         return model.body
     if not isinstance(model, bytes | bytearray | memoryview):
-        expected = "what client.model(topic).newest() or .wait() gave, or its body"
+        expected = "a model from client.model(topic).newest() or .wait(), or its body"
         raise WrongType("model", expected, type(model).__name__)
     return bytes(model)
 
 
 def _form(name: str, tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """(dtype, shape) of a tensor as bodies say them."""
     if not isinstance(tensor, torch.Tensor):
         raise WrongType(f"net[{name!r}]", "a tensor", type(tensor).__name__)
     if tensor.dtype not in NAMES or tensor.layout != torch.strided or tensor.device.type == "meta":
@@ -213,9 +213,9 @@ def _form(name: str, tensor: Any) -> tuple[str, tuple[int, ...]]:
 
 def _array(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> bodies.Array:
     _form(name, tensor)
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    row = tensor.detach().to("cpu", wanted).contiguous().reshape(-1)
-    return bodies.Array(NAMES[wanted], tuple(tensor.shape), memoryview(row.view(torch.uint8).numpy()))
+    target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    row = tensor.detach().to("cpu", target).contiguous().reshape(-1)
+    return bodies.Array(NAMES[target], tuple(tensor.shape), memoryview(row.view(torch.uint8).numpy()))
 
 
 def _tensor(array: bodies.Array) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""TRL's GRPO on memoire's prompts: `pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'`.
+"""Adapter of memoire's prompts to TRL's GRPO trainers: `pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'`.
 
-    rollouts = memoire.trl.Rollouts(prompts)                # for GRPOTrainer, which calls it for each of its batches
+    rollouts = memoire.trl.Rollouts(prompts)                # for GRPOTrainer, which calls it for each batch
     trainer = GRPOTrainer(model, reward_funcs=memoire.trl.reward, rollout_func=rollouts, callbacks=[rollouts.commits])
 
     worker = memoire.trl.RolloutWorker(prompts, groups=8)   # for AsyncGRPOTrainer(rollout_worker=worker)
 
-Any number of rollout processes on any machines lease the prompts, answer them, and bring rewards; the trainer draws
-whole groups. Both classes follow protocols that TRL calls experimental, and are no subclasses of TRL's.
-`check_protocol` says if the installed TRL has others.
+Rollout processes on any number of machines lease prompts, and return answers with rewards; the trainer draws whole
+groups. Both classes implement protocols that TRL calls experimental, without being subclasses of TRL's classes.
+`check_protocol` raises an error if the installed TRL has other protocols.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ with NotInstalled.explained("pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'")
     from transformers import TrainerCallback
 
 VERSIONS: Final = ((1, 13), (1, 16))
-"""The oldest and the newest TRL that this module was tried with."""
-WORKER: Final = frozenset({"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"})
-"""Members of TRL's RolloutWorkerProtocol."""
-SAMPLE: Final = (
+"""Oldest and newest version of TRL that this module was tested with."""
+MEMBERS: Final = frozenset({"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"})
+"""Expected members of TRL's RolloutWorkerProtocol."""
+SAMPLE_FIELDS: Final = (
     "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version", "group_id",
     "metrics", "enqueued_at",
 )  # fmt: skip
-"""Fields of TRL's RolloutSample."""
-LEAST_SPREAD: Final = 1e-4
-"""Added to the deviation of a group's rewards, by which advantages are divided."""
-POLL: Final = 0.5
-"""Seconds after which a thread that waits looks whether it is to stop."""
+"""Expected fields of TRL's RolloutSample."""
+ADVANTAGE_EPSILON: Final = 1e-4
+"""Added to the standard deviation of a group's rewards, by which advantages are divided."""
+POLL_INTERVAL: Final = 0.5
+"""Seconds between two checks whether a waiting thread has to stop."""
 
 
 def schema() -> RowSchema:
-    """Columns of an answer, for `memoire.Table(schema, storage="prompts")`: tokens of prompt and completion, 1 in
-    `mask` for each that the model made, their log-probabilities (0 elsewhere), and the reward.
+    """Return the columns of an answer, for `memoire.Table(schema, storage="prompts")`.
+
+    `tokens` are those of prompt and completion; `mask` is 1 for tokens of the completion; `logprob` has their
+    log-probabilities, and 0 for tokens of the prompt.
     """
     return RowSchema(
         {
@@ -64,62 +66,62 @@ def schema() -> RowSchema:
 
 
 def answer_of(prompt_ids: Sequence[int], completion_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-    """The columns of an answer but its reward, from what a generator returns.
+    """Return the columns of an answer without its reward.
 
     Args:
-        logprobs: Of the completion's tokens.
+        logprobs: Log-probabilities of the completion's tokens.
 
     Raises:
-        ParameterError: there are not as many log-probabilities as tokens.
+        ParameterError: tokens of the completion and log-probabilities differ in number.
     """
     if len(completion_ids) != len(logprobs):
-        raise ParameterError("logprobs", len(logprobs), f"{len(completion_ids)} numbers: one for each token")
-    behind = len(prompt_ids)
+        expected = f"{len(completion_ids)} numbers, one for each token of the completion"
+        raise ParameterError("logprobs", len(logprobs), expected)
+    prompt_length = len(prompt_ids)
     return {
         "tokens": np.array([*prompt_ids, *completion_ids], np.int32),
-        "mask": np.repeat(np.array([0, 1], np.int8), [behind, len(completion_ids)]),
+        "mask": np.repeat(np.array([0, 1], np.int8), [prompt_length, len(completion_ids)]),
         "logprob": np.array([*(0.0 for _ in prompt_ids), *logprobs], np.float32),
     }
 
 
 def advantages_of(rewards: NDArray[Any], group: NDArray[Any]) -> NDArray[np.float32]:
-    """Each answer's reward less its group's mean, over the group's deviation (with n - 1): float32 [R].
+    """Return advantages float32 [R]: rewards minus their group's mean, divided by its standard deviation (with n - 1).
 
     Args:
-        rewards: [R]
-        group: [R], group of each answer, from 0.
+        group: [R] group of each answer, from 0.
 
     Shao et al., DeepSeekMath, 2024, section 4.1.
     """
-    made = np.zeros(len(rewards), np.float32)
+    advantages = np.zeros(len(rewards), np.float32)
     for number in np.unique(group):
-        mine = rewards[group == number].astype(np.float64)
-        spread = mine.std(ddof=1) if len(mine) > 1 else 0.0
-        made[group == number] = (mine - mine.mean()) / (spread + LEAST_SPREAD)
-    return made
+        members = rewards[group == number].astype(np.float64)
+        deviation = members.std(ddof=1) if len(members) > 1 else 0.0
+        advantages[group == number] = (members - members.mean()) / (deviation + ADVANTAGE_EPSILON)
+    return advantages
 
 
-def reward(completions: Sequence[Any], **given: Any) -> list[float]:
-    """TRL's reward function: the rewards that came with the groups."""
-    return [float(each) for each in given["reward"]]
+def reward(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """Return the rewards of drawn answers; a reward function for TRL."""
+    return [float(each) for each in columns["reward"]]
 
 
 # --------------------------------------------------------------------------------------------------- GRPOTrainer
 
 
 class Rollouts:
-    """TRL's `rollout_func`: each call draws as many groups as the trainer's batch has prompts.
+    """TRL's `rollout_func`: each call draws whole groups for one batch of the trainer.
 
-    The table decides which prompts are trained on. Those that the trainer passes say only how many: give it a data set
-    of the right length. All groups are whole: the table's `group` is the trainer's `num_generations`.
+    The table chooses the prompts to train on. The prompts of the trainer only determine the number of groups: give the
+    trainer a data set of the right length. The table's `group` has to be the trainer's `num_generations`.
 
     Args:
-        generate: Called with the trainer before each draw, where the same process answers prompts. None: other
-            processes do.
+        prompts: Client of the table of prompts.
+        generate: Called with the trainer before each draw, if this process answers prompts; None if others do.
         replay: Share of a batch that is drawn from committed groups, by score; or a function of the number of groups
-            that returns it.
+            that returns the share.
         timeout: Seconds to wait for the groups of a batch.
-        evaluate: Called with prompts and trainer while the model is evaluated, in place of a draw.
+        evaluate: Called with prompts and trainer instead of a draw while the model is evaluated.
     """
 
     def __init__(
@@ -135,16 +137,16 @@ class Rollouts:
         self._prompts, self._generate, self._replay, self._timeout = prompts, generate, replay, timeout
         self._evaluate = evaluate
         self.step = 0
-        """The step that is drawn next."""
+        """Number of the next step to draw."""
         self.drawn: Step | None = None
-        """What was drawn last."""
+        """Last drawn step; None before the first draw."""
         self.commits = CommitWithCheckpoint(self)
-        """For the trainer's `callbacks`: commits each checkpoint that was written, and goes on behind the one that
-        training resumes from.
+        """Callback for the trainer's `callbacks`: commits the steps of each checkpoint, and rewinds to the checkpoint
+        that training resumes from.
         """
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Tokens, log-probabilities and rewards of a batch, as TRL asks for them. See `Prompts.draw` for errors."""
+        """Return tokens, log-probabilities and rewards of a batch in TRL's form. Raises as `Prompts.draw`."""
         if not trainer.model.training and self._evaluate is not None:
             return self._evaluate(prompts, trainer)
         if self._generate is not None:
@@ -155,14 +157,14 @@ class Rollouts:
         drawn = self._prompts.draw(self.step, groups * ranks, self._timeout, replay=share)
         sizes = set(np.bincount(drawn.group).tolist())
         if len(drawn.group) != len(prompts) or sizes != {trainer.num_generations}:
-            expected = f"{trainer.num_generations}, TRL's num_generations, in each of {groups} groups of a batch"
+            expected = f"{trainer.num_generations} (TRL's num_generations) in each of the {groups} groups of a batch"
             raise ParameterError("group", sorted(sizes), expected)
         self.step, self.drawn = self.step + 1, drawn
         return batch_of(drawn)
 
 
 def batch_of(step: Step) -> dict[str, Any]:
-    """A step as TRL's `rollout_func` returns it, with the rewards for `reward`."""
+    """Return a step in the form of TRL's `rollout_func`, with the rewards for `reward`."""
     tokens, masks, logprobs = _lists(step["tokens"]), _lists(step["mask"]), _lists(step["logprob"])
     begins = [int(mask.argmax()) for mask in masks]
     return {
@@ -180,25 +182,25 @@ def _lists(column: Ragged) -> list[NDArray[Any]]:
 
 
 class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any without transformers
-    """Commits what a checkpoint has learned from, when the checkpoint is written."""
+    """Callback of a trainer that commits the steps of each written checkpoint."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
         self._first: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on behind the checkpoint: what was drawn after it comes back."""
-        rollouts, each = self._rollouts, args.gradient_accumulation_steps * args.num_iterations
+        """Rewind to the checkpoint, so that later steps are drawn again; raise ParameterError for unsuitable `args`."""
+        rollouts, steps = self._rollouts, args.gradient_accumulation_steps * args.num_iterations
         if args.steps_per_generation != args.gradient_accumulation_steps or args.num_iterations != 1:
             raise ParameterError(
                 "steps_per_generation", args.steps_per_generation,
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps} and num_iterations=1, so that each "
-                f"optimizer step trains on one draw, which a commit can name ({each} were asked for)",
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}, with num_iterations=1, so that each "
+                f"optimizer step trains on one draw and can be committed (a draw would be used for {steps} steps)",
             )  # fmt: skip
         rollouts.step = rollouts._prompts.rewind(state.global_step - 1)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The checkpoint has learned from the steps up to this one."""
+        """Commit the steps up to this checkpoint's."""
         if state.global_step:
             self._rollouts._prompts.commit(state.global_step - 1)
 
@@ -209,13 +211,15 @@ class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any 
 class RolloutWorker:
     """TRL's `RolloutWorkerProtocol`: a thread draws groups and puts their answers into the trainer's queue.
 
-    Args:
-        groups: Groups that are drawn at once.
-        ahead: Answers that wait in the queue at most; by default those of two draws.
-        timeout: Seconds to wait for the groups of a draw, before `check_health` raises.
+    TRL's protocol does not tell when the trainer has trained on the answers that it took. So `commit` commits only
+    draws that the trainer had taken completely before the last model but one. Call it after writing a checkpoint.
 
-    What the trainer has taken is not yet trained on, and its protocol does not say when it is. So `commit` commits the
-    draws that were taken whole before the last model but one: call it when a checkpoint was written.
+    Args:
+        prompts: Client of the table of prompts.
+        groups: Number of groups in a draw.
+        first: Number of the first step.
+        ahead: Maximum number of answers in the queue; by default those of two draws.
+        timeout: Seconds to wait for the groups of a draw, before `check_health` raises an error.
     """
 
     def __init__(
@@ -224,58 +228,59 @@ class RolloutWorker:
         check_protocol()
         self._prompts, self._groups, self._timeout = prompts, groups, timeout
         self.rollout_buffer: _Buffer = _Buffer(ahead or 0)
-        """Queue of TRL's RolloutSamples, of which the trainer gets one after the other."""
+        """Queue of TRL's RolloutSamples, which the trainer takes one by one."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         """Queue of figures for the trainer's log."""
         self._step, self._ahead, self._version = first, ahead, 0
         self._thread: threading.Thread | None = None
         self._is_stopping, self._failed = threading.Event(), list[BaseException]()
-        self._taken_before: list[int] = [-1, -1, -1]
-        self._moved_at = time.monotonic()
+        self._steps_taken: list[int] = [-1, -1, -1]  # at the last models, oldest first
+        self._drawn_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start the thread that draws."""
         self._is_stopping.clear()
-        self._moved_at = time.monotonic()
+        self._drawn_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="memoire-trl", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. What is in the queue comes back after `prompts.rewind`."""
+        """Stop the thread. After `prompts.rewind`, the answers in the queue are drawn again."""
         self._is_stopping.set()
         if self._thread is not None:
             self._thread.join(self._timeout)
 
     def update_model_version(self, model_version: int) -> None:
-        """There is a new model: tell the servers, from whose versions staleness counts."""
+        """Report a new model's version to the servers, which compute staleness from it."""
         self._version = model_version
-        self._taken_before = [*self._taken_before[1:], self.rollout_buffer.whole]
+        self._steps_taken = [*self._steps_taken[1:], self.rollout_buffer.whole]
         if model_version:
             self._prompts.saw_model(model_version)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the thread, or that nothing came for so long.
+        """Raise the error that ended the thread, or MemoireTimeout if no group came for `stale_after_s` seconds.
 
         Raises:
-            MemoireTimeout: nothing was drawn in `stale_after_s` seconds; says what the groups wait for.
-            MemoireError: why no groups can be drawn.
+            MemoireTimeout: no group was drawn in `stale_after_s` seconds; the text has the counts of the prompts.
+            MemoireError: the error that ended the thread.
+            Closed: the thread was not started, or was stopped.
         """
         has_ended = self._thread is None or not self._thread.is_alive()
         if self._failed:
             raise self._failed[0]
         if has_ended:
             raise Closed("this rollout worker")
-        silence = time.monotonic() - self._moved_at
+        silence = time.monotonic() - self._drawn_at
         if silence > stale_after_s and self.rollout_buffer.empty():
             raise MemoireTimeout("groups", ", ".join(self._prompts.urls), silence, f"{self._prompts.counts()}")
 
     @property
     def committable(self) -> int:
-        """The newest step whose answers were all taken before the last model but one; -1 is none."""
-        return self._taken_before[0]
+        """Newest step whose answers were all taken before the last model but one; -1 before the first such step."""
+        return self._steps_taken[0]
 
     def commit(self) -> int:
-        """Commit what a checkpoint that was just written has surely learned from; returns how many prompts."""
+        """Commit the steps up to `committable`, and return the number of committed prompts."""
         return self._prompts.commit(self.committable) if self.committable >= 0 else 0
 
     def _run(self) -> None:
@@ -291,12 +296,12 @@ class RolloutWorker:
         deadline = time.monotonic() + self._timeout
         while not self._is_stopping.is_set():
             try:
-                drawn = self._prompts.draw(self._step, self._groups, POLL)
+                drawn = self._prompts.draw(self._step, self._groups, POLL_INTERVAL)
             except MemoireTimeout:
                 if time.monotonic() > deadline:
                     raise
             else:
-                self._step, self._moved_at = self._step + 1, time.monotonic()
+                self._step, self._drawn_at = self._step + 1, time.monotonic()
                 return drawn
         return None
 
@@ -318,44 +323,44 @@ class RolloutWorker:
                     return
             sample.enqueued_at = wall_clock()
             self.rollout_buffer.put((drawn.step, sample))
-        self.rollout_buffer.ends(drawn.step)
+        self.rollout_buffer.end_step(drawn.step)
 
 
 class _Buffer(queue.Queue[Any]):
-    """A queue of samples that knows which steps were taken whole."""
+    """Queue of samples that tracks the steps whose samples were all taken."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
         self.whole = -1
-        """The newest step of which every sample was taken."""
+        """Newest step whose samples were all taken; -1 before the first one."""
         self._ended: set[int] = set()
-        self._left: dict[int, int] = {}
+        self._counts: dict[int, int] = {}  # samples in the queue, by step
 
     def _put(self, item: Any) -> None:
-        self._left[item[0]] = self._left.get(item[0], 0) + 1
+        self._counts[item[0]] = self._counts.get(item[0], 0) + 1
         super()._put(item)
 
     def _get(self) -> Any:
         step, sample = super()._get()
-        self._left[step] -= 1
-        self._note(step)
+        self._counts[step] -= 1
+        self._check_step(step)
         return sample
 
-    def ends(self, step: int) -> None:
-        """All samples of a step were put."""
+    def end_step(self, step: int) -> None:
+        """Record that all samples of a step were put into the queue."""
         with self.mutex:
             self._ended.add(step)
-            self._note(step)
+            self._check_step(step)
 
-    def _note(self, step: int) -> None:
-        if step in self._ended and not self._left.get(step):
+    def _check_step(self, step: int) -> None:
+        if step in self._ended and not self._counts.get(step):
             self.whole = max(self.whole, step)
-            self._left.pop(step, None)
+            self._counts.pop(step, None)
 
 
 def samples_of(step: Step) -> list[Any]:
-    """TRL's RolloutSamples of a step: a row for each answer, with its advantage in its group."""
+    """Return TRL's RolloutSamples of a step: one for each answer, with its advantage in its group."""
     kind, as_arrays = _sample_kind(), _takes_arrays()
     advantages = advantages_of(step["reward"], step.group) * step.weights[step.group].astype(np.float32)
     rows = zip(_lists(step["tokens"]), _lists(step["mask"]), _lists(step["logprob"]), strict=True)
@@ -376,7 +381,7 @@ def samples_of(step: Step) -> list[Any]:
     ]
 
 
-# ------------------------------------------------------------------------------------- whether TRL is as it was
+# ------------------------------------------------------------------------------------------ compatibility check
 
 
 @functools.cache
@@ -387,23 +392,22 @@ def _sample_kind() -> Any:
 
 
 def _takes_arrays() -> bool:
-    """Whether rows are arrays, as since 1.16; lists before."""
     return "ndarray" in str(inspect.get_annotations(_sample_kind()).get("input_ids"))
 
 
-def check_protocol(members: Iterable[str] = WORKER) -> str:
-    """The version of the installed TRL.
+def check_protocol(members: Iterable[str] = MEMBERS) -> str:
+    """Check the installed TRL, and return its version.
 
     Args:
-        members: Those that its RolloutWorkerProtocol has to have.
+        members: Members that TRL's RolloutWorkerProtocol has to have.
 
     Raises:
-        ProtocolMoved: it is none of those that this module was tried with, or its protocols have other members.
+        ProtocolMoved: the version is outside of `VERSIONS`, or TRL's protocols have other members.
     """
     version = metadata.version("trl")
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if not VERSIONS[0] <= found <= VERSIONS[1]:
-        raise ProtocolMoved("trl", version, f"this was tried with {_said(VERSIONS[0])} to {_said(VERSIONS[1])}")
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if not VERSIONS[0] <= numbers <= VERSIONS[1]:
+        raise ProtocolMoved("trl", version, f"memoire was tested with {_text(VERSIONS[0])} to {_text(VERSIONS[1])}")
     _check_members(set(members))
     return version
 
@@ -414,14 +418,14 @@ def _check_members(expected_members: set[str]) -> None:
     kind = async_grpo_trainer.RolloutWorkerProtocol
     members = {name for name in {*vars(kind), *inspect.get_annotations(kind)} if not name.startswith("_")}
     fields = tuple(inspect.get_annotations(_sample_kind()))
-    for what, there, expected in (
+    for class_name, names, expected in (
         ("RolloutWorkerProtocol", members, expected_members),
-        ("RolloutSample", set(fields), set(SAMPLE)),
+        ("RolloutSample", set(fields), set(SAMPLE_FIELDS)),
     ):
-        if there != expected:
-            changed = ", ".join(sorted(there ^ expected))
-            raise ProtocolMoved("trl", metadata.version("trl"), f"{what} has changed: {changed}")
+        if names != expected:
+            changed = ", ".join(sorted(names ^ expected))
+            raise ProtocolMoved("trl", metadata.version("trl"), f"{class_name} has changed: {changed}")
 
 
-def _said(version: tuple[int, ...]) -> str:
+def _text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

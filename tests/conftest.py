@@ -224,7 +224,7 @@ TIMES = {
     "wrong_token": ("memoire.dashboard.web.api.WRONG_TOKEN_DELAY",),
     "handshake": ("memoire.net.sockets.HANDSHAKE_TIMEOUT",),
     "address_taken": ("memoire.net.sockets.PATIENCE",),
-    "api_server": ("memoire.cli.keys.PAUSE",),
+    "api_server": ("memoire.cli.keys.RETRY_INTERVAL",),
     "page_asked": ("memoire.cli.options.ASK_TIMEOUT",),
     "listen_note": ("memoire.nodes.local.LISTEN_NOTE_DELAY",),
     "restart_pause": ("memoire.nodes.launcher.MIN_PAUSE",),

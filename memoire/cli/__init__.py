@@ -1,1 +1,1 @@
-"""The command `memoire`."""
+"""Command line of memoire: parsers of the commands, and their implementations."""

@@ -1,13 +1,13 @@
-"""Take a server out of a cluster: its clients go elsewhere, and another server keeps what it has counted.
+"""Removal of a server from a cluster: its clients move to other servers, and another server keeps its accounts.
 
-    1 drain     the server says in every reply that its clients are to go elsewhere, and takes no new ones
-    2 wait      until each client was heard elsewhere, said goodbye, or has been silent for too long to come again
-    3 copy      its accounts of every run to one other server, which has them on disk if it has a disk
-    4 compare   what that server says it has with what was copied
-    5 wait      until each prompt that it has was answered, drawn and committed: these are not moved
+    1 drain     the server tells its clients in every reply to move, and takes no new clients
+    2 wait      until each client has moved, left, or been silent for SILENCE_TIMEOUT
+    3 copy      its accounts of every run to one other server, on disk if this one has a state folder
+    4 compare   the accounts of the other server with the copy
+    5 wait      until each of its prompts is answered, drawn and committed: prompts do not move
 
-Then it may be stopped: totals are the same whether it is still there or not, since accounts merge by maximum. Every
-step may be done again.
+Then the server may be stopped. Totals stay the same with and without the server, since accounts merge by maximum. Every
+step may be repeated.
 """
 
 from __future__ import annotations
@@ -30,42 +30,43 @@ from memoire.tables.calls import LEFT_OUT_TIMEOUT
 from memoire.wire import messages
 from memoire.wire.frames import name_hash
 
-SETTLED = 1.0
-"""Seconds without a word at the server that is drained, after which a client that was heard elsewhere has moved."""
+SETTLE_TIME = 1.0
+"""Seconds of silence at the drained server, after which a client seen at another server has moved."""
 POLL_INTERVAL = 0.5
-MAX_BEYOND = 64
-"""Numbers above those that stay at which a server is looked for."""
+MAX_DRAINED = 64
+"""Server numbers from `keep` upwards whose names are looked up."""
 LOOKUP_TIMEOUT = 20.0
-"""Seconds that a name server may be silent."""
+"""Seconds to wait for a name server's answer."""
 
 
 def drain(
     leaving: str, to: Sequence[str], *, timeout: float = 60.0, say: Callable[[str], object] = print, **options: Any
 ) -> int:
-    """Drain the server at `leaving`, to one of those at `to`; how many accounts were copied.
+    """Drain the server at `leaving` into one of the servers at `to`, and return the number of copied accounts.
 
     Args:
         leaving: The server's own address.
-        to: Addresses of servers that stay. The first one with a state folder, or the first, gets the accounts.
+        to: Addresses of servers that stay. The first one with a state folder, or else the first, gets the accounts.
         timeout: Seconds in all.
-        say: Takes a line for each step.
-        options: Of the `Reader` that asks them.
+        say: Called with a line for each step.
+        options: Options of the `Reader` that asks the servers.
 
     Raises:
-        MemoireTimeout: somebody did not answer, or clients were still there; what is missing can be done again.
-        ParameterError: an address leads to no one server, or nobody at `to` keeps what `leaving` has on disk.
+        MemoireTimeout: a server did not answer, or clients did not leave in time; `drain` may be called again.
+        ParameterError: `leaving` leads to several servers, `to` has no other server, or `leaving` has a state folder
+            and no server at `to` has one.
     """
     deadline = time.monotonic() + timeout
     with Reader([leaving, *to], timeout=min(10.0, timeout), **options) as reader:
-        name = _only(leaving, reader)
-        others = _staying(to, name, reader, say)
-        told = _accounts(reader, [name, *others], deadline)
-        heir = _heir(name, told, others, to)
+        name = _leaving_server(leaving, reader)
+        others = _staying_servers(to, name, reader, say)
+        accounts = _accounts(reader, [name, *others], deadline)
+        heir = _choose_heir(name, accounts, others, to)
         reader.tell(name, messages.Control(drain=True), deadline - time.monotonic())
-        say(f"{name} sends its clients elsewhere")
+        say(f"{name} sends its clients to other servers")
         _await_clients(reader, name, others, deadline)
         copied = 0
-        for run in told[name].runs:
+        for run in accounts[name].runs:
             rows = _copy(reader, name, heir, run, deadline)
             copied += rows
             say(f"{heir} has the {rows} accounts of run {run!r}")
@@ -83,18 +84,19 @@ def drain_above(
     known: NameResolver | None = None,
     **options: Any,
 ) -> int:
-    """Before a StatefulSet is made smaller, drain every server with the number `keep` or above to those with numbers
-    below. Returns how many servers were drained. A server is there if its name has an address.
+    """Drain every server numbered `keep` or above into the servers below, before a StatefulSet is scaled down.
+
+    A server exists if its name resolves to an address. Returns the number of drained servers.
 
     Args:
         template: Own address of a server, with {n} for its number: "tcp://server-{n}.servers.rl.svc:5560".
-        keep: Servers that stay: those numbered 0 to keep - 1.
+        keep: Number of servers that stay: numbers 0 to keep - 1.
         timeout: Seconds in all.
-        known: Look-ups of names; the process's own by default.
+        known: Resolver of names; the process's own by default.
 
     Raises:
-        ParameterError: the address has no {n} in a host name, or nobody would stay.
-        MemoireTimeout: see `drain`.
+        ParameterError: `template` has no {n} in its host name, or `keep` is below 1.
+        MemoireTimeout: no name server answered; also as `drain`.
     """
     host = template.removeprefix("tcp://").rpartition(":")[0]
     if "{n}" not in host:
@@ -102,157 +104,161 @@ def drain_above(
     deadline = time.monotonic() + timeout
     keep = whole("--keep", keep, 1)
     stay = [template.replace("{n}", str(number)) for number in range(keep)]
-    numbers = range(keep, keep + MAX_BEYOND)
-    there = _with_address({number: host.replace("{n}", str(number)) for number in numbers}, known, deadline)
-    if not there:
+    numbers = range(keep, keep + MAX_DRAINED)
+    existing = _resolvable({number: host.replace("{n}", str(number)) for number in numbers}, known, deadline)
+    if not existing:
         say(f"no server is numbered {keep} or above: nothing is drained")
-    for number in there:
-        left = deadline - time.monotonic()
-        drain(template.replace("{n}", str(number)), stay, timeout=left, say=say, **options)
-    return len(there)
+    for number in existing:
+        remaining = deadline - time.monotonic()
+        drain(template.replace("{n}", str(number)), stay, timeout=remaining, say=say, **options)
+    return len(existing)
 
 
-def _with_address(hosts: dict[int, str], known: NameResolver | None, deadline: float) -> list[int]:
-    """Numbers of those hosts whose name has an address, ascending.
+def _resolvable(hosts: dict[int, str], known: NameResolver | None, deadline: float) -> list[int]:
+    """Return the numbers of the hosts whose names resolve to an address, ascending.
 
     Raises:
         MemoireTimeout: no name server answered.
     """
-    found: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
 
-    def note(number: int, said: LookupResult) -> None:
-        found.put((number, bool(said.addresses)))
+    def put_result(number: int, result: LookupResult) -> None:
+        results.put((number, bool(result.addresses)))
 
     for number, host in hosts.items():
-        (known or shared_names()).ask(host, functools.partial(note, number))
-    there = []
+        (known or shared_names()).ask(host, functools.partial(put_result, number))
+    resolved = []
     for _ in hosts:
         try:
-            number, is_there = found.get(timeout=max(0.0, min(LOOKUP_TIMEOUT, deadline - time.monotonic())))
+            number, has_address = results.get(timeout=max(0.0, min(LOOKUP_TIMEOUT, deadline - time.monotonic())))
         except queue.Empty:
-            some = next(iter(hosts.values()))
-            advice = "Nothing was drained. Try again when names are found."
-            raise MemoireTimeout(f"address of {some}", "the name server", LOOKUP_TIMEOUT, advice) from None
-        there += [number] * is_there
-    return sorted(there)
+            first_host = next(iter(hosts.values()))
+            advice = "Nothing was drained. Try again when the name server answers."
+            raise MemoireTimeout(f"address of {first_host}", "the name server", LOOKUP_TIMEOUT, advice) from None
+        resolved += [number] * has_address
+    return sorted(resolved)
 
 
-def _only(url: str, reader: Reader) -> str:
-    """The name of the server that leaves."""
+def _leaving_server(url: str, reader: Reader) -> str:
+    """Return the name of the server to drain; raise an error unless exactly one answers at `url`."""
     names = reader.servers_at(url)
     if len(names) > 1:
         raise ParameterError(
-            "the server to drain", url, f"the own address of one server; it leads to {', '.join(names)}"
+            "the server to drain", url, f"one server's own address (this one leads to {', '.join(names)})"
         )
     if not names:
         advice = (
-            f"{reader.trouble_at(url)} Only a server that runs can hand on what it has: start it again, then drain it."
+            f"{reader.trouble_at(url)} Only a running server can hand over its accounts: start it again, then drain it."
         )
         raise MemoireTimeout("answer of the server that leaves", url, LEFT_OUT_TIMEOUT, advice)
     return names[0]
 
 
-def _staying(to: Sequence[str], name: str, reader: Reader, say: Callable[[str], object]) -> list[str]:
-    """Names of the servers that stay; it is enough that one of their addresses answers."""
+def _staying_servers(to: Sequence[str], name: str, reader: Reader, say: Callable[[str], object]) -> list[str]:
+    """Return the names of the servers at `to`, without `name`; raise MemoireTimeout if no address answers."""
     silent = [url for url in to if not reader.servers_at(url)]
     if len(silent) == len(to):
-        advice = f"{reader.trouble_at(silent[0])} Nothing was drained: somebody has to keep what {name} has counted."
+        advice = f"{reader.trouble_at(silent[0])} Nothing was drained: {name}'s accounts need a server that keeps them."
         raise MemoireTimeout("answer of a server that stays", ", ".join(silent), LEFT_OUT_TIMEOUT, advice)
     for url in silent:
-        say(f"nobody answers at {url}, so it gets nothing. {reader.trouble_at(url)}")
+        say(f"no server answers at {url}, so that it gets no accounts. {reader.trouble_at(url)}")
     return [other for url in to for other in reader.servers_at(url) if other != name]
 
 
 def _accounts(
     reader: Reader, names: Sequence[str], deadline: float, run: str | None = None
 ) -> dict[str, ServerAccounts]:
-    """What each of these servers has; all of them have to answer."""
-    found = {}
+    """Return each server's accounts by its name; raise the error of the first server that does not answer."""
+    accounts = {}
     for name, answer in reader.accounts(run, deadline - time.monotonic(), names).items():
         if isinstance(answer, MemoireError):
             raise answer
-        found[name] = answer
-    return found
+        accounts[name] = answer
+    return accounts
 
 
-def _heir(name: str, told: dict[str, ServerAccounts], others: Sequence[str], to: Sequence[str]) -> str:
-    durable = [other for other in others if told[other].durable]
-    if not others or (told[name].durable and not durable):
-        expected = f"addresses of other servers, one with a state folder as {name} has, where its accounts stay on disk"
+def _choose_heir(name: str, accounts: dict[str, ServerAccounts], others: Sequence[str], to: Sequence[str]) -> str:
+    durable = [other for other in others if accounts[other].durable]
+    if not others or (accounts[name].durable and not durable):
+        expected = f"addresses of other servers, at least one with a state folder (--state-dir), since {name} has one"
         raise ParameterError("the servers that stay", list(to), expected if others else "another server's address")
     return (durable or list(others))[0]
 
 
 def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: float) -> None:
-    """Wait until nobody is at home there any more."""
     began = time.monotonic()
-    here: list[bytes] = []
-    guests = 0  # they have counted nothing, and would count it after the copy
+    clients: list[bytes] = []
+    guests = 0  # clients without counts yet, which they would send after the copy
     while True:
         try:
-            told = _accounts(reader, [name, *others], deadline)
-            here = clients_here(told[name], name_hash(name), [told[other] for other in others])
-            guests = told[name].guests
+            accounts = _accounts(reader, [name, *others], deadline)
+            clients = clients_here(accounts[name], name_hash(name), [accounts[other] for other in others])
+            guests = accounts[name].guests
         except MemoireTimeout:
-            if not (here or guests):
-                raise  # else the time was over in the middle of a look: what the one before it saw says more
-        if not (here or guests):
+            if not (clients or guests):
+                raise  # else report the clients of the former poll, which says more than this timeout
+        if not (clients or guests):
             return
         if time.monotonic() + POLL_INTERVAL >= deadline:
-            some = [client.hex()[:8] for client in here[:5]] + ["..."] * (len(here) > 5) + ["new ones"] * (guests > 0)
-            advice = (
-                f"{len(here) + guests} are still there: {', '.join(some)}. Clients that know only this server's "
-                "address cannot go elsewhere: end them, or give them a proxy's address. Then drain again."
+            ids = (
+                [client.hex()[:8] for client in clients[:5]]
+                + ["..."] * (len(clients) > 5)
+                + ["new ones"] * (guests > 0)
             )
-            raise MemoireTimeout(f"clients to leave {name}", name, time.monotonic() - began, advice)
+            advice = (
+                f"{len(clients) + guests} clients have not left: {', '.join(ids)}. Clients that know only this "
+                "server's address cannot move: end them, or give them a proxy's address. Then drain again."
+            )
+            raise MemoireTimeout("departure of all clients", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
 
 
 def _await_unfinished(reader: Reader, name: str, deadline: float, say: Callable[[str], object]) -> None:
-    """Wait until no prompt there is left to be answered, drawn or committed, and no row by key to be cleared."""
-    began, left = time.monotonic(), _accounts(reader, [name], deadline)[name].unfinished
-    if left:
-        say(f"{name} has {left} prompts or rows that workers and trainers have yet to finish or clear")
-    while left:
+    """Wait until all prompts at `name` are answered, drawn and committed, and all keyed rows are cleared."""
+    began, unfinished = time.monotonic(), _accounts(reader, [name], deadline)[name].unfinished
+    if unfinished:
+        say(f"{name} has {unfinished} prompts or rows that workers and trainers have yet to finish or clear")
+    while unfinished:
         if time.monotonic() + POLL_INTERVAL >= deadline:
             advice = (
-                f"{left} are left: let workers and trainers go on, and drain again. Or take a snapshot of {name} and "
-                "restore it into the servers that stay (of memoire.tq, save a checkpoint and load it there); then it "
-                "may be stopped. Clients and counts have moved already."
+                f"{unfinished} remain: keep workers and trainers running, and drain again. Or take a snapshot of "
+                f"{name} and restore it into the servers that stay (for memoire.tq: save a checkpoint and load it "
+                f"there); then {name} may be stopped. Clients and counts have moved already."
             )
-            raise MemoireTimeout(f"prompts and rows of {name} to be finished", name, time.monotonic() - began, advice)
+            raise MemoireTimeout("completion of all prompts and rows", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
-        left = _accounts(reader, [name], deadline)[name].unfinished
+        unfinished = _accounts(reader, [name], deadline)[name].unfinished
 
 
-def clients_here(mine: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
-    """Ids of the clients that are still at home at a server, which says `mine`; `others` say who is with them."""
+def clients_here(accounts: ServerAccounts, home: int, others: Sequence[ServerAccounts]) -> list[bytes]:
+    """Return ids of clients still at home at the server of `accounts`: not gone, silent or moved to `others`."""
     elsewhere: dict[bytes, int] = {}
     for other in others:
         for row in other.rows[other.rows["last_seen"] > other.time - SILENCE_TIMEOUT]:
             elsewhere[row["client"].tobytes()] = int(row["steps"])
-    quiet = mine.time - mine.rows["last_seen"]
-    active = (mine.rows["home"] == home) & (quiet < SILENCE_TIMEOUT) & (mine.rows["flags"] & GONE == 0)
-    here = []
-    for row, seconds in zip(mine.rows[active], quiet[active], strict=True):
+    quiet = accounts.time - accounts.rows["last_seen"]
+    active = (accounts.rows["home"] == home) & (quiet < SILENCE_TIMEOUT) & (accounts.rows["flags"] & GONE == 0)
+    remaining = []
+    for row, seconds in zip(accounts.rows[active], quiet[active], strict=True):
         client = row["client"].tobytes()
-        if seconds < SETTLED or elsewhere.get(client, -1) < int(row["steps"]):
-            here.append(client)
-    return here
+        if seconds < SETTLE_TIME or elsewhere.get(client, -1) < int(row["steps"]):
+            remaining.append(client)
+    return remaining
 
 
 def _copy(reader: Reader, name: str, heir: str, run: str, deadline: float) -> int:
-    """Bring the accounts of a run to another server, and see that it has them."""
-    mine = _accounts(reader, [name], deadline, run)[name]
-    for begin in range(0, max(1, len(mine.rows)), PAGE_ROWS):
-        rows = mine.rows[begin : begin + PAGE_ROWS].tobytes()
-        body = messages.Inherit(run_name=run, finished=mine.finished, accounts=rows)
+    """Copy a run's accounts to the server `heir`, check that it has all of them, and return their number."""
+    accounts = _accounts(reader, [name], deadline, run)[name]
+    for begin in range(0, max(1, len(accounts.rows)), PAGE_ROWS):
+        rows = accounts.rows[begin : begin + PAGE_ROWS].tobytes()
+        body = messages.Inherit(run_name=run, finished=accounts.finished, accounts=rows)
         reader.tell(heir, body, deadline - time.monotonic())
-    theirs = _accounts(reader, [heir], deadline, run)[heir].rows
-    if not _has_all(theirs, mine.rows):
-        raise MemoireTimeout(f"accounts of run {run!r}", heir, 0.0, f"{heir} does not have all of them; drain again.")
-    return len(mine.rows)
+    copied = _accounts(reader, [heir], deadline, run)[heir].rows
+    if not _has_all(copied, accounts.rows):
+        advice = f"{heir} lacks some of the copied accounts; drain again."
+        raise MemoireTimeout(f"complete accounts of run {run!r}", heir, 0.0, advice)
+    return len(accounts.rows)
 
 
-def _has_all(theirs: Rows, mine: Rows) -> bool:
-    return bool(np.array_equal(merge(theirs, mine), theirs))
+def _has_all(rows: Rows, expected: Rows) -> bool:
+    return bool(np.array_equal(merge(rows, expected), rows))

@@ -1,13 +1,12 @@
-"""Keys from the command line: made, listed, let in and taken away (`memoire keys`).
+"""Key management (`memoire keys`): keys in folders, and Secrets of keys and tokens in a Kubernetes cluster.
 
-Keys and tokens of a cluster on Kubernetes, which the chart's hooks see to before they install anything: `memoire keys
-in-cluster` makes those that are not there, and `memoire keys check` looks at those that somebody gave.
+The chart's hooks run two of the actions before they install nodes: `memoire keys in-cluster` creates missing Secrets,
+and `memoire keys check` verifies existing ones.
 
-Secrets at the API server of the Kubernetes cluster that this process runs in, by plain HTTPS.
-
-A Pod finds everything by itself: the address in its environment, and the token, the certificate and the namespace of
-its account in files that the kubelet mounts. A write says which version of a Secret it changes, so that of two writers
-one is told to look again.
+Secrets are read and written at the API server of the Kubernetes cluster that this process runs in, by plain HTTPS. The
+address comes from the Pod's environment; the token, certificate and namespace of the account come from files that the
+kubelet mounts. A write names the version of the Secret that it changes, so that the second of two writers gets a
+conflict and retries.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from memoire.security.provision import TOKENS, SecretChange
 from memoire.security.roles import ROLES
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts what a Pod's account is known by."""
+"""Folder where the kubelet mounts the token, certificate and namespace of a Pod's service account."""
 REQUEST_TIMEOUT = 5.0
-"""Seconds that one request may be silent."""
-PAUSE = 0.5
-"""Seconds between two attempts."""
+"""Seconds to wait for the answer to one request."""
+RETRY_INTERVAL = 0.5
+"""Seconds between two attempts of a request."""
 FORBIDDEN_PATIENCE = 5.0
-"""Seconds after which "forbidden" is believed: a Role that was made a moment ago may not be known everywhere yet."""
+"""Seconds for which "forbidden" is retried: a new Role may not have reached every API server yet."""
 MAX_ANSWER_BYTES = 4 << 20
-"""More than a Secret may have (1 MiB), in base64 and in JSON."""
-BUSY = frozenset({429, 500, 502, 503, 504})
-"""Statuses of a server that may answer better in a moment."""
-UNREACHABLE = (
-    "Does the API server answer, and does a NetworkPolicy keep this Pod from it? It connects to the address in "
+"""Bytes read of an answer: more than a Secret's limit of 1 MiB takes in base64 and JSON."""
+RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+"""HTTP statuses of a busy or failing API server, after which a request is retried."""
+UNREACHABLE_ADVICE = (
+    "Does the API server run, and does a NetworkPolicy block this Pod? The Pod connects to the address in "
     "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT."
 )
-MAY = (
-    "The account needs get and patch of these Secrets, and create of Secrets in the namespace. Or make the Secrets "
+PERMISSION_ADVICE = (
+    "The account needs get and patch of these Secrets, and create of Secrets in the namespace. Or create the Secrets "
     "yourself (`memoire keys new --kubernetes NAME`), and set security.keys and security.tokens."
 )
 
 
 @dataclass(frozen=True)
 class Secret:
-    """A Secret as it was read: its data, and the version that a change of it has to name."""
+    """Data of a Kubernetes Secret as read, and the resource version that a patch has to name."""
 
     data: Mapping[str, str]
     version: str
@@ -67,12 +66,12 @@ class Secret:
 
 @dataclass(frozen=True)
 class ServiceAccount:
-    """Who a process is to the API server, and where that is.
+    """Credentials of a process at the API server, and the server's address.
 
     Args:
-        url: Such as "https://10.96.0.1:443"; with http:// no token is sent, as `kubectl proxy` wants it.
-        namespace: Of the Secrets.
-        folder: With the files `token` and `ca.crt`. They are read for each request: tokens change.
+        url: Address such as "https://10.96.0.1:443"; with http:// no token is sent, as for `kubectl proxy`.
+        namespace: Namespace of the Secrets.
+        folder: Folder with the files `token` and `ca.crt`. They are read for each request, because tokens change.
     """
 
     url: str
@@ -81,96 +80,94 @@ class ServiceAccount:
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str], folder: Path = ACCOUNT) -> ServiceAccount:
-        """The account of the Pod that this process runs in.
+        """Return the account of the Pod that this process runs in.
 
         Raises:
-            ParameterError: this is no Pod, or one without an account's files.
+            ParameterError: the process does not run in a Pod, or the Pod does not mount an account's files.
         """
         host, port = (environment.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
         if not host:
-            expected = "set, as in a Pod; elsewhere give --api-server (`kubectl proxy` opens one)"
+            expected = "set, as in a Pod; outside of a Pod give --api-server (such as that of `kubectl proxy`)"
             raise ParameterError("KUBERNETES_SERVICE_HOST", host, expected)
         try:
             namespace = (folder / "namespace").read_text(encoding="ascii").strip()
         except (OSError, ValueError) as error:
-            raise ParameterError("the account's files", str(folder), f"mounted into the Pod: {error}") from None
+            expected = f"a folder that is mounted into the Pod ({error})"
+            raise ParameterError("the folder of the service account", str(folder), expected) from None
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port or 443}", namespace, folder)
 
 
 class ApiServer:
-    """Reads and writes Secrets until a deadline; an attempt that may go better is repeated.
+    """Client of the Kubernetes API server: reads and writes Secrets, and retries transient errors until a deadline.
 
     Args:
-        account: Where, and as whom.
-        timeout: Seconds for everything that is asked of it.
-        patience: Seconds for which "forbidden" may be an answer that is only early.
+        account: Address and credentials.
+        timeout: Seconds for all requests together, from the construction on.
+        patience: Seconds for which "forbidden" is retried.
     """
 
     def __init__(self, account: ServiceAccount, timeout: float = 60.0, patience: float = FORBIDDEN_PATIENCE) -> None:
         self._account, self._timeout = account, timeout
         now = time.monotonic()
-        self._deadline, self._believed_at = now + timeout, now + min(patience, timeout)
+        self._deadline, self._forbidden_deadline = now + timeout, now + min(patience, timeout)
         self._path = f"/api/v1/namespaces/{urllib.parse.quote(account.namespace, safe='')}/secrets"
 
     def read(self, name: str) -> Secret | None:
-        """A Secret; None where there is none of that name.
+        """Return a Secret, or None if it does not exist.
 
         Raises:
-            AuthError: the account may not, or is not known.
-            MemoireTimeout: nobody answered in time.
-            Refused: any other answer.
+            AuthError: the account lacks the permission, or the API server rejects its token.
+            MemoireTimeout: the API server did not answer in time.
+            Refused: the API server gave another answer.
         """
-        status, said = self._ask("GET", f"{self._path}/{name}", expected={200, 404})
+        status, answer = self._ask("GET", f"{self._path}/{name}", expected={200, 404})
         if status == 404:
             return None
-        data = said.get("data") or {}
+        data = answer.get("data") or {}
         try:
             texts = {key: base64.b64decode(text).decode() for key, text in data.items()}
         except (binascii.Error, ValueError, TypeError):
-            raise Refused(self._account.url, str(status), f"the Secret {name} holds what is no text") from None
-        return Secret(texts, str(said.get("metadata", {}).get("resourceVersion", "")))
+            raise Refused(self._account.url, str(status), f"the Secret {name} has data that is not text") from None
+        return Secret(texts, str(answer.get("metadata", {}).get("resourceVersion", "")))
 
     def create(self, name: str, data: Mapping[str, str]) -> bool:
-        """Make a Secret; False if there is one of this name already, which stays as it is. Raises as `read`."""
+        """Create a Secret; False if a Secret of this name exists, which is left unchanged. Raises as `read`."""
         metadata = {"name": name, "labels": {"app.kubernetes.io/part-of": "memoire"}}
-        said = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": _packed(data)}
-        status, _ = self._ask("POST", self._path, said, expected={201, 409})
+        secret = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": _base64(data)}
+        status, _ = self._ask("POST", self._path, secret, expected={201, 409})
         return status == 201
 
     def patch(self, name: str, former: Secret, data: Mapping[str, str]) -> bool:
-        """Write these keys of a Secret and leave the others; False where it is no longer as it was read. Raises as
-        `read`.
-        """
-        said = {"metadata": {"resourceVersion": former.version}, "data": _packed(data)}
-        status, _ = self._ask("PATCH", f"{self._path}/{name}", said, expected={200, 404, 409})
+        """Write the keys of `data` to a Secret; False if the Secret has changed since `former`. Raises as `read`."""
+        change = {"metadata": {"resourceVersion": former.version}, "data": _base64(data)}
+        status, _ = self._ask("PATCH", f"{self._path}/{name}", change, expected={200, 404, 409})
         return status == 200
 
-    def _ask(self, method: str, path: str, said: object = None, *, expected: set[int]) -> tuple[int, dict[str, Any]]:
-        body = None if said is None else json.dumps(said)
+    def _ask(self, method: str, path: str, content: object = None, *, expected: set[int]) -> tuple[int, dict[str, Any]]:
+        body = None if content is None else json.dumps(content)
         trouble = "nothing was tried"
-        while (left := self._deadline - time.monotonic()) > 0.0:
+        while (remaining := self._deadline - time.monotonic()) > 0.0:
             try:
-                status, answer = self._once(method, path, body, min(REQUEST_TIMEOUT, left))
+                status, answer = self._request(method, path, body, min(REQUEST_TIMEOUT, remaining))
             except (OSError, http.client.HTTPException) as error:
                 trouble = str(error) or type(error).__name__
             else:
                 if status in expected:
                     return status, answer
                 trouble = f"status {status}: {answer.get('message', '')}"
-                self._judge(status, f"{method} {path}: {answer.get('message') or 'it says no more'}")
-            time.sleep(min(PAUSE, max(0.0, self._deadline - time.monotonic())))
-        raise MemoireTimeout(f"answer ({trouble})", self._account.url, self._timeout, UNREACHABLE)
+                self._raise_if_final(status, f"{method} {path}: {answer.get('message') or 'no message'}")
+            time.sleep(min(RETRY_INTERVAL, max(0.0, self._deadline - time.monotonic())))
+        raise MemoireTimeout(f"answer ({trouble})", self._account.url, self._timeout, UNREACHABLE_ADVICE)
 
-    def _judge(self, status: int, text: str) -> None:
-        """Raise what a status means that will not get better."""
+    def _raise_if_final(self, status: int, text: str) -> None:
         if status in (401, 403):
-            if time.monotonic() >= self._believed_at:
-                raise AuthError(self._account.url, f"status {status}, {text}", MAY)
-        elif status not in BUSY:
+            if time.monotonic() >= self._forbidden_deadline:
+                raise AuthError(self._account.url, f"status {status}, {text}", PERMISSION_ADVICE)
+        elif status not in RETRIED_STATUSES:
             raise Refused(self._account.url, str(status), text)
 
-    def _once(self, method: str, path: str, body: str | None, timeout: float) -> tuple[int, dict[str, Any]]:
+    def _request(self, method: str, path: str, body: str | None, timeout: float) -> tuple[int, dict[str, Any]]:
         connection = self._connection(timeout)
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": kind}
@@ -183,27 +180,26 @@ class ApiServer:
         finally:
             connection.close()
         try:
-            said = json.loads(text)
+            content = json.loads(text)
         except ValueError:
-            said = {}
-        return answer.status, said if isinstance(said, dict) else {}
+            content = {}
+        return answer.status, content if isinstance(content, dict) else {}
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        where = urllib.parse.urlsplit(self._account.url)
-        make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        url = urllib.parse.urlsplit(self._account.url)
+        connect: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
         options: dict[str, Any] = {"timeout": timeout}
-        if where.scheme == "https":
-            make = http.client.HTTPSConnection
-            options["context"] = _context(self._account.folder / "ca.crt")
-        return make(where.hostname or "", where.port, **options)
+        if url.scheme == "https":
+            connect = http.client.HTTPSConnection
+            options["context"] = _tls_context(self._account.folder / "ca.crt")
+        return connect(url.hostname or "", url.port, **options)
 
 
-def _context(authorities: Path) -> ssl.SSLContext:
-    """Trust what the account's file of certificates says, and nothing else."""
+def _tls_context(authorities: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(authorities))
     except OSError as error:
-        expected = f"a file of certificates that the API server is known by: {error}"
+        expected = f"a readable file with the certificate of the API server's authority ({error})"
         raise ParameterError("the account's certificates", str(authorities), expected) from None
 
 
@@ -211,27 +207,27 @@ def _token(folder: Path) -> str:
     try:
         return (folder / "token").read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ParameterError("the account's token", str(folder / "token"), f"a file to read: {error}") from None
+        raise ParameterError("the account's token", str(folder / "token"), f"a readable file ({error})") from None
 
 
-def _packed(data: Mapping[str, str]) -> dict[str, str]:
+def _base64(data: Mapping[str, str]) -> dict[str, str]:
     return {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
 
 
 Say = Callable[[str], object]
-ROUNDS = 20
-"""Times that all is looked at again because somebody else wrote it meanwhile."""
+MAX_ATTEMPTS = 20
+"""Attempts to write Secrets that other writers change at the same time."""
 
 
 def account(api_server: str, namespace: str, environment: Mapping[str, str]) -> ServiceAccount:
-    """Whom to ask: the API server of the Pod's own cluster, or the one that is named.
+    """Return the account at `api_server`, or at the Pod's own API server if `api_server` is "".
 
     Raises:
-        ParameterError: the address is none, or this is no Pod and nothing is named.
+        ParameterError: `api_server` is not a valid address, or it is "" and the process does not run in a Pod.
     """
     if not api_server:
-        found = ServiceAccount.of_pod(environment)
-        return ServiceAccount(found.url, namespace or found.namespace, found.folder)
+        of_pod = ServiceAccount.of_pod(environment)
+        return ServiceAccount(of_pod.url, namespace or of_pod.namespace, of_pod.folder)
     parts = urllib.parse.urlsplit(api_server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ParameterError("--api-server", api_server, "an address such as http://127.0.0.1:8001")
@@ -239,81 +235,82 @@ def account(api_server: str, namespace: str, environment: Mapping[str, str]) -> 
 
 
 def make_secrets(keys: str, tokens: str, api: ApiServer, say: Say = print) -> int:
-    """Make what is missing of the Secrets `keys`-ROLE and `tokens`, and leave everything that is there.
+    """Create missing keys and tokens in the Secrets `keys`-ROLE and `tokens`; existing data stays. Returns 0.
 
     Args:
-        keys: What the keys' Secrets begin with; "" makes none.
-        tokens: Name of the Secret with tokens; "" makes none.
-        say: Takes a line for each Secret; never with anything secret.
+        keys: Prefix of the names of the Secrets with keys; "" creates none of them.
+        tokens: Name of the Secret with tokens; "" does not create it.
+        say: Called with a line for each Secret; the lines contain no secrets.
 
     Raises:
-        AuthError: the account may not.
-        KeyFileError: something that is there cannot be used.
-        MemoireTimeout: nobody answered in time.
-        Refused: any other answer, or somebody else changed them all the time.
+        AuthError: the account lacks the permission.
+        KeyFileError: an existing Secret cannot be used.
+        MemoireTimeout: the API server did not answer in time.
+        Refused: the API server gave another answer, or other writers changed the Secrets at every attempt.
     """
     if keys:
-        _settle(lambda: _make_keys(keys, api, say))
+        _retry(lambda: _make_keys(keys, api, say))
     if tokens:
-        _settle(lambda: _make_tokens(tokens, api, say))
+        _retry(lambda: _make_tokens(tokens, api, say))
     return 0
 
 
 OPTIONAL: Final = frozenset({"inference"})
-"""Roles that a cluster can do without: keys that were made before there were such nodes have none for them."""
+"""Roles whose keys may be missing: clusters made by older releases have no keys for them."""
 
 
 def make_in_cluster(secrets: str, tokens: str, namespace: str, timeout: float, api_server: str) -> int:
-    """Make what is missing of these Secrets, at the API server of this Pod's cluster, or at the one that is named."""
+    """Create missing Secrets at `api_server`, or at the Pod's own API server if that is "". See `make_secrets`."""
     return make_secrets(secrets, tokens, ApiServer(account(api_server, namespace, os.environ), timeout))
 
 
 def check(secrets: str, tokens: str, folder: str | Path, require: Collection[str] = (), say: Say = print) -> int:
-    """Look at Secrets that somebody gave, as they are mounted: own.pub of each role in FOLDER/ROLE, and the tokens in
-    FOLDER/tokens. The exit status: 1 where something cannot be used, with a line for each such thing.
+    """Check mounted Secrets: own.pub of each role in FOLDER/ROLE, and the tokens in FOLDER/tokens.
+
+    Returns the exit status: 1 if a Secret is missing or cannot be used, after a line for each fault.
 
     Args:
-        secrets: What the keys' Secrets begin with; "" looks at none.
-        tokens: Name of the Secret with tokens; "" looks at none.
-        require: Those of the `OPTIONAL` roles that have nodes.
-        say: Takes a line for each Secret; never with anything secret.
+        secrets: Prefix of the names of the Secrets with keys; "" checks none of them.
+        tokens: Name of the Secret with tokens; "" does not check it.
+        require: `OPTIONAL` roles that have nodes, so that their keys are needed.
+        say: Called with a line for each Secret; the lines contain no secrets.
     """
     faults = 0
     for role in ROLES if secrets else ():
-        look = functools.partial(_mounted_key, role, Path(folder, role), role in OPTIONAL and role not in require)
-        faults += _tell(f"secret/{secrets}-{role}", look, say)
+        describe = functools.partial(_mounted_key, role, Path(folder, role), role in OPTIONAL and role not in require)
+        faults += _report(f"secret/{secrets}-{role}", describe, say)
     if tokens:
-        faults += _tell(f"secret/{tokens}", functools.partial(_mounted_tokens, Path(folder, "tokens")), say)
+        faults += _report(f"secret/{tokens}", functools.partial(_mounted_tokens, Path(folder, "tokens")), say)
     return 1 if faults else 0
 
 
-def _tell(where: str, look: Callable[[str], str], say: Say) -> bool:
-    """Look at one Secret, and say how it is; whether it cannot be used."""
+def _report(name: str, describe: Callable[[str], str], say: Say) -> bool:
+    """Report the state of one Secret; return True if it cannot be used."""
     try:
-        say(f"{where}: {look(where)}")
+        say(f"{name}: {describe(name)}")
     except KeyFileError as error:
         say(f"memoire: {error}")
         return True
     return False
 
 
-def _mounted_key(role: str, folder: Path, may_miss: bool, where: str) -> str:
+def _mounted_key(role: str, folder: Path, may_miss: bool, name: str) -> str:
     files = _texts(folder)
     if not files and may_miss:
-        return f"is not there: no node of this role, {role}, can run with these keys"
+        return f"does not exist: no node of the role {role} can run with these keys"
     if not files:
-        advice = "Make the keys in this namespace: `memoire keys new --kubernetes NAME | kubectl apply -f -`."
-        raise KeyFileError(where, "is not there, or has no own.pub", advice)
-    return _line(provision.own_key(role, files, where, "own.pub"))
+        advice = "Create the keys in this namespace: `memoire keys new --kubernetes NAME | kubectl apply -f -`."
+        raise KeyFileError(name, "does not exist, or has no own.pub", advice)
+    return _line(provision.own_key(role, files, name, "own.pub"))
 
 
 def _mounted_tokens(folder: Path, where: str) -> str:
     files = _texts(folder)
     missing = [name for name in TOKENS if name not in files]
     if missing:
-        advice = "Make it in this namespace: `kubectl create secret generic NAME --from-literal=dashboard=TOKEN "
+        advice = "Create it in this namespace: `kubectl create secret generic NAME --from-literal=dashboard=TOKEN "
         raise KeyFileError(
-            where, f"is not there, or has no {' and no '.join(missing)}", f"{advice}--from-literal=nodes=TOKEN`."
+            where, f"does not exist, or has no {' and no '.join(missing)}", f"{advice}--from-literal=nodes=TOKEN`."
         )
     for name in TOKENS:
         provision.check_tokens(files[name], f"{where} ({name})")
@@ -321,7 +318,6 @@ def _mounted_tokens(folder: Path, where: str) -> str:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """The files of a mounted Secret; none where it is not there."""
     try:
         paths = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
         return {path.name: path.read_text(encoding="ascii", errors="replace") for path in paths}
@@ -330,41 +326,42 @@ def _texts(folder: Path) -> dict[str, str]:
 
 
 def _make_keys(name: str, api: ApiServer, say: Say) -> bool:
-    found = {role: api.read(f"{name}-{role}") for role in ROLES}
+    secrets = {role: api.read(f"{name}-{role}") for role in ROLES}
     changes = provision.missing_keys(
-        {role: secret.data if secret else None for role, secret in found.items()}, f"secret/{name}-"
+        {role: secret.data if secret else None for role, secret in secrets.items()}, f"secret/{name}-"
     )
-    if not all(_write(f"{name}-{change.name}", change, found[change.name], api, say) for change in changes):
+    if not all(_write(f"{name}-{change.name}", change, secrets[change.name], api, say) for change in changes):
         return False
     for role in ROLES if not changes else ():
-        say(f"secret/{name}-{role}: is there")
+        say(f"secret/{name}-{role}: exists")
     return True
 
 
 def _make_tokens(name: str, api: ApiServer, say: Say) -> bool:
-    found = api.read(name)
-    files = provision.missing_tokens(found.data if found else None, f"secret/{name}")
+    secret = api.read(name)
+    files = provision.missing_tokens(secret.data if secret else None, f"secret/{name}")
     if not files:
-        say(f"secret/{name}: is there")
+        say(f"secret/{name}: exists")
         return True
-    return _write(name, SecretChange(name, files, is_new=found is None), found, api, say)
+    return _write(name, SecretChange(name, files, is_new=secret is None), secret, api, say)
 
 
 def _write(name: str, change: SecretChange, former: Secret | None, api: ApiServer, say: Say) -> bool:
-    """Write one Secret; False where it is no longer as it was."""
-    written = api.create(name, change.files) if former is None else api.patch(name, former, change.files)
-    if written:
-        how = "made" if former is None else f"{', '.join(sorted(change.files))} has more beside what it had"
-        say(f"secret/{name}: {how}")
-    return written
+    """Write one Secret; False if another writer has changed it since `former` was read."""
+    is_written = api.create(name, change.files) if former is None else api.patch(name, former, change.files)
+    if is_written:
+        action = "created" if former is None else f"added keys to {', '.join(sorted(change.files))}"
+        say(f"secret/{name}: {action}")
+    return is_written
 
 
-def _settle(attempt: Callable[[], bool]) -> None:
-    """Look and write again until nobody was in between."""
-    for _ in range(ROUNDS):
+def _retry(attempt: Callable[[], bool]) -> None:
+    """Call `attempt` until it returns True; raise Refused after `MAX_ATTEMPTS` calls."""
+    for _ in range(MAX_ATTEMPTS):
         if attempt():
             return
-    raise Refused("the API server", "conflict", f"the Secrets were changed {ROUNDS} times meanwhile by somebody else")
+    text = f"other writers changed the Secrets during each of {MAX_ATTEMPTS} attempts"
+    raise Refused("the API server", "conflict", text)
 
 
 # ------------------------------------------------------------------------------------------------- keys in folders
@@ -373,38 +370,38 @@ def _settle(attempt: Callable[[], bool]) -> None:
 def new(
     folder: str | None, role: str | None, name: str, server: str | None, kubernetes: str | None, say: Say = print
 ) -> int:
-    """Make the keys of a whole cluster, as folders or as Secrets in YAML; or with `role` one more key.
+    """Create the keys of a whole cluster, as folders or as Secrets in YAML; with `role`, create one more key.
 
     Raises:
-        KeyFileError: something is there already; nothing was changed.
-        ParameterError: the name is none, or it is not said where the keys should go.
+        KeyFileError: a file exists already; nothing was changed.
+        ParameterError: the name is not valid, or both or neither of `folder` and `kubernetes` are given.
     """
     if kubernetes is not None and folder is None and role is None:
         say(provision.secrets(kubernetes).rstrip("\n"))
         return 0
     if folder is None or kubernetes is not None:
-        raise ParameterError("FOLDER", folder, "where to write keys, or left out with --kubernetes NAME")
+        raise ParameterError("FOLDER", folder, "the folder to write keys to, or left out with --kubernetes NAME")
     if role is None:
-        for made in provision.write_cluster(Path(folder)):
-            say(f"{made}: {_line(Keys(made).own)}")
-        say(f"Give each process its own folder (--keys {folder}/actor, ...), and none of the others.")
+        for path in provision.write_cluster(Path(folder)):
+            say(f"{path}: {_line(Keys(path).own)}")
+        say(f"Give each process only its own folder: --keys {folder}/actor for an actor, and so on.")
         return 0
     try:
         key = make(role, name)
     except ValueError as error:
-        raise ParameterError("--name", name, f"a name: {error}") from error
+        raise ParameterError("--name", name, f"a valid name ({error})") from error
     dialled = "" if server is None else "".join(key.text() for key in provision.public_keys(Path(server)))
     provision.write_one(Path(folder), key, dialled)
     say(f"{folder}: {_line(key)}")
-    say(f"Let it in: memoire keys authorize SERVERS_FOLDER {folder}")
+    say(f"Let the key in: memoire keys authorize SERVERS_FOLDER {folder}")
     return 0
 
 
 def show(folder: str, say: Say = print) -> int:
-    """Print what is in a keys folder, or in those of a cluster's folder: never a secret."""
-    for found in folders_in(Path(folder)):
-        keys = Keys(found)
-        say(f"{found}: {_line(keys.own)}")
+    """Print the public keys of a keys folder, or of each keys folder of a cluster, and return 0."""
+    for path in folders_in(Path(folder)):
+        keys = Keys(path)
+        say(f"{path}: {_line(keys.own)}")
         for key in keys.servers:
             say(f"  dials  {_line(key)}")
         for key in sorted(keys.authorized.values(), key=lambda key: (key.role, key.name, key.created)):
@@ -413,47 +410,47 @@ def show(folder: str, say: Say = print) -> int:
 
 
 def export(folder: str, kubernetes: str, say: Say = print) -> int:
-    """Print the keys of a cluster's folder, or of one process', as Secrets in YAML, secret halves and all.
+    """Print the keys of a cluster's folder, or of one process, as Secrets in YAML, with their secret halves. Returns 0.
 
     Raises:
-        KeyFileError: what is there is no keys folder.
+        KeyFileError: `folder` is not a keys folder and has none.
     """
-    found = [(Keys(path).own.role, path) for path in folders_in(Path(folder))]
-    say(provision.secrets(kubernetes, {role: provision.files_in(path) for role, path in found}).rstrip("\n"))
+    folders = [(Keys(path).own.role, path) for path in folders_in(Path(folder))]
+    say(provision.secrets(kubernetes, {role: provision.files_in(path) for role, path in folders}).rstrip("\n"))
     return 0
 
 
 def authorize(folder: str, files: Sequence[str], say: Say = print) -> int:
-    """Let the keys in these files in, at the process of a keys folder, or at a cluster's servers and proxies."""
+    """Authorize the keys in `files` at one process, or at a cluster's servers and proxies. Returns 0."""
     keys = [key for path in files for key in provision.public_keys(Path(path))]
-    for found in _listening(folder):
+    for path in _listening_folders(folder):
         for key in keys:
-            say(f"{provision.authorize(found, key)}: {_line(key)}")
+            say(f"{provision.authorize(path, key)}: {_line(key)}")
     return 0
 
 
 def revoke(folder: str, which: Sequence[str], say: Say = print) -> int:
-    """Let these keys in no more; processes that run cut them off within seconds.
+    """Revoke keys, given by fingerprint or ROLE/NAME; running processes disconnect them within seconds. Returns 0.
 
     Raises:
-        KeyFileError: one of them is not let in anywhere there; the others are gone.
+        KeyFileError: one of the keys is not authorized in any of the folders; the others are revoked.
     """
     missing = []
-    for one in which:
-        gone = [(found, key) for found in _listening(folder) for key in provision.revoke(found, one)]
-        for found, key in gone:
-            say(f"{found}: no more {_line(key)}")
-        missing += [one] * (not gone)
+    for name in which:
+        revoked = [(path, key) for path in _listening_folders(folder) for key in provision.revoke(path, name)]
+        for path, key in revoked:
+            say(f"{path}: no more {_line(key)}")
+        missing += [name] * (not revoked)
     if missing:
         advice = "`memoire keys list` shows fingerprints, and names as ROLE/NAME."
         raise KeyFileError(folder, f"does not let in {', '.join(missing)}", advice)
     return 0
 
 
-def _listening(folder: str) -> list[Path]:
-    """Keys folders of processes that others come to: of a cluster's folder those of its servers and proxies."""
-    found = folders_in(Path(folder))
-    return found if len(found) == 1 else [path for path in found if path.name in provision.ADMITTED]
+def _listening_folders(folder: str) -> list[Path]:
+    """Return the only keys folder, or those of a cluster's listening roles: servers and proxies."""
+    folders = folders_in(Path(folder))
+    return folders if len(folders) == 1 else [path for path in folders if path.name in provision.ADMITTED]
 
 
 def _line(key: Key) -> str:

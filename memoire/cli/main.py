@@ -1,12 +1,12 @@
-"""The command `memoire`: reads the command line, imports what it asks for, and explains what goes wrong.
+"""Entry point of the command `memoire`: parses the command line, imports and runs the command, and reports errors.
 
-Only argparse is needed to get here, and each command imports its own, so that `memoire doctor` works in an image that
-has nothing but the client's three requirements.
+This module imports only argparse, and each command imports its own modules, so that `memoire doctor` works in an image
+with only the client's three requirements.
 
-Exit status: 0 it worked; 1 it did not (the demo did not reach its goal, the doctor found something wrong, an error
-that is explained); 2 the command line is wrong; 128 + n it was ended by signal n before it was done.
+Exit status: 0 success; 1 failure (the demo did not reach its goal, the doctor found a fault, an explained error);
+2 a wrong command line; 128 + n the command was ended by signal n.
 
-`EXAMPLES` are those in the help of each command: whole command lines, which a test reads as the command does.
+`EXAMPLES` has the examples in the help of each command. A test parses each of these command lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROUPS: Mapping[str, Sequence[Callable[[Commands], None]]] = {
     "change a cluster": (operate.add_run, operate.add_drain, operate.add_snapshot),
     "prepare a cluster": (operate.add_key_tool, operate.add_schema_printer, operate.add_plan),
 }
-"""What each command is for, in the order of the help."""
+"""Functions that add the commands, by the title of their group, in the order of the help."""
 
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -114,11 +114,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "memoire plan --env CartPole-v1 --storage episodes --capacity 10000000 --model-bytes 20MB",
     ),
 }
-"""By the words that name a command; "" is `memoire` itself."""
+"""Examples by the words of a command; "" is `memoire` itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. `arguments` are the words after "memoire"; None takes the process' own."""
+    """Run one command and return its exit status; `arguments` are the words after "memoire", by default sys.argv's."""
     from memoire.nodes import settings, supervision
     from memoire.nodes import supervision as output
 
@@ -131,16 +131,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "help":
         words = [*words[1:], "--help"]
     try:
-        given = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
-        command: Command = given.command
-        status = command(given)
-        sys.stdout.flush()  # what reads it may have ended: see below
+        args = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
+        command: Command = args.command
+        status = command(args)
+        sys.stdout.flush()  # may raise BrokenPipeError: see below
         return status
     except MemoireError as error:
         print(f"memoire: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # what reads the output has ended, such as `head`
+    except BrokenPipeError:  # the program that reads the output has ended, such as `head`
         output.discard()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -148,18 +148,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if error.filename is None:
             output.discard()
-        written = "the output" if error.filename is None else error.filename
-        output.say(f"memoire: {written} cannot be written: {error.strerror}", sys.stderr)
+        target = "the output" if error.filename is None else error.filename
+        output.say(f"memoire: {target} cannot be written: {error.strerror}", sys.stderr)
     return 1
 
 
 def parser() -> Parser:
-    """The whole command line."""
+    """Return the parser of the whole command line."""
     return parsers()[0]
 
 
 def parsers() -> tuple[Parser, Mapping[str, Parser]]:
-    """The whole command line, and each command's part of it."""
+    """Return the parser of the whole command line, and each command's parser by name."""
     from memoire.nodes import settings
 
     top = Parser(
@@ -170,23 +170,22 @@ def parsers() -> tuple[Parser, Mapping[str, Parser]]:
     )
     top.add_argument("--version", action="version", version=f"memoire {VERSION}")
     commands = top.add_subparsers(title="commands", prog="memoire", required=True, metavar="COMMAND")
-    top.groups = {title: _added(commands, add) for title, add in GROUPS.items()}
+    top.groups = {title: _add_commands(commands, add) for title, add in GROUPS.items()}
     for name in settings.COMMANDS:
         settings.add_to(commands.choices[name])
     for path, examples in EXAMPLES.items():
-        _at(top, path.split()).examples = examples
+        _find_parser(top, path.split()).examples = examples
     return top, top.commands
 
 
-def _added(commands: Commands, add: Sequence[Callable[[Commands], None]]) -> list[str]:
-    """Add commands; their names."""
+def _add_commands(commands: Commands, add: Sequence[Callable[[Commands], None]]) -> list[str]:
     before = set(commands.choices)
     for each in add:
         each(commands)
     return [name for name in commands.choices if name not in before]
 
 
-def _at(parser: Parser, path: Sequence[str]) -> Parser:
+def _find_parser(parser: Parser, path: Sequence[str]) -> Parser:
     for name in path:
         parser = parser.commands[name]
     return parser

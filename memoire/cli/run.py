@@ -1,7 +1,4 @@
-"""Commands that run nodes until somebody ends them: server, proxy and relay, up, demo.
-
-`memoire launch`: a learner and actors of yours on this machine.
-"""
+"""Commands that run nodes until a signal ends them: server, proxy and relay, up, demo; `launch` runs user programs."""
 
 import argparse
 import time
@@ -37,134 +34,134 @@ if TYPE_CHECKING:
 
 
 class Launch(Options):
-    """Run a learner and actors as child processes, and start each again that dies. Servers and a proxy run beside
-    them with --env, --schema or --tables; else the learner is the server (MEMOIRE_LISTEN), or --endpoint says where
-    one is. Programs find the address in $MEMOIRE_ENDPOINT, their number in $MEMOIRE_RANK (of $MEMOIRE_COUNT), a seed
-    of their own in $MEMOIRE_SEED, and more (docs/guide.md). All of it ends when the learner ends. Exit status: 0 it
-    did; 1 a program could not go on; 128 + n signal n came before.
+    """Run a learner and actors as child processes, and restart each that dies. With --env, --schema or --tables,
+    servers and a proxy run beside them; without these, the learner is the server (MEMOIRE_LISTEN), or --endpoint is the
+    address of a server. Programs find the address in $MEMOIRE_ENDPOINT, their number in $MEMOIRE_RANK (of
+    $MEMOIRE_COUNT), a seed of their own in $MEMOIRE_SEED, and more (docs/guide.md). All processes end when the learner
+    ends. Exit status: 0 the learner ended; 1 a program could not go on; 128 + n signal n came before.
     """
 
     learner: Annotated[str, Setting(place=True)]
-    """A Python file or module, "-" for none; with arguments in quotes: "a.py --b 1"."""
+    """A Python file or module, or "-" for no learner; with arguments in quotes: "a.py --b 1"."""
     actor: Annotated[str, Setting(place=True)] = "-"
-    """The same for actors (default: none)."""
+    """The same for actors (default: no actors)."""
     endpoint: Annotated[str | None, Setting(show="ADDRESS")] = None
-    """Of a cluster that runs, such as tcp://proxy:5560."""
+    """Address of a running cluster, such as tcp://proxy:5560."""
     run: Annotated[str | None, Setting()] = None
     """Name of the experiment, for the servers of --env, --schema or --tables."""
     state_dir: Annotated[str | None, Setting(show="FOLDER")] = None
-    """Folder for the state of servers, or of the learner that is one (default: everything is in memory)."""
+    """Folder for the state of servers, or of a learner that is the server (default: everything is in memory)."""
 
 
 def add_launch(commands: Commands) -> None:
-    """`memoire launch`."""
-    about = "a learner and actors of yours on this machine"
+    """Add the command `memoire launch`."""
+    about = "run your learner and actors on this machine"
     commands.add("launch", about, _launch, Launch, LaunchSettings, Stored, Counts, Board, add_keys)
 
 
-def _launch(given: argparse.Namespace) -> int:
+def _launch(args: argparse.Namespace) -> int:
     from memoire.nodes.local import LaunchOptions, launch, program
 
     return launch(
         LaunchOptions(
-            learner=program("LEARNER", given.learner),
-            actor=program("ACTOR", given.actor),
-            nodes=_nodes(given),
-            endpoint=None if given.endpoint is None else endpoint_of(given.endpoint),
-            env=given.env,
-            keys=given.keys,
-            state_dir=given.state_dir,
-            dashboard=not given.no_dashboard,
-            **said_of(given, LaunchSettings),
+            learner=program("LEARNER", args.learner),
+            actor=program("ACTOR", args.actor),
+            nodes=_nodes(args),
+            endpoint=None if args.endpoint is None else endpoint_of(args.endpoint),
+            env=args.env,
+            keys=args.keys,
+            state_dir=args.state_dir,
+            dashboard=not args.no_dashboard,
+            **said_of(args, LaunchSettings),
         )
     )
 
 
-def _nodes(given: argparse.Namespace) -> "Nodes | None":
-    """Servers and proxies, where --env, --schema or --tables says what they store."""
-    if (given.schema, given.env, given.tables) == (None, None, None):
-        if given.set:
-            raise ParameterError("--set", given.set, "absent without --env, --schema or --tables")
+def _nodes(args: argparse.Namespace) -> "Nodes | None":
+    if (args.schema, args.env, args.tables) == (None, None, None):
+        if args.set:
+            raise ParameterError("--set", args.set, "combined with --env, --schema or --tables, or left out")
         return None
-    if given.endpoint is not None:
-        raise ParameterError("--endpoint", given.endpoint, "absent beside --env, --schema and --tables")
-    return nodes_of(given)
+    if args.endpoint is not None:
+        raise ParameterError("--endpoint", args.endpoint, "left out with --env, --schema or --tables")
+    return nodes_of(args)
 
 
-def nodes_of(given: argparse.Namespace, host: str = "127.0.0.1", *, insecure: bool = False) -> "Nodes":
-    """Servers and proxies of this machine as the command line says them; what is wrong is said here, not by a child."""
+def nodes_of(args: argparse.Namespace, host: str = "127.0.0.1", *, insecure: bool = False) -> "Nodes":
+    """Return servers and proxies of this machine from the command line; raise errors before a child process starts."""
     from memoire.nodes import roles
     from memoire.nodes.local import Nodes
 
-    roles.read_parameters(given.set)
+    roles.read_parameters(args.set)
     return Nodes(
-        schema=None if tables_of(given) else roles.schema_of(given.schema, given.env),
-        settings=given.set,
-        tables=given.tables,
-        **said_of(given, Counts),
+        schema=None if tables_of(args) else roles.schema_of(args.schema, args.env),
+        settings=args.set,
+        tables=args.tables,
+        **said_of(args, Counts),
         host=host,
-        port=given.port,
-        run=given.run,
-        state_dir=given.state_dir,
+        port=args.port,
+        run=args.run,
+        state_dir=args.state_dir,
         insecure=insecure,
-        keys=given.keys,
+        keys=args.keys,
     )
 
 
-def tables_of(given: argparse.Namespace) -> "dict[str, Table] | None":
-    """Those of --tables."""
+def tables_of(args: argparse.Namespace) -> "dict[str, Table] | None":
+    """Return the tables of --tables, or None without that option; raise ParameterError if --set is given, too."""
     from memoire.nodes.roles import read_tables
 
-    if given.tables is None:
+    if args.tables is None:
         return None
-    if given.set:
-        raise ParameterError("--set", given.set, 'absent beside --tables: each table has "parameters" of its own')
-    return read_tables(given.tables)
+    if args.set:
+        expected = 'left out with --tables: each table in that file has its own "parameters"'
+        raise ParameterError("--set", args.set, expected)
+    return read_tables(args.tables)
 
 
 class ServerOptions(NodeOptions):
-    """Run a server until SIGINT or SIGTERM. Caches come in on the next port, model notices go out on the one after
-    it.
+    """Run a server until SIGINT or SIGTERM. It receives caches on the next port, and sends model notices on the port
+    after that.
     """
 
     endpoint: Annotated[str, Setting()] = HERE
-    """Address for requests; for other machines "tcp://*:5560", which takes --keys or --insecure."""
+    """Address for requests; for other machines "tcp://*:5560", which needs --keys or --insecure."""
     run: Annotated[str | None, Setting()] = None
-    """Name of the experiment (default: the one that the state folder counted last, or "default")."""
+    """Name of the experiment (default: the last run in the state folder, or "default")."""
     name: Annotated[str | None, Setting()] = None
     """Name of this server, the same after a restart (default: host and port)."""
     inference: Annotated[tuple[str, ...], Setting(several="+", show="ADDRESS")] = ()
-    """Of inference nodes that act for this server's clients, which are told; the host * is this server's."""
+    """Addresses of inference nodes, which the server tells its clients; the host * stands for this server's host."""
     close_timeout: Annotated[float, SECONDS] = 8.0
-    """Time that it has to save its state and close its connections when it is told to end; three quarters of it are for
-    what it holds."""
+    """Time to save the state and close connections when the server ends; three quarters of the time are for saving
+    entries."""
     restore: Annotated[tuple[str, ...], Setting(several="+", show="FILE")] = ()
-    """Put these snapshots into the server at its start, once into each state folder; their parameters hold, unless
-    --set says others."""
+    """Restore these snapshots when the server starts, once into each state folder, with their parameters unless --set
+    gives others."""
     part: Annotated[str | None, Setting(show="K/N")] = None
-    """Take what belongs to the K-th of N servers that restore them."""
+    """Restore the K-th of N parts, if N servers restore the same snapshots."""
     skip_damaged: Annotated[bool, Setting()] = False
-    """Restore what is whole of a damaged file."""
+    """Restore the undamaged records of a damaged file."""
 
 
 def add_server(commands: Commands) -> None:
-    """`memoire server`."""
+    """Add the command `memoire server`."""
     kinds = ServerOptions, NodeSettings, Stored, Room, State, add_keys
-    commands.add("server", "a replay server of its own", _server, *kinds, storage=storage)
+    commands.add("server", "run a replay server", _server, *kinds, storage=storage)
 
 
 class ProxyOptions(NodeOptions):
     """Run one stable address in front of several servers, until SIGINT or SIGTERM."""
 
     endpoint: Annotated[str, Setting()] = HERE
-    """Address that clients connect to; for other machines "tcp://*:5560", which takes --keys or --insecure."""
+    """Address that clients connect to; for other machines "tcp://*:5560", which needs --keys or --insecure."""
     name: Annotated[str | None, Setting()] = None
-    """Name that pages, logs and metrics show (default: a part of its id)."""
+    """Name that pages, logs and metrics show (default: a part of the proxy's id)."""
     servers: Annotated[tuple[str, ...], Setting(place=True, several="*", show="SERVER")] = ()
     """Address of a server, or of another proxy."""
     servers_file: Annotated[str | None, Setting(show="FILE")] = None
-    """A file with one of these addresses on each line instead; read again when it changes: clients of servers that are
-    taken off go to others."""
+    """A file with one such address on each line instead; read again when it changes: clients of removed servers move to
+    others."""
 
 
 class RelayOptions(ProxyOptions):
@@ -174,10 +171,10 @@ class RelayOptions(ProxyOptions):
 
 
 def add_proxies(commands: Commands) -> None:
-    """`memoire proxy` and `memoire relay`."""
+    """Add the commands `memoire proxy` and `memoire relay`."""
     for role, kind, about in (
-        ("proxy", ProxyOptions, "one stable address in front of several servers"),
-        ("relay", RelayOptions, "a proxy on a Unix socket, for the processes of one pod"),
+        ("proxy", ProxyOptions, "run one stable address in front of several servers"),
+        ("relay", RelayOptions, "run a proxy on a Unix socket, for the processes of one pod"),
     ):
         commands.add(role, about, _proxy, kind, NodeSettings, add_keys).set_defaults(role=role)
 
@@ -188,19 +185,19 @@ class Up(Options):
     """
 
     host: Annotated[str, Setting()] = "127.0.0.1"
-    """Where to listen; "*" is every address, which takes --keys or --insecure."""
+    """Host to listen at; "*" is every address, which needs --keys or --insecure."""
     port: Annotated[int, NUMBER] = 5560
-    """First of three ports; 0 takes free ones."""
+    """First of three ports; 0 takes free ports."""
     run: Annotated[str | None, Setting()] = None
-    """Name of the experiment (default: the one that the state folder counted last, or "default")."""
+    """Name of the experiment (default: the last run in the state folder, or "default")."""
     state_dir: Annotated[str | None, Setting(show="FOLDER")] = None
-    """Folder in which each server has one of its own; what was counted survives the cluster (default: everything is in
+    """Folder with a state folder for each server, so that counts survive a restart (default: everything is in
     memory)."""
 
 
 def add_up(commands: Commands) -> None:
-    """`memoire up`."""
-    up = commands.add("up", "servers and proxies on this machine", _up, Up, Stored, Counts, Board, add_keys)
+    """Add the command `memoire up`."""
+    up = commands.add("up", "run servers and proxies on this machine", _up, Up, Stored, Counts, Board, add_keys)
     add_settings(up, NodeSettings, "insecure")
     for group, _ in up.alternatives:
         group.required = True
@@ -208,102 +205,102 @@ def add_up(commands: Commands) -> None:
 
 class DemoOptions(Options):
     """Run servers, proxies, actors on a Gymnasium environment with discrete actions, a learner with a small NumPy
-    network, and a dashboard, until the last 20 episodes return more than the goal. To look around, let it go on
-    (--keep): whatever you kill comes back. Exit status: 0 reached, 1 not reached within the limit.
+    network, and a dashboard, until the last 20 episodes return more than the goal. With --keep the demo continues;
+    processes that you kill are restarted. Exit status: 0 goal reached, 1 not reached within the time limit.
     """
 
     env: Annotated[str, Setting()] = "CartPole-v1"
     """A Gymnasium environment with discrete actions."""
     actors: Annotated[int, NUMBER] = 2
-    """Actor processes."""
+    """Number of actor processes to run."""
     num_envs: Annotated[int, NUMBER] = 4
-    """Environments of each actor."""
+    """Number of environments of each actor."""
     seed: Annotated[int, Setting(show="S")] = 0
-    """Of environments and networks (default: 0)."""
+    """Seed of environments and networks (default: 0)."""
     goal: Annotated[float | None, Setting()] = None
     """Mean return to reach (default: the environment's threshold; CartPole: 195)."""
     seconds: Annotated[float, Setting()] = 60.0
-    """Give up after this time."""
+    """Time limit, after which the demo gives up."""
     keep: Annotated[bool, Setting()] = False
-    """Go on beyond goal and time, until Ctrl-C."""
+    """Continue after the goal or the time limit, until Ctrl-C."""
 
 
 def add_demo(commands: Commands) -> None:
-    """`memoire demo`."""
-    about = "a cluster that learns to balance a pole, on this machine"
+    """Add the command `memoire demo`."""
+    about = "run a cluster that learns to balance a pole, on this machine"
     commands.add("demo", about, _demo, DemoOptions, Counts, Board, add_keys)
 
 
-def _server(given: argparse.Namespace) -> int:
-    pages = page_options(given)
+def _server(args: argparse.Namespace) -> int:
+    pages = page_options(args)
     from memoire.net.sockets import use_io_threads
     from memoire.nodes import roles
 
-    use_io_threads(given.io_threads)
-    tables = tables_of(given)
+    use_io_threads(args.io_threads)
+    tables = tables_of(args)
     return roles.serve(
-        given.endpoint,
-        None if tables else roles.schema_of(given.schema, given.env, given.storage),
-        given.set,
+        args.endpoint,
+        None if tables else roles.schema_of(args.schema, args.env, args.storage),
+        args.set,
         tables=tables,
-        run=given.run,
-        name=given.name,
-        room=said_of(given, Room),
-        inference=given.inference,
-        state=state_of(given),
-        restore=given.restore,
-        part=given.part,
-        skip_damaged=given.skip_damaged,
-        close_timeout=given.close_timeout,
-        limits=given.limit,
-        beside=given.beside,
-        keys=given.keys,
+        run=args.run,
+        name=args.name,
+        room=said_of(args, Room),
+        inference=args.inference,
+        state=state_of(args),
+        restore=args.restore,
+        part=args.part,
+        skip_damaged=args.skip_damaged,
+        close_timeout=args.close_timeout,
+        limits=args.limit,
+        beside=args.beside,
+        keys=args.keys,
         **pages,
     )
 
 
-def state_of(given: argparse.Namespace) -> State | None:
-    """The state folder, and what is kept there."""
-    said = said_of(given, State)
-    if said and "folder" not in said:
-        name, value = next(iter(said.items()))
+def state_of(args: argparse.Namespace) -> State | None:
+    """Return the state folder's settings, or None without --state-dir."""
+    options = said_of(args, State)
+    if options and "folder" not in options:
+        name, value = next(iter(options.items()))
         flag = declared(State)[name].setting.flag or name.replace("_", "-")
-        raise ParameterError(f"--{flag}", value, "left out without a --state-dir to keep it in")
-    return State(**said) if said else None
+        raise ParameterError(f"--{flag}", value, "combined with --state-dir FOLDER, or left out")
+    return State(**options) if options else None
 
 
-def _proxy(given: argparse.Namespace) -> int:
-    pages = page_options(given)
+def _proxy(args: argparse.Namespace) -> int:
+    pages = page_options(args)
     from memoire.net.sockets import use_io_threads
     from memoire.nodes import roles
 
-    use_io_threads(given.io_threads)
-    if bool(given.servers) == bool(given.servers_file):
-        raise ParameterError("SERVER", given.servers, "addresses of servers, or --servers-file, and not both")
+    use_io_threads(args.io_threads)
+    if bool(args.servers) == bool(args.servers_file):
+        raise ParameterError("SERVER", args.servers, "addresses of servers, or left out with --servers-file")
     return roles.relay(
-        given.endpoint,
-        [endpoint_of(server) for server in given.servers or ()],
-        role=given.role,
-        name=given.name,
-        servers_file=given.servers_file,
-        limits=given.limit,
-        beside=given.beside,
-        keys=given.keys,
+        args.endpoint,
+        [endpoint_of(server) for server in args.servers or ()],
+        role=args.role,
+        name=args.name,
+        servers_file=args.servers_file,
+        limits=args.limit,
+        beside=args.beside,
+        keys=args.keys,
         **pages,
     )
 
 
-def _up(given: argparse.Namespace) -> int:
-    check_endpoint(given, "--host", f"tcp://{given.host}:{given.port}")
+def _up(args: argparse.Namespace) -> int:
+    check_endpoint(args, "--host", f"tcp://{args.host}:{args.port}")
     from memoire.nodes.local import up
 
-    return up(nodes_of(given, given.host, insecure=given.insecure), dashboard=not given.no_dashboard)
+    return up(nodes_of(args, args.host, insecure=args.insecure), dashboard=not args.no_dashboard)
 
 
 @NotInstalled.explained("pip install 'memoire-rl[demo]'")
-def _demo(given: argparse.Namespace) -> int:
+def _demo(args: argparse.Namespace) -> int:
     began = time.monotonic()
     demo = memoire.extension("memoire.rl.demo.demo")
-    said = all_of(given, DemoOptions) | all_of(given, Counts)
-    status: int = demo.Demo(demo.Options(**said, dashboard=not given.no_dashboard, keys=given.keys), began).run()
+    options = all_of(args, DemoOptions) | all_of(args, Counts)
+    status: int = demo.Demo(demo.Options(**options, dashboard=not args.no_dashboard, keys=args.keys), began).run()
     return status

@@ -1,29 +1,29 @@
-"""Programs that learn, and what they are made of: see docs/on-policy.md, docs/trainers.md and docs/real-time.md.
+"""Learning programs and their parts: see docs/on-policy.md, docs/trainers.md and docs/real-time.md.
 
-    Collector               environments and a policy fill a table of rollouts
-    Collection              the same in a file, for `python -m memoire.rl collect URL FILE` and infer
-    rollout_schema          of such a table
+    Collector               steps environments by a policy, and fills a table of rollouts
+    Collection              settings of a collector in a file, for `python -m memoire.rl collect URL FILE` and infer
+    rollout_schema          schema of a table of rollouts
     Pipeline                a run in one file, which `python -m memoire.rl up FILE` starts: Training, Work, Goal, replay
-    RolloutWorker, Trainer  its two ends: episodes by the newest policy; training steps of what they send
-    TrainingAgent, SAC      what learns: two methods, and one of these in torch, with a GaussianPolicy
+    RolloutWorker, Trainer  processes of a Pipeline: one runs episodes by the newest policy, one trains on their samples
+    TrainingAgent, SAC      interface of a learner: two methods; SAC in torch, with a GaussianPolicy
     try_policy              test episodes by a model in a file
-    MlpPolicy, Policy       what acts: in NumPy, or anything with the same method
-    RemoteActor             or inference nodes, that of a learner for instance
-    ActorCritic, PPO        the network and the algorithm; these need torch
-    RecurrentActorCritic, RecurrentPPO      the same with a memory
-    OnPolicyLearner         a server with a table of rollouts, paced by the models that it publishes; needs torch
+    MlpPolicy, Policy       policy in NumPy, and the interface of policies
+    RemoteActor             policy whose actions inference nodes compute, such as that of a learner
+    ActorCritic, PPO        network and algorithm; need torch
+    RecurrentActorCritic, RecurrentPPO      recurrent network and its algorithm; need torch
+    OnPolicyLearner         server with a table of rollouts, paced by the models that it publishes; needs torch
     World                   several learners that learn as one, as torchrun starts them; needs torch
-    Agent, Observer         episodes that a learner gives to other processes, whose actions it computes in batches
-    StartStates             where such episodes begin: the best states that were found
-    masked, ragged_minibatches, rollouts_of    of what observers record
+    Agent, Observer         episodes that a learner assigns to other processes, whose actions it computes in batches
+    StartStates             start states of such episodes: the best states of former episodes
+    masked, ragged_minibatches, rollouts_of    batches of entries that observers recorded
     Moments                 running mean and variance
-    RealTimeEnv             an environment under a real clock, around a RealTimeInterface; DummyDrone is a device for it
-    GenericMemory           samples of workers in rings of columns; a Codec restores them, ActionHistory is a part of it
-    partial                 a class of which some arguments are given later
-    address_of_rank         where the server of one of several learners is
+    RealTimeEnv             environment under a real clock, around a RealTimeInterface; DummyDrone is such a device
+    GenericMemory           samples of workers in rings of columns; a Codec restores them, with an ActionHistory
+    partial                 a class with some of its arguments; the others follow later
+    address_of_rank         address of the server of one of several learners
     weights                 named arrays as bytes and files
 
-Names are imported when they are used: `import memoire.rl` needs neither torch nor Gymnasium.
+Names are imported on first use: `import memoire.rl` needs neither torch nor Gymnasium.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -80,19 +80,19 @@ if TYPE_CHECKING:
 
 __all__ = sorted(imports_of(__name__))  # noqa: PLE0605  (type checkers see the imports above)
 
-_found, _ = deferred(__name__)
+_import_deferred, _ = deferred(__name__)
 
 
-def _imported(name: str) -> Any:
-    """Called as `__getattr__` for what is not here yet."""
+def _import_name(name: str) -> Any:
+    """Import a name on first use, as the module's `__getattr__`; raise NotInstalled if a requirement is missing."""
     with NotInstalled.explained("pip install 'memoire-rl[rl]'"):
-        return _found(name)
+        return _import_deferred(name)
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _imported  # type checkers see the imports above, and what is missing
+    __getattr__ = _import_name  # type checkers see the imports above, and report missing names
 
 
 def __dir__() -> list[str]:
-    """What can be imported from here."""
+    """Return all names that can be imported from this package."""
     return sorted({*__all__, *globals()})

@@ -1,11 +1,11 @@
-"""What acts for a `RolloutWorker`: anything with `act(obs, test=False)`, or a torch module that is wrapped here.
+"""Actors of a `RolloutWorker`: objects with `act(obs, test=False)`, or torch modules, which `TorchActor` wraps.
 
-class Bang:                                   # no torch needed
-def act(self, obs, test=False): return np.sign(obs[:1])
+    class Bang:                                   # no torch needed
+        def act(self, obs, test=False): return np.sign(obs[:1])
 
-models ──▶ prepare (a thread of its own) ──▶ adopt (between two steps) ──▶ act
+    models ──▶ prepare (a thread of its own) ──▶ adopt (between two steps) ──▶ act
 
-`ModelFollower` fetches the newest model on a thread of its own: the loop of steps only takes over what is ready.
+`ModelFollower` fetches and prepares the newest model on its own thread: the loop of steps only adopts prepared models.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _log = logging.getLogger(__name__)
 
 
 WAIT_INTERVAL: Final = 0.5
-"""Seconds after which the thread sees whether it is to end."""
+"""Seconds between two checks whether the thread has to end."""
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that can be adopted between two steps."""
+    """Model in the form that an actor's `adopt` takes, with its version."""
 
     version: int
     prepared: Any
 
 
 class ModelFollower:
-    """The newest model of a topic, prepared for an actor.
+    """Follower of a topic: a thread that fetches the newest model and prepares it for an actor.
 
     Args:
-        model: Of a client.
-        actor: What prepares it.
-        keep: Called on the thread with each model's body and version: for files.
-        check: Called on the thread with each model's body. What it raises as ParameterError ends the thread, and
-            `newest` and `wait` raise it.
+        model: Handle of the topic's models, as a client returns it.
+        actor: Actor that prepares the models.
+        keep: Called on the thread with each model's body and version, to save it.
+        check: Called on the thread with each model's body. If it raises ParameterError, the thread ends, and `newest`
+            and `wait` raise the error.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class ModelFollower:
         check: Callable[[bytes], object] = lambda body: None,
     ) -> None:
         self.version = 0
-        """Of the model that acts; the worker sets it."""
+        """Version of the model that acts; the worker sets it."""
         self.failures = 0
-        """Models that did not fit, and were passed over."""
+        """Number of models that did not fit the actor, and were skipped."""
         self._model, self._actor, self._keep, self._check = model, actor, keep, check
         self._refused: ParameterError | WrongModel | None = None
         self._ready: PreparedModel | None = None  # replaced as a whole
@@ -72,11 +72,11 @@ class ModelFollower:
         self._thread.start()
 
     def newest(self) -> PreparedModel | None:
-        """A model above the one that acts, if one is ready. Takes no lock.
+        """Return the newest prepared model above the current version, or None. Takes no lock.
 
         Raises:
-            ParameterError: a model is of a learner that was told something else than this worker.
-            WrongModel: the first model does not fit. A later one is passed over, and the log says so.
+            ParameterError: `check` rejected a model.
+            WrongModel: the first model does not fit. A later one that does not fit is skipped with a warning.
         """
         if self._refused is not None:
             raise self._refused
@@ -84,7 +84,7 @@ class ModelFollower:
         return ready if ready is not None and ready.version > self.version else None
 
     def wait(self, after: int, timeout: float) -> bool:
-        """Wait until a model above `after` is ready; whether there is one. Raises as `newest` does."""
+        """Wait until a model above `after` is prepared; False if the timeout came first. Raises as `newest` does."""
 
         def has_come() -> bool:
             return self._refused is not None or (self._ready is not None and self._ready.version > after)
@@ -96,7 +96,7 @@ class ModelFollower:
         return is_ready
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread, and wait for it at most 2 * WAIT_INTERVAL seconds."""
         self._is_closing = True
         self._thread.join(2 * WAIT_INTERVAL)
 
@@ -125,8 +125,8 @@ class ModelFollower:
         except WrongModel as error:
             self.failures += 1
             if self._ready is None and not self.version:
-                raise  # there is no model to act by, and never was
-            _log.warning("the worker acts on by model %d: %s", self.version, error)
+                raise  # no earlier model that the actor could keep
+            _log.warning("the worker keeps acting by model %d: %s", self.version, error)
             return
         try:
             self._keep(body, version)
@@ -138,28 +138,28 @@ class ModelFollower:
 
 
 class Acts(Protocol):
-    """What acts in one environment."""
+    """Interface of actors of one environment."""
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action for an observation, as the environment returned both; with `test`, the best one it knows."""
+        """Return the environment's action for its observation; with `test`, without exploration."""
         ...
 
 
 @runtime_checkable
 class Learns(Protocol):
-    """What acts by published models. A body is prepared on a thread of its own, and adopted between two steps."""
+    """Interface of actors that follow published models: `prepare` runs on a thread, `adopt` between two steps."""
 
     def prepare(self, body: bytes, version: int) -> Any:
-        """What `adopt` needs of a published model. Raises WrongModel: it does not fit."""
+        """Return a published model in the form that `adopt` takes. Raises WrongModel: the model does not fit."""
         ...
 
     def adopt(self, prepared: Any) -> None:
-        """Act by this model from now on."""
+        """Act by this prepared model from the next step on."""
         ...
 
 
 class _ByLoad:
-    """A policy with `act` and `load(body, version)`, such as one in NumPy."""
+    """Adapter of a policy with `act` and `load(body, version)`, such as one in NumPy, to `Learns`."""
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
@@ -175,14 +175,14 @@ class _ByLoad:
 
 
 class TorchActor:
-    """A torch module with `act(obs, test=False)`, which gets tensors with a leading axis of 1, on its device.
+    """Actor around a torch module, whose `act(obs, test=False)` gets tensors with a leading axis of 1 on its device.
 
     Args:
-        module: Such as a `memoire.tmrl.actor.ActorModule`, or a `GaussianPolicy`.
-        device: Where it acts.
+        module: Module such as a `memoire.tmrl.actor.ActorModule` or a `GaussianPolicy`.
+        device: Name of the torch device to act on.
 
     Raises:
-        ParameterError: torch has no such device here.
+        ParameterError: torch has no such device on this machine.
     """
 
     def __init__(self, module: Any, device: str | None = "cpu") -> None:
@@ -193,7 +193,7 @@ class TorchActor:
         self.module.eval()
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """The action [*A], as an array."""
+        """Return the action [*A] as a NumPy array."""
         import torch
 
         with torch.no_grad():
@@ -201,7 +201,7 @@ class TorchActor:
         return action.detach().cpu().numpy() if isinstance(action, torch.Tensor) else action
 
     def prepare(self, body: bytes, version: int) -> Any:
-        """Tensors by name that fit the module. Raises WrongModel."""
+        """Return the model's tensors by name. Raises WrongModel: they do not fit the module."""
         import memoire.torch
 
         state = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
@@ -209,29 +209,29 @@ class TorchActor:
         return state
 
     def adopt(self, prepared: Any) -> None:
-        """Act by these."""
+        """Load prepared tensors into the module."""
         self.module.load_state_dict(prepared)
 
 
 def actor_of(policy: Any, device: str | None = "cpu") -> Acts:
-    """What acts by this policy.
+    """Return the actor for a policy: a `TorchActor` for a torch module, an adapter, or the policy itself.
 
     Raises:
-        ParameterError: it has no method `act`, or torch has no such device here.
+        ParameterError: the policy has no method `act`, or torch has no such device on this machine.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(policy, torch.nn.Module):
         return TorchActor(policy, device)
     if not callable(getattr(policy, "act", None)):
-        raise ParameterError("policy", type(policy).__name__, "something with a method act(obs, test=False)")
+        raise ParameterError("policy", type(policy).__name__, "an object with a method act(obs, test=False)")
     if callable(getattr(policy, "load", None)) and not isinstance(policy, Learns):
         return _ByLoad(policy)
-    found: Acts = policy
-    return found
+    actor: Acts = policy
+    return actor
 
 
 def _tensors(obs: Any, device: Any) -> Any:
-    """Observations as float tensors with a leading axis of 1, nested as they are; integers stay integers."""
+    """Return an observation, nested as it is, as tensors with a leading axis of 1; float64 becomes float32."""
     import torch
 
     def tensor(part: Any) -> Any:
@@ -244,18 +244,18 @@ def _tensors(obs: Any, device: Any) -> Any:
 
 
 def shaped_action(action: Any, space: Any) -> Any:
-    """The action as an environment of this action space takes it: an array of a Box's shape, or a whole number."""
+    """Return the action as an environment with this action space takes it: an array of a Box's shape, or a number."""
     shape = getattr(space, "shape", None)
     if hasattr(space, "low") and shape is not None:
-        found: NDArray[Any] = np.asarray(action)
-        return found.reshape(shape) if found.size == int(np.prod(shape)) else found
+        array: NDArray[Any] = np.asarray(action)
+        return array.reshape(shape) if array.size == int(np.prod(shape)) else array
     if hasattr(space, "n") and shape == () and np.ndim(action):
         return np.asarray(action).reshape(-1)[0]
     return action
 
 
 def rest(env: Any) -> None:
-    """Give a device its default action: by the environment's `wait`, or as a step if it has a `default_action`."""
+    """Send a device its default action: by the environment's `wait`, or in a step if it has a `default_action`."""
     plain = getattr(env, "unwrapped", env)
     wait = getattr(plain, "wait", None)
     try:
@@ -263,5 +263,5 @@ def rest(env: Any) -> None:
             wait()
         elif hasattr(plain, "default_action"):
             env.step(default_action(env))
-    except Exception:  # whatever it was, the worker has samples to send
+    except Exception:  # of any kind: the worker still has samples to send
         _log.exception("the device did not take its default action")

@@ -1,11 +1,11 @@
-"""Whether a trainer rebuilds the transitions that workers recorded: compared leaf by leaf, by dtype, shape and bytes.
+"""Round trip check of transitions (`crc_debug`): a trainer compares rebuilt transitions with their workers' records.
 
     worker     Marks(True).mark(info, transition, ...)     the transition itself travels in info["crc_sample"]
                Marks(100)                                  or its checksums, of each hundredth transition
     memory     Checks(True).check(transition, info, item)  raises CrcFailed at the first difference
 
-A transition is (last_obs, act, rew, new_obs, done). To compare texts, as `str(array)`, is not enough: NumPy shortens
-arrays of more than a thousand elements.
+A transition is (last_obs, act, rew, new_obs, done). Leaves are compared by dtype, shape and bytes, not by `str(array)`,
+which NumPy shortens above a thousand elements.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .codec import copied, leaves_of, paths_of, structure_of
 _log = logging.getLogger(__name__)
 
 SAMPLE: Final = "crc_sample"
-"""Key in `info`: the transition as the environment gave it."""
+"""Key in `info`: the transition that the environment returned."""
 SUMS: Final = "crc_sums"
-"""Key in `info`: what `sums_of` gave for it."""
+"""Key in `info`: the transition's checksums, from `sums_of`."""
 SENDER: Final = "crc_sender"
 """Key in `info` of every sample of a worker that has crc_debug: [worker, episode, step]."""
 PARTS: Final = ("last_obs", "act", "rew", "new_obs", "done")
@@ -36,7 +36,7 @@ Sums = dict[str, list[Any]]
 
 
 class Difference(NamedTuple):
-    """Where two transitions differ first."""
+    """First difference of two transitions: its path, the expected and the received value."""
 
     path: str
     expected: str
@@ -44,11 +44,11 @@ class Difference(NamedTuple):
 
 
 class Marks:
-    """What a worker puts into `info`.
+    """Worker's side of the check: adds transitions or checksums to `info`.
 
     Args:
-        crc_debug: False is off, True marks each transition; n > 1 puts the checksums of one in n.
-        worker: What errors call it.
+        crc_debug: False is off; True adds each transition; n > 1 adds the checksums of one in n transitions.
+        worker: Name of the worker in error messages.
     """
 
     def __init__(self, crc_debug: bool | int, worker: str = "worker") -> None:
@@ -57,11 +57,12 @@ class Marks:
     def mark(
         self, info: Mapping[str, Any], transition: Sequence[Any] | None, episode: int, step: int
     ) -> dict[str, Any]:
-        """`info` with the mark of a sample; as it was if nothing is compared.
+        """Return a copy of `info`, with the sample's mark if the check is on.
 
         Args:
-            transition: (last_obs, act, rew, new_obs, done) as the environment gave it; None for the sample of a reset.
-            episode, step: Of this worker, from 1 on; the reset is step 0.
+            transition: (last_obs, act, rew, new_obs, done) from the environment; None for the sample of a reset.
+            episode: Number of the worker's episode, from 1 on.
+            step: Number of the step in the episode, from 1 on; the reset is step 0.
         """
         if not self.every:
             return dict(info)
@@ -77,23 +78,23 @@ class Marks:
 
 
 class Checks:
-    """What a memory compares.
+    """Memory's side of the check: compares rebuilt transitions with the marks of workers.
 
     Args:
-        crc_debug: As of the workers.
-        name: What errors call the memory.
+        crc_debug: Same value as that of the workers.
+        name: Name of the memory in error messages.
     """
 
     def __init__(self, crc_debug: bool | int, name: str = "the memory") -> None:
         self.every, self._name = every(crc_debug), name
         self.passed = self.failed = 0
-        """Transitions that were compared."""
+        """Numbers of compared transitions that were equal, and that differed."""
 
     def take(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        """Look at samples that come.
+        """Check the `info` of arriving samples.
 
         Raises:
-            CrcOneSided: their worker has crc_debug and this memory has not, or the reverse.
+            CrcOneSided: the worker has crc_debug on and this memory off, or the reverse.
         """
         for info in infos:
             if bool(self.every) != (SENDER in info):
@@ -101,68 +102,68 @@ class Checks:
                 raise CrcOneSided(*(both if not self.every else both[::-1]))
 
     def check(self, transition: Sequence[Any], info: Mapping[str, Any], item: int) -> None:
-        """Compare a transition that was rebuilt with what its worker recorded, if that is in `info`.
+        """Compare a rebuilt transition with its worker's, if `info` has that transition or its checksums.
 
         Args:
-            transition: (last_obs, act, rew, new_obs, done).
-            item: What errors call it.
+            transition: (last_obs, act, rew, new_obs, done) as rebuilt.
+            item: Number of the transition in error messages.
 
         Raises:
-            CrcFailed: they differ.
+            CrcFailed: the transitions differ.
         """
         if not self.every or not (SAMPLE in info or SUMS in info):
             return
         if SAMPLE in info:
-            found = first_difference(info[SAMPLE], transition)
+            difference = first_difference(info[SAMPLE], transition)
         else:
-            found = first_different_sum(info[SUMS], sums_of(transition))
-        if found is not None:
+            difference = first_different_sum(info[SUMS], sums_of(transition))
+        if difference is not None:
             self.failed += 1
-            raise CrcFailed(self._name, item, _sender(info) or "its worker", *found)
+            raise CrcFailed(self._name, item, _sender(info) or "its worker", *difference)
         self.passed += 1
         _log.info("CRC check passed: transition %d of %s", item, _sender(info))
 
 
 def every(crc_debug: Any) -> int:
-    """One in how many transitions is compared; 0 is none. Raises ParameterError: it is no such number."""
+    """Return n if one in n transitions is compared, 0 for no comparison; raise ParameterError for other values."""
     if not isinstance(crc_debug, bool | int | np.integer) or crc_debug < 0:
         raise ParameterError("crc_debug", crc_debug, "True or False, or n to compare one in n transitions")
     return int(crc_debug)
 
 
 def sums_of(transition: Sequence[Any]) -> Sums:
-    """[dtype, shape, checksum] of each leaf by its path; they change with every bit.
+    """Return [dtype, shape, checksum] of each leaf by its path; each bit affects the checksum.
 
-    Python's own numbers have no dtype: they count as float32, int64 and bool, and so do numbers of float64.
+    Python's floats and np.float64 scalars are compared as float32, Python's ints as int64.
     """
     return {path: [str(each.dtype), list(each.shape), _checksum(each)] for path, each in _arrays(transition).items()}
 
 
 def first_difference(expected: Sequence[Any], received: Sequence[Any]) -> Difference | None:
-    """Where two transitions differ first: in the leaves that there are, a dtype, a shape, or an element."""
+    """Return the first difference of two transitions: a missing leaf, a dtype, a shape or an element; None if equal."""
     return _first(_arrays(expected), _arrays(received), _difference)
 
 
 def first_different_sum(expected: Mapping[str, Sequence[Any]], received: Sums) -> Difference | None:
-    """The same where only checksums are known: without the element."""
+    """Return the first difference of two transitions' checksums; None if equal."""
     return _first(expected, received, _difference_of_sums)
 
 
 def _first(
     expected: Mapping[str, Any], received: Mapping[str, Any], compare: Callable[[str, Any, Any], Difference | None]
 ) -> Difference | None:
-    """Where leaves differ first, by their paths."""
+    """Return the first difference of leaves with the same path, or the first missing leaf; None if all are equal."""
     for path in {**expected, **received}:
         if path not in expected or path not in received:
-            return Difference(path, *("there" if path in each else "not there" for each in (expected, received)))
-        if (found := compare(path, expected[path], received[path])) is not None:
-            return found
+            return Difference(path, *("present" if path in each else "missing" for each in (expected, received)))
+        if (difference := compare(path, expected[path], received[path])) is not None:
+            return difference
     return None
 
 
 def _difference(path: str, first: NDArray[Any], second: NDArray[Any]) -> Difference | None:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
-        return Difference(path, _described(first), _described(second))
+        return Difference(path, _describe(first), _describe(second))
     return None if _checksum(first) == _checksum(second) else _different_element(path, first, second)
 
 
@@ -172,27 +173,27 @@ def _difference_of_sums(path: str, first: Sequence[Any], second: Sequence[Any]) 
 
 
 def _arrays(transition: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """Each leaf as an array, by its path. A list is as good as a tuple."""
-    found = {}
+    arrays = {}
     for name, part in zip(PARTS, transition, strict=True):
         for path, leaf in zip(paths_of(structure_of(part), name), leaves_of(part), strict=True):
-            found[path] = _array(leaf)
-    return found
+            arrays[path] = _array(leaf)
+    return arrays
 
 
 def _array(leaf: Any) -> NDArray[Any]:
-    if isinstance(leaf, float):  # of Python, and np.float64, which is one
+    if isinstance(leaf, float):  # Python's float, and np.float64, a subclass of float
         return np.asarray(leaf, np.float32)
     if isinstance(leaf, bytes | str):
         return np.frombuffer(leaf.encode() if isinstance(leaf, str) else leaf, np.uint8)
     array = np.asarray(leaf)
     if array.dtype == object:
-        raise ParameterError("transition", type(leaf).__name__, "of numbers, arrays, text and bytes, for crc_debug")
+        expected = "made of numbers, arrays, text and bytes, so that crc_debug can compare the transition"
+        raise ParameterError("transition", type(leaf).__name__, expected)
     return array
 
 
 def _checksum(array: NDArray[Any]) -> int:
-    # Views of no elements, or of none dimension, have bytes, too.
+    # Arrays without elements or without dimensions can be viewed as bytes only after the reshape.
     return checksum(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
@@ -201,11 +202,11 @@ def _different_element(path: str, first: NDArray[Any], second: NDArray[Any]) -> 
     rows = [np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(-1, width) for each in (first, second)]
     place = int(np.flatnonzero((rows[0] != rows[1]).any(1))[0])
     index = tuple(int(each) for each in np.unravel_index(place, first.shape))
-    where = f"{path}, index {index}" if index else path
-    return Difference(where, *(repr(each.reshape(-1)[place].item()) for each in (first, second)))
+    place_text = f"{path}, index {index}" if index else path
+    return Difference(place_text, *(repr(each.reshape(-1)[place].item()) for each in (first, second)))
 
 
-def _described(array: NDArray[Any]) -> str:
+def _describe(array: NDArray[Any]) -> str:
     value = f" {array.item()!r}" if array.size == 1 else ""
     return f"{array.dtype}{list(array.shape)}{value}"
 

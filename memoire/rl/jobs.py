@@ -1,19 +1,19 @@
-"""Jobs that one side gives and others do: each is leased, given again if it must be, and done once. Pure: time is
-passed in.
+"""Job queue with leases, and the service of an agent that assigns jobs to observers.
+
+`Jobs` is pure: its methods take the time as an argument.
 
     submit ──▶ open ──take──▶ leased ──finish──▶ done, or failed
-                ▲                │  renew: whoever has it is heard of, and has it for another `lease`
-                └───attempts─────┤  the lease has ended: somebody else may take it, or nobody: ObserverLost
-                                 └─cancel──▶ gone; its worker learns so when it says something next
+                ▲                │  renew: each message of the holder extends its lease
+                └───attempts─────┤  lease expired: open again, or ObserverLost after the last attempt
+                                 └─cancel──▶ removed; the holder learns of it in the answer to its next message
 
-The first result counts, also of a worker whose lease has ended meanwhile: what is done need not be done again. A later
-one is counted as late, and is nobody's.
+The first result counts, even from a worker whose lease has expired. Later results are counted as late and discarded.
 
-What an agent's thread does for observers: questions that wait for a job, leases, results.
+`JobService` answers observers: requests for work wait for a job, requests for actions renew leases.
 
-WORK ──▶ waits ──job──▶ JOB         INFER of a job ──▶ renews its lease, or is refused        RESULT ──▶ future, TAKEN
+    WORK ──▶ waits ──job──▶ JOB      INFER of a job ──▶ renews its lease, or is refused      RESULT ──▶ future, TAKEN
 
-It has no socket and no thread of its own: the thread of the inference node calls it, and sends what it answers.
+The service has no socket and no thread: the thread of the inference node calls it and sends its answers.
 """
 
 from __future__ import annotations
@@ -56,98 +56,98 @@ from memoire.kinds import fragments as rollout_fragments
 from memoire.limits import HELD_BYTES, Limits
 
 RECONNECT_TIMEOUT = 2.0
-"""Seconds that a worker whose connection has ended keeps its lease: it may connect again."""
+"""Seconds that a worker keeps its lease after its connection has ended, so that it can reconnect."""
 
-_SETTLING = threading.RLock()
+_FUTURES_LOCK = threading.RLock()
 
 
 @dataclass(eq=False, slots=True)
 class LeasedJob:
-    """One job. It belongs to the thread of its `Jobs`, but for the future."""
+    """One job. All but the future belongs to the thread of its `Jobs`."""
 
     number: int
     content: Any
-    """What whoever does it is given."""
+    """Start and options, as sent to the worker."""
     future: Future[Any]
-    """Gets the result, or why there is none."""
+    """Future of the job's result or error."""
     only: str
-    """Name or id of the only worker that may take it; "": anybody."""
+    """Name or id of the only worker that may take the job; "" allows any worker."""
     attempts: int
-    """Leases that may still begin."""
+    """Number of leases that may still begin."""
     holder: bytes = b""
-    """Whoever has it now; b"" while it is open."""
+    """Id of the worker that holds the lease; b"" while the job is open."""
     expires: float = math.inf
-    """When the lease ends."""
+    """Time at which the lease expires."""
     held_by: set[bytes] = field(default_factory=set)
-    """Everybody who has had it: their results may come."""
+    """Ids of all workers that have held the job, whose results are accepted."""
 
 
 class Jobs:
-    """The jobs of one giver.
+    """Job queue of one agent.
 
     Args:
-        lease: Seconds for which a job is its worker's, from the last time that it was heard of.
-        attempts: Leases of a job: 1 ends it with its first one.
-        first: Number of the first job. Numbers of a giver that was started again must not be those of before.
+        lease: Seconds that a worker holds a job after its last message.
+        attempts: Number of leases of a job; 1 loses the job when its first lease expires.
+        first: Number of the first job. A restarted agent must not reuse the numbers of its former jobs.
     """
 
     def __init__(self, lease: float, attempts: int = 2, first: int = 1) -> None:
         self.lease, self.attempts = lease, attempts
         self.counts: Counter[str] = Counter()
-        """Jobs by how they ended (done, failed, cancelled, lost), leases that ended (expired), results that came after
-        their job was over (late).
+        """Numbers of ended jobs (done, failed, cancelled, lost), expired leases (expired), and results after the end of
+        their job (late).
         """
         self._numbers = itertools.count(first)
-        self._jobs: dict[int, LeasedJob] = {}  # that are not over
-        self._open: dict[int, LeasedJob] = {}  # those of them that nobody has, in the order in which they are given
+        self._jobs: dict[int, LeasedJob] = {}  # open and leased ones, by number
+        self._open: dict[int, LeasedJob] = {}  # open ones, in the order in which they are assigned
         self._leased: dict[bytes, set[int]] = {}  # numbers by holder
 
     @property
     def open(self) -> int:
-        """Jobs that are leased to no worker."""
+        """Number of jobs without a lease."""
         return len(self._open)
 
     @property
     def leased(self) -> int:
-        """Jobs that workers have."""
+        """Number of jobs that workers hold."""
         return len(self._jobs) - len(self._open)
 
-    # The giver
+    # Called for the agent
 
     def submit(self, content: Any, future: Future[Any] | None = None, only: str = "") -> LeasedJob:
-        """Have it done."""
+        """Add an open job to the queue and return it."""
         job = LeasedJob(next(self._numbers), content, future or Future(), only, self.attempts)
         self._jobs[job.number] = self._open[job.number] = job
         return job
 
     def cancel(self, job: LeasedJob) -> None:
-        """A job is not wanted any more; whoever has it learns so when it is heard of next."""
+        """Cancel a job; its worker learns of it in the answer to its next message."""
         if job.number in self._jobs:
             self._end(job, "cancelled")
             job.future.cancel()
 
     def close(self) -> None:
-        """No job is given or taken any more: every future that waits gets Closed."""
+        """Cancel all jobs; their futures raise Closed."""
         for job in list(self._jobs.values()):
             self._end(job, "cancelled")
-            settle(job.future, error=Closed("the giver of this job"))
+            settle(job.future, error=Closed("the agent of this job"))
 
-    # Those who do them
+    # Called for workers
 
     def take(self, worker: bytes, now: float, name: str = "", having: frozenset[int] = frozenset()) -> LeasedJob | None:
-        """The oldest job that this worker may do, leased to it; None if there is none.
+        """Lease the oldest open job that this worker may take; return None if no job fits.
 
         Args:
-            name: That people call it.
-            having: Numbers of jobs that it is at: what else is leased to it comes first, once more.
+            name: Name of the worker.
+            having: Numbers of jobs that the worker is running. Another job that it holds is returned first, again.
         """
         if forgotten := self._leased.get(worker, set()) - having:
             job = self._jobs[min(forgotten)]
             job.expires = now + self.lease
             return job
-        mine = ("", name, worker.hex()) if name else ("", worker.hex())
+        names = ("", name, worker.hex()) if name else ("", worker.hex())
         for job in self._open.values():
-            if job.only in mine:
+            if job.only in names:
                 job.attempts -= 1
                 job.held_by.add(worker)
                 self._lease(job, worker, now)
@@ -155,44 +155,44 @@ class Jobs:
         return None
 
     def give_back(self, job: LeasedJob) -> None:
-        """A job that was taken could not be handed over: it is as if it had not been taken."""
+        """Undo `take`, because the job could not be sent to its worker."""
         job.attempts += 1
         job.held_by.discard(job.holder)
         self._reopen(job)
 
     def renew(self, worker: bytes, number: int, now: float) -> bool:
-        """A worker is still at a job; False if that is not wanted of it any more."""
+        """Extend the lease of a worker that still runs a job; False if the worker should stop."""
         job = self._jobs.get(number)
         if job is None or worker not in job.held_by or job.holder not in (worker, b""):
             return False
         if job.holder:
             job.expires = now + self.lease
-        else:  # its lease had ended, and nobody else has it yet
+        else:  # its lease has expired, and the job is still open
             self._lease(job, worker, now)
         return True
 
     def finish(self, worker: bytes, number: int, result: Any = None, failed: str | None = None) -> bool:
-        """The result of a worker. False if it came too late: the job is over, and this is counted.
+        """Set the result of a job; False if the job is over, which counts as late.
 
         Args:
-            failed: Why there is no result.
+            failed: Error text of a failed job; None for success.
 
         Raises:
-            ProtocolError: it is the job of others (code "owner").
+            ProtocolError: the worker has never held this job (code "owner").
         """
         job = self._jobs.get(number)
         if job is None:
             self.counts["late"] += 1
             return False
         if worker not in job.held_by:
-            raise ProtocolError("owner", f"job {number} was never given to this client")
+            raise ProtocolError("owner", f"job {number} was never assigned to this client")
         self._end(job, "done" if failed is None else "failed")
         error = None if failed is None else JobFailed(number, worker.hex()[:8], failed)
         settle(job.future, result, error)
         return True
 
     def left(self, worker: bytes, now: float) -> None:
-        """A worker's connection has ended: its leases end soon, unless it is heard of again."""
+        """Let the leases of a worker expire in RECONNECT_TIMEOUT seconds, because its connection has ended."""
         for number in self._leased.get(worker, ()):
             job = self._jobs[number]
             job.expires = min(job.expires, now + RECONNECT_TIMEOUT)
@@ -200,12 +200,12 @@ class Jobs:
     # Time
 
     def next_time(self) -> float:
-        """When `expire` has something to do."""
+        """Return the time of the next expiring lease; infinity without leases."""
         leased = (number for numbers in self._leased.values() for number in numbers)
         return min((self._jobs[number].expires for number in leased), default=math.inf)
 
     def expire(self, now: float) -> list[LeasedJob]:
-        """End the leases whose time has passed; returns jobs that are lost, whose futures have `ObserverLost` now."""
+        """End expired leases; return the jobs without further attempts, whose futures raise `ObserverLost`."""
         lost = []
         for job in [job for job in self._jobs.values() if job.expires <= now]:
             self.counts["expired"] += 1
@@ -225,9 +225,9 @@ class Jobs:
 
     def _release(self, job: LeasedJob) -> None:
         if job.holder:
-            held = self._leased[job.holder]
-            held.discard(job.number)
-            if not held:
+            numbers = self._leased[job.holder]
+            numbers.discard(job.number)
+            if not numbers:
                 del self._leased[job.holder]
         job.holder, job.expires = b"", math.inf
 
@@ -235,14 +235,14 @@ class Jobs:
         self._release(job)
         self._open = {job.number: job} | self._open
 
-    def _end(self, job: LeasedJob, how: str) -> None:
+    def _end(self, job: LeasedJob, outcome: str) -> None:
         self._release(job)
         self._open.pop(job.number, None)
         del self._jobs[job.number]
-        self.counts[how] += 1
+        self.counts[outcome] += 1
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the parts disagree. For tests."""
+        """Raise AssertionError if the tables of jobs disagree. For tests."""
         for number, job in self._jobs.items():
             assert number == job.number and (number in self._open) == (not job.holder)
             assert (job.expires == math.inf) == (not job.holder) and job.attempts >= 0
@@ -252,8 +252,8 @@ class Jobs:
 
 
 def settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
-    """Give a future what it waits for, unless it was cancelled or has it. From any thread."""
-    with Held(_SETTLING):
+    """Set the result or error of a future, unless it is done or cancelled. May be called from any thread."""
+    with Held(_FUTURES_LOCK):
         if future.done() or not future.set_running_or_notify_cancel():
             return
         if error is None:
@@ -263,48 +263,50 @@ def settle(future: Future[Any], result: Any = None, error: MemoireError | None =
 
 
 MAX_WORKERS = 4096
-"""Clients whose newest answers are kept; a further one is refused until one of them is silent for `IDLE_TIMEOUT`."""
+"""Maximum number of clients; a further one is refused until one of them is silent for `IDLE_TIMEOUT`."""
 IDLE_TIMEOUT = 60.0
-"""Seconds of silence after which a client may be forgotten. Resends come sooner."""
+"""Seconds of silence after which a client may be evicted. Resends come sooner."""
 KEPT_ANSWERS = 4
-"""Newest answers to each client that are kept for resends; a client asks for one job at a time."""
+"""Number of newest answers to each client that are kept for resends; a client asks for one job at a time."""
 
 
-_NOBODY: Final = MessageHeader(types.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
+_NO_HEADER: Final = MessageHeader(types.WORK, 0, bytes(16), 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """What an observer is given."""
+    """Start state and options of an episode."""
 
     start: NDArray[np.uint8] | None
-    """Container of one row; None begins anywhere."""
+    """Container of one row; None leaves the start to the observer."""
     options: Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A client that has asked for work."""
+    """State of a client that has asked for work."""
 
     name: str = ""
     descriptor: int = -1
-    """Of its connection."""
+    """File descriptor of its connection; -1 if that has ended."""
     heard_at: float = -math.inf
-    """When it asked for work last."""
-    waits: tuple[list[Buffer], MessageHeader] = ([], _NOBODY)
-    """Whom to give a job, while it waits: the envelope and header of its WORK."""
+    """Time of its last WORK."""
+    waits: tuple[list[Buffer], MessageHeader] = ([], _NO_HEADER)
+    """Envelope and header of its waiting WORK."""
     until: float = 0.0
-    """When it is told that there is none."""
+    """Time at which its waiting WORK is answered without a job."""
     answers: OrderedDict[int, list[Buffer]] = field(default_factory=OrderedDict)
 
 
 class JobService:
-    """Jobs as clients ask for them, a `NodeService`. All but `run` and what tells stats belongs to the node's thread.
+    """Service that assigns jobs to clients, a `NodeService`.
+
+    All methods but `run`, `passed_over`, `stats` and `starts_stats` belong to the node's thread.
 
     Args:
-        starts: Columns of where episodes begin; None: anywhere.
-        entries: Columns of what observers record.
-        origins: Who tells of the states that episodes begin with; called in any thread.
+        starts: Columns of start states; None for an agent without start states.
+        entries: Columns of the entries that observers record.
+        origins: Functions that return figures of start states, one for each source; called in any thread.
     """
 
     def __init__(
@@ -313,21 +315,21 @@ class JobService:
         self.node = "an agent"
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
         self.limits, self.receivers = Limits(), Receivers()
-        """The node's, as the following ones, once it begins."""
+        """Limits and receivers of the node, which `begin` sets, like the following attributes."""
         self.room = ByteBudget(HELD_BYTES).holder("requests")
-        """What a result takes while it is unpacked."""
-        self._waiting: dict[bytes, _Worker] = {}  # those that are to be told of a job, or that there is none
+        """Budget of bytes for unpacking results."""
+        self._waiting: dict[bytes, _Worker] = {}  # clients whose WORK waits for a job
         self._workers: PeerTable[bytes, _Worker] = PeerTable(
             "clients that ask for jobs", MAX_WORKERS, IDLE_TIMEOUT, lambda client, _: self._waiting.pop(client, None)
         )
         self._is_leaving = False
         self.send: Callable[[list[Buffer]], None] = lambda frames: None
-        """Sends an answer."""
+        """Function that sends the frames of an answer."""
         self.post: Callable[[Callable[[], None]], None] = lambda function: None
-        """Has the node's thread call something."""
+        """Function that runs another function on the node's thread."""
 
     def begin(self, thread: InferenceThread, room: ByteHolder) -> None:
-        """Answer WORK and RESULT at this node."""
+        """Attach to the node's thread, and answer WORK and RESULT on it."""
         self.send, self.post, self.limits = thread.send, thread.worker.post, thread.limits
         self.receivers, self.room = thread.receivers, room
 
@@ -341,103 +343,104 @@ class JobService:
         )
 
     def welcome(self) -> dict[str, Any]:
-        """What observers are told of the columns of episodes."""
+        """Return the fields of WELCOME that describe start states and entries."""
         return {"starts": "" if self.starts is None else self.starts.to_json(), "entries": self.entries.to_json()}
 
     # From any thread
 
     def run(self, content: JobContent, only: str = "", future: Future[Any] | None = None) -> Future[Any]:
-        """Have an observer do this. The future gets a list of `Fragment`; cancelling it reaches the observer.
+        """Submit a job. The future's result is a list of `Fragment`; cancelling the future reaches the observer.
 
         Args:
-            future: It gets the result; None makes one.
+            only: Name or id of the only observer that may take the job; "" allows any observer.
+            future: Future of the result; None creates one.
 
         Raises:
-            ParameterError: start and options are more than an observer takes in one message.
+            ParameterError: start and options exceed the size of a message.
         """
         try:
-            self._packed(_NOBODY, 0, content, Receiver())
+            self._packed(_NO_HEADER, 0, content, Receiver())
         except ProtocolError as error:
             raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
-        made = future or Future()
+        result = future or Future()
 
         def submit() -> None:
-            job = self.jobs.submit(content, made, only)
-            made.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
-            self._give()
+            job = self.jobs.submit(content, result, only)
+            result.add_done_callback(lambda done: self.post(lambda: self.jobs.cancel(job)))
+            self._assign()
 
         self.post(submit)
-        if self._is_leaving:  # perhaps nobody looks at what is posted any more
-            settle(made, error=Closed("this agent"))
-        return made
+        if self._is_leaving:  # the thread may have ended, and run no posted function
+            settle(result, error=Closed("this agent"))
+        return result
 
     def passed_over(self, results: int) -> None:
-        """So many results came in time, and were too old to be used: they are late, too."""
+        """Count results that came in time but were too old to be used; they count as late."""
         if results:
             self.post(lambda: self.jobs.counts.update(late=results))
 
     def stats(self) -> JobStats:
-        """All figures at this moment."""
+        """Return the figures of jobs and observers."""
         counts, now = self.jobs.counts, time.monotonic()
-        heard = [worker.heard_at for _, worker in self._workers.items()]
+        times = [worker.heard_at for _, worker in self._workers.items()]
         ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
-        workers = sum(now - at < self.jobs.lease for at in heard)
+        workers = sum(now - at < self.jobs.lease for at in times)
         return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
 
     def starts_stats(self) -> tuple[StartsStats, ...]:
-        """Of the states that episodes begin with, by origin."""
+        """Return the figures of start states, by source."""
         return tuple(stats() for stats in self._origins)
 
     # ------------------------------------------------------------------------- from here on: inside of the thread
 
     def hello(self, client: bytes, name: str) -> None:
-        """A client says what people call it; "" says nothing."""
+        """Record the name of a client; "" keeps the former name."""
         worker = self._worker(client)
         worker.name = name or worker.name
 
     def check(self, client: bytes, number: int, now: float) -> None:
-        """Rows came for a job: it goes on. Raises ProtocolError (code "cancelled") if it should not."""
+        """Renew the lease of a job when its rows arrive; raise ProtocolError (code "cancelled") if it should stop."""
         if not self.jobs.renew(client, number, now):
-            raise ProtocolError("cancelled", f"job {number} is not wanted of this client any more")
+            raise ProtocolError("cancelled", f"job {number} is cancelled for this client")
 
     def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.Work, descriptor: int) -> None:
-        """A client asks for a job, or is still at one."""
+        """Answer WORK: renew the lease of the client's job, or offer a job to the client."""
         now = time.monotonic()
         worker = self._worker(header.client)
         worker.descriptor, worker.heard_at = descriptor, now
-        if (kept := worker.answers.get(header.sequence)) is not None:
-            self.send([*envelope, *kept])
+        if (cached := worker.answers.get(header.sequence)) is not None:
+            self.send([*envelope, *cached])
         elif body.job:
-            goes_on = self.jobs.renew(header.client, body.job, now)
-            told = messages.Job(cancelled=not goes_on, leaving=self._is_leaving)
-            self.send([*envelope, *reply(header, told)])
+            is_renewed = self.jobs.renew(header.client, body.job, now)
+            answer = messages.Job(cancelled=not is_renewed, leaving=self._is_leaving)
+            self.send([*envelope, *reply(header, answer)])
         else:
             worker.waits, worker.until = (envelope, header), now + body.patience
             self._waiting[header.client] = worker
             self._offer(header.client, worker, now)
 
     def result(self, envelope: list[Buffer], message: Message, body: messages.Result) -> None:
-        """A client brings what became of a job."""
+        """Answer RESULT: finish the client's job with its entries or its error."""
         header, now = message.header, time.monotonic()
         worker = self._worker(header.client)
-        kept = worker.answers.get(header.sequence)
-        if kept is None:
+        frames = worker.answers.get(header.sequence)
+        if frames is None:
             if header.fingerprint != self.entries.fingerprint:
                 raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
             with self.room.taken(rollout_fragments.unpacked_size(body.fragments, message.payload)):
-                # The frames are ZeroMQ's: what is kept has to be a copy.
+                # ZeroMQ owns the frames: kept data has to be a copy.
                 payload = None if message.payload is None else bytes(message.payload)
                 facts: dict[str, Any] = {"now": now, "limits": self.limits}
                 fragments = rollout_fragments.unpacked(body.fragments, payload, self.entries, **facts)
-            found = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
+            fragments = [dataclasses.replace(each, client=header.client, number=body.job) for each in fragments]
             failed = body.text if body.status == "failed" else None
-            counts = self.jobs.finish(header.client, body.job, found, failed)
-            kept = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
-            self._keep(worker, header.sequence, kept)
-        self.send([*envelope, *kept])
+            counts = self.jobs.finish(header.client, body.job, fragments, failed)
+            frames = reply(header, messages.Taken(samples=int(counts), lost=int(not counts)))
+            self._keep(worker, header.sequence, frames)
+        self.send([*envelope, *frames])
 
     def left(self, descriptor: int) -> None:
-        """A connection has ended."""
+        """Let the leases of a connection's clients expire soon, because the connection has ended."""
         now = time.monotonic()
         for client, worker in self._workers.items():
             if worker.descriptor == descriptor:
@@ -446,34 +449,33 @@ class JobService:
                 self.jobs.left(client, now)
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time at which `turn` has to run next."""
         return min(self.jobs.next_time(), *(worker.until for worker in self._waiting.values()), float("inf"))
 
     def turn(self) -> None:
-        """End leases whose time has passed, and answer those who have waited long enough."""
+        """Expire leases, and answer waiting requests whose patience is over."""
         now = time.monotonic()
         if now >= self.jobs.next_time():
             self.jobs.expire(now)
-            self._give()
+            self._assign()
         for client, worker in list(self._waiting.items()):
             if now >= worker.until:
-                self._no_job(client, worker)
+                self._send_no_job(client, worker)
 
     def close(self) -> None:
-        """Tell everybody who waits that there is nothing more."""
+        """Answer all waiting requests without a job, and close the queue."""
         self._is_leaving = True
         for client, worker in list(self._waiting.items()):
-            self._no_job(client, worker)
+            self._send_no_job(client, worker)
         self.jobs.close()
 
     def _worker(self, client: bytes) -> _Worker:
-        """What is known of a client. Raises ProtocolError (code "busy"): as many others as may be have not gone."""
+        """Return the state of a client, or a new one. Raises ProtocolError (code "busy") above MAX_WORKERS clients."""
         worker = self._workers.get(client) or _Worker()
         self._workers.put(client, worker, time.monotonic())
         return worker
 
-    def _give(self) -> None:
-        """Give open jobs to those who wait, whoever began to first."""
+    def _assign(self) -> None:
         now = time.monotonic()
         for client, worker in list(self._waiting.items()) if self.jobs.open else ():
             self._offer(client, worker, now)
@@ -481,11 +483,11 @@ class JobService:
     def _offer(self, client: bytes, worker: _Worker, now: float) -> None:
         job = None if self._is_leaving else self.jobs.take(client, now, worker.name)
         if job is not None:
-            self._hand_over(client, worker, job)
+            self._send_job(client, worker, job)
         elif now >= worker.until or self._is_leaving:
-            self._no_job(client, worker)
+            self._send_no_job(client, worker)
 
-    def _hand_over(self, client: bytes, worker: _Worker, job: LeasedJob) -> None:
+    def _send_job(self, client: bytes, worker: _Worker, job: LeasedJob) -> None:
         del self._waiting[client]
         envelope, header = worker.waits
         try:
@@ -498,7 +500,7 @@ class JobService:
         self.send([*envelope, *frames])
 
     def _packed(self, header: MessageHeader, number: int, content: JobContent, receiver: Receiver) -> list[Buffer]:
-        """Frames that give a job. Raises ProtocolError (code "too_large"): its receiver does not take them."""
+        """Return the frames of JOB. Raises ProtocolError (code "too_large"): they exceed the receiver's limit."""
         body = messages.Job(number=number, lease=self.jobs.lease, options=dict(content.options))
         facts: dict[str, Any] = {"fingerprint": 0}
         if self.starts is not None and content.start is not None:
@@ -507,7 +509,7 @@ class JobService:
         receiver.check(header.client, body, frames)
         return frames
 
-    def _no_job(self, client: bytes, worker: _Worker) -> None:
+    def _send_no_job(self, client: bytes, worker: _Worker) -> None:
         del self._waiting[client]
         envelope, header = worker.waits
         self.send([*envelope, *reply(header, messages.Job(leaving=self._is_leaving))])

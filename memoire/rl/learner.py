@@ -1,21 +1,20 @@
-"""An on-policy learner: a server with one table of rollouts, paced by the models that it publishes.
+"""On-policy learner: a server with one table of rollouts, paced by the models that it publishes.
 
-    collect ──▶ rollouts ──▶ PPO.update ──▶ log ──▶ publish ──▶ collectors go on with the new model
+    collect ──▶ rollouts ──▶ PPO.update ──▶ log ──▶ publish ──▶ collectors continue with the new model
 
-With policy="remote" it computes the actions of its collectors, too: they send observations, and need no network. With
-max_lag=0 no entry is recorded by a model whose share is taken already. Each rank of several has a server of its
-own, and takes the same number of entries.
+With policy="remote", an inference node of the learner computes the actions: one forward pass for the rows of many
+collectors, which send observations and need no network. With max_lag=0, a model records no entries after its share was
+taken. Each rank has its own server, and takes the same number of entries.
 
-Its network is then the policy of an inference node: one forward pass for the rows of many collectors.
+The inference node computes an `ActorCritic` on the CPU in NumPy, as collectors do: torch takes several times as long
+for so few rows.
 
-An `ActorCritic` on the CPU is computed in NumPy, as collectors do: torch takes several times as long for so few rows.
+`evaluate` runs test episodes, which are neither stored nor learned from.
 
-`evaluate` plays episodes to see how good a network is: apart from those of collectors, and never learned from.
-
-A checkpoint has its state as named arrays in one file: written as a whole, one for each rank, the newest two of each.
+A checkpoint is one file of named arrays for each rank, written atomically; the newest two of each rank are kept.
 
     net.*     parameters and statistics            NAME...    arrays of the algorithm's attributes, see `saving`
-    :facts    counters, settings, the algorithm as it was made and as it is, generators of the process
+    :facts    counters, settings, forms of the new and the trained algorithm, generators of the process
 """
 
 from __future__ import annotations
@@ -55,59 +54,57 @@ _log = logging.getLogger(__name__)
 
 Network = ActorCritic | RecurrentActorCritic
 Acting = Literal["local", "remote"]
-"""Where actions are computed: in collectors, or in an inference node of the learner."""
-ADVICE: Final = (
-    'with max_lag above 0, policy="remote" makes actors wait while this process learns. Run a memoire.Inference that '
-    "connects to this server in a process of its own"
+"""Place where actions are computed: in collectors, or in an inference node of the learner."""
+REMOTE_LAG_ADVICE: Final = (
+    'with policy="remote" and max_lag above 0, actors wait while this process learns. Run a memoire.Inference that '
+    "connects to this server in its own process instead"
 )
-RECENT: Final = 50
-"""Newest episodes of each rank whose returns `recent_return` averages."""
+RECENT_EPISODES: Final = 50
+"""Number of newest episodes of each rank whose returns `recent_return` averages."""
 TABLE: Final = "rollouts"
-_ANY_RANKS: Final = 1 << 62  # that a rank without a checkpoint allows
+_ANY_RANKS: Final = 1 << 62  # number of ranks that a rank without a checkpoint allows
 
 
 def evaluate(net: torch.nn.Module, env: Any, episodes: int = 10, *, seed: int | None = None) -> list[float]:
-    """The returns of episodes in which the network takes its most probable action, or the mean in a Box.
+    """Return the returns of episodes with the network's most probable actions, or the mean actions in a Box.
 
     Args:
-        net: Of which `forward` is that of `ActorCritic`, or of `RecurrentActorCritic`.
-        env: One Gymnasium environment. It is reset at first, and stays open.
-        episodes: How many.
-        seed: Of the first episode; the others follow from it.
+        net: Network whose `forward` is that of `ActorCritic` or of `RecurrentActorCritic`.
+        env: One Gymnasium environment. It is reset first, and stays open.
+        episodes: Number of episodes.
+        seed: Seed of the first episode; the others follow from it.
     """
     returns = []
     for episode in range(episodes):
         obs, _ = env.reset(seed=seed if episode == 0 else None)
-        memory, total, is_over = _nothing(net), 0.0, False
+        memory, total, is_over = _initial_memory(net), 0.0, False
         while not is_over:
             with torch.inference_mode():
-                action, memory = _best(net, obs, memory)
+                action, memory = _best_action(net, obs, memory)
             obs, reward, terminated, truncated, _ = env.step(for_space(env.action_space, action))
             total, is_over = total + float(reward), bool(terminated or truncated)
         returns.append(total)
     return returns
 
 
-def _nothing(net: Any) -> torch.Tensor | None:
-    """What a recurrent network remembers at first."""
+def _initial_memory(net: Any) -> torch.Tensor | None:
     shape = getattr(net, "memory_shape", None)
     return None if shape is None else torch.zeros((1, *shape), device=next(net.parameters()).device)
 
 
-def _best(net: Any, obs: Any, memory: torch.Tensor | None) -> tuple[Any, torch.Tensor | None]:
-    """An action for one observation [*F], and what is remembered then."""
+def _best_action(net: Any, obs: Any, memory: torch.Tensor | None) -> tuple[Any, torch.Tensor | None]:
     inputs = flat_tensor(mapped(lambda part: np.asarray(part)[None], obs)).to(next(net.parameters()).device)
-    distribution, _, *rest = net(inputs) if memory is None else net(inputs, memory)
+    distribution, _, *memories = net(inputs) if memory is None else net(inputs, memory)
     action = distribution.mode[0].cpu().numpy()
-    return (action.item() if action.shape == () else action), (rest[0] if rest else None)
+    return (action.item() if action.shape == () else action), (memories[0] if memories else None)
 
 
 class ActingNode:
-    """An inference node that samples actions from copies of a network.
+    """Inference node that samples actions from copies of a network.
 
     Args:
-        endpoint: Where it listens.
-        schema: Of the table that collectors fill.
+        endpoint: Address to listen at.
+        schema: Schema of the table that collectors fill.
         keys: As of `Inference`.
     """
 
@@ -115,125 +112,125 @@ class ActingNode:
         self._inputs, self._outputs = policy_rows(schema)
         self._device = torch.device("cpu")
         self.node = Inference(endpoint, self._inputs, self._outputs, self._act, keys=keys)
-        """Its figures are `node.stats()`."""
+        """Inference node; `node.stats()` returns its figures."""
 
     def use(self, net: torch.nn.Module, version: int) -> None:
-        """Act by the network as it is now from the next batch on; returns when that is so."""
+        """Act by a copy of the network from the next batch on; returns when the node uses the copy."""
         self._device = next(net.parameters()).device
         if type(net) is ActorCritic and self._device.type == "cpu":
-            # The table stores no values of the policy that acted.
+            # The value network is left out: the table stores no values of the policy.
             acting = {name: array for name, array in net.state_dict().items() if not name.startswith("value.")}
             self.node.update(MlpPolicy(memoire.torch.body_of(acting), version), version)
         else:
-            copied = copy.deepcopy(net).requires_grad_(requires_grad=False)
-            self.node.update(copied.eval(), version)
+            frozen = copy.deepcopy(net).requires_grad_(requires_grad=False)
+            self.node.update(frozen.eval(), version)
         self.node.wait_version(version)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Close the inference node, which then answers no collector."""
         self.node.close()
 
     def _act(self, columns: Mapping[str, Any], acting: MlpPolicy | torch.nn.Module) -> dict[str, Any]:
-        """Sampled actions for rows [B], and what else the table stores of a policy."""
+        """Return sampled actions for rows [B] and the other columns that the table stores of a policy."""
         if isinstance(acting, MlpPolicy):
-            found = acting.act(observations_of(self._inputs, columns))
+            results = acting.act(observations_of(self._inputs, columns))
         else:
-            found = self._by_torch({name: self._tensor(columns[name]) for name in self._inputs.names}, acting)
-        column, action = self._outputs["action"], found["action"]
-        made = {name: found[name] for name in self._outputs.roots}
-        return made | {"action": action.astype(column.dtype).reshape(-1, *column.shape)}
+            results = self._act_by_torch({name: self._tensor(columns[name]) for name in self._inputs.names}, acting)
+        column, action = self._outputs["action"], results["action"]
+        outputs = {name: results[name] for name in self._outputs.roots}
+        return outputs | {"action": action.astype(column.dtype).reshape(-1, *column.shape)}
 
-    def _by_torch(self, columns: Mapping[str, torch.Tensor], net: torch.nn.Module) -> dict[str, Any]:
+    def _act_by_torch(self, columns: Mapping[str, torch.Tensor], net: torch.nn.Module) -> dict[str, Any]:
         obs = observations_of(self._inputs, columns)
         with torch.inference_mode():
             if MEMORY in columns:
                 distribution, _, memory = net(obs, columns[MEMORY])
-                found = {MEMORY: memory.cpu().numpy()}
+                memories = {MEMORY: memory.cpu().numpy()}
             else:
-                (distribution, _), found = net(obs), {}
+                (distribution, _), memories = net(obs), {}
             action = distribution.sample()
             logp = distribution.log_prob(action)
-        return found | {"action": action.cpu().numpy(), "logp": logp.cpu().numpy()}
+        return memories | {"action": action.cpu().numpy(), "logp": logp.cpu().numpy()}
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        """A tensor of an array [B, *F]; of a copy, if it lies in a message that is only to be read."""
         return torch.from_numpy(np.require(array, requirements="W")).to(self._device)
 
 
 SAVED_APART: Final = ("net", "_plain")
-"""Attributes of an algorithm that the learner saves by itself."""
+"""Attributes of an algorithm that the learner saves itself."""
 
 
 class Checkpoints:
-    """The files of one rank in a folder, which is made. They are locked until `close`.
+    """Checkpoint files of one rank in a folder, which is created; the files are locked until `close`.
 
     Raises:
-        StateLocked: another learner has the files of this rank.
-        StateForeign: the path of the lock file holds something else.
+        StateLocked: another learner uses the files of this rank.
+        StateForeign: the path of the lock file holds another kind of file.
     """
 
     def __init__(self, folder: str | Path, rank: int = 0) -> None:
         self.folder = Path(folder).absolute()
         self._files = weights.NumberedFiles(self.folder, f"rank-{rank}-")
         self.folder.mkdir(parents=True, exist_ok=True)
-        what = f"rank {rank} of the checkpoint folder"
-        self._lock = lock_folder(self.folder, what, "learner", name=f"rank-{rank}.lock")
+        files = f"rank {rank} of the checkpoint folder"
+        self._lock = lock_folder(self.folder, files, "learner", name=f"rank-{rank}.lock")
         remove_abandoned_in(self.folder, ".safetensors")
 
     def close(self) -> None:
-        """Let another learner have the files; once is enough."""
+        """Release the lock, so that another learner may use the files."""
         self._lock.release()
 
     def newest(self) -> int:
-        """The newest iteration that was saved; -1 if there is none."""
+        """Return the iteration of the newest checkpoint; -1 without checkpoints."""
         newest = self._files.newest()
         return -1 if newest is None else newest
 
-    def save(self, iteration: int, net: torch.nn.Module, algorithm: Any, made: Any, facts: Mapping[str, Any]) -> Path:
-        """Write what goes on after a restart; on disk when this returns; checkpoints before the last two are gone.
+    def save(self, iteration: int, net: torch.nn.Module, algorithm: Any, form: Any, facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint to disk and return its path; checkpoints before the last two are removed.
 
         Args:
-            algorithm: None is none.
-            made: `form_of` the algorithm as it was made.
-            facts: What the learner counts, and its settings.
+            algorithm: Algorithm to save, or None.
+            form: `form_of` the algorithm before training.
+            facts: Counters and settings of the learner.
         """
         arrays, tree = state_of(SimpleNamespace(net=net))
-        own, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, SAVED_APART)
-        tree |= {"algorithm": state["agent"], "made": made, "facts": dict(facts)}
-        return self._files.save(iteration, arrays | own | {FACTS: packed_tree(tree)})
+        algorithm_arrays, state = ({}, {"agent": None}) if algorithm is None else state_of(algorithm, SAVED_APART)
+        tree |= {"algorithm": state["agent"], "made": form, "facts": dict(facts)}
+        return self._files.save(iteration, arrays | algorithm_arrays | {FACTS: packed_tree(tree)})
 
     def load(self, iteration: int) -> SavedLearner:
-        """A checkpoint. Raises OSError, DataError: it is not there, or damaged."""
+        """Return the checkpoint of an iteration. Raises OSError, DataError: the file is missing or damaged."""
         return SavedLearner(self._files.path(iteration))
 
 
 class SavedLearner:
-    """What a checkpoint holds.
+    """Contents of a checkpoint: arrays, counters and settings of a learner.
 
     Raises:
-        OSError, DataError: it is not there, damaged, or no checkpoint of a learner.
+        OSError: the file cannot be read.
+        DataError: the file is damaged, or not a checkpoint of a learner.
     """
 
     def __init__(self, path: Path) -> None:
         self._arrays, self._path = weights.load(path), str(path)
-        with readable(self._path, "is no checkpoint of a learner"):
+        with readable(self._path, "is not a checkpoint of a learner"):
             self._tree = unpack(self._arrays.pop(FACTS).tobytes(), self._path)
             self.facts: dict[str, Any] = dict(self._tree["facts"])
-            """What the learner counts, and its settings."""
+            """Counters and settings of the learner."""
             self.has_algorithm = self._tree["algorithm"] is not None
             self.settings: dict[str, Any] = dict(self.facts["settings"])
-            """The settings that the learner was made with."""
+            """Settings of the learner that wrote the checkpoint."""
             self.ranks, self.every = int(self.settings["ranks"]), int(self.settings["checkpoint_every"])
             self.steps, self.iterations = int(self.facts["steps"]), int(self.facts["iterations"])
             self.version = int(self.facts["version"])
 
     def restore_net(self, net: torch.nn.Module) -> None:
-        """Put parameters, statistics and the process' generators back. Raises DataError: it is another network's."""
+        """Restore parameters, statistics and the process' generators. Raises DataError: the network does not fit."""
         with readable(self._path, "does not fit this network"):
             restore(SimpleNamespace(net=net), self._arrays, self._tree, {}, self._path)
 
     def restore_algorithm(self, algorithm: Any) -> None:
-        """Put an algorithm's attributes and the generators of the process back; as it is if nothing was saved.
+        """Restore an algorithm's attributes and the process' generators; do nothing if no algorithm was saved.
 
         Raises:
             DataError, ParameterError: see `saving.restore`.
@@ -245,32 +242,38 @@ class SavedLearner:
 
 
 class OnPolicyLearner:
-    """Takes rollouts and publishes models.
+    """On-policy learner: takes rollouts from its server and publishes models.
 
     Args:
-        endpoint: Of the server; rank r of a machine takes the port 10 r above. An inference node takes the port 3 above
-            that.
-        env: An environment or vector environment, or anything with its two spaces.
-        net: What learns; it is changed in place.
+        endpoint: Address of the server; rank r of a machine adds 10 r to the port. The inference node adds 3 to that.
+        env: An environment or vector environment, or an object with its two spaces.
+        net: Network to train; it is changed in place.
         steps: Entries of each iteration, of all ranks together.
         rollout_length: Entries of a full fragment.
-        max_lag: Versions that entries may be older than the newest model. 0 is strict.
-        correction: Of old entries, by name, as of `PPO`; has to be given if max_lag is above 0.
-        policy: "local": collectors act by the models that are published. "remote": they ask an inference node in this
-            process, which the server tells them of; it acts by any `net`, and answers them between two updates.
-        seconds: After so many `is_over` is true; None never.
-        checkpoint: Folder of the state after iterations; with one that is there, the learner goes on. None saves
-            nothing.
+        max_lag: Versions that entries may be older than the newest model; 0 is strict.
+        correction: Name of the correction of old entries, as of `PPO`; required if max_lag is above 0.
+        policy: "local": collectors act by published models. "remote": they ask an inference node in this process,
+            whose address the server tells them; the node acts by any `net`, and answers between two updates.
+        seconds: Time limit after which `is_over` is True; None sets no limit.
+        checkpoint: Folder of checkpoints; the learner continues from an existing one. None saves nothing.
         checkpoint_every: Iterations between two checkpoints.
-        discount: Of the table: of advantages, and of the sums by whose spread a network scales rewards.
+        discount: Discount of the table, for advantages and for the sums by whose spread a network scales rewards.
         keys, run: As of `Server`.
-        logger: Gets what is logged, too.
-        world: Rank and number of ranks; None is what torchrun says.
+        logger: Logger that receives the logged figures, too.
+        world: Rank and number of ranks; None takes those of torchrun.
 
     Raises:
-        ParameterError: a setting is out of its range, or a correction is missing; or a checkpoint is of fewer ranks.
-        DataError: the checkpoint is damaged, or of another network.
+        ParameterError: a setting is out of its range, the correction is missing, or a checkpoint has fewer ranks.
+        DataError: the checkpoint is damaged, or belongs to another network.
         EndpointError: the address is in use or malformed.
+
+    Example:
+        learner = OnPolicyLearner("tcp://127.0.0.1:5560", envs, ActorCritic.mlp(envs), seconds=600.0)
+        ppo = PPO(learner.net)
+        with learner:
+            while not learner.is_over:
+                learner.log(ppo.update(learner.collect()))
+                learner.publish()
     """
 
     @checked_names()
@@ -298,31 +301,31 @@ class OnPolicyLearner:
         self.max_lag = whole("max_lag", max_lag, 0)
         net.correction = check_correction(correction)
         if max_lag and correction is None:
-            raise ParameterError("correction", None, "named if max_lag is above 0: vtrace, decoupled or none")
+            raise ParameterError("correction", None, "'vtrace', 'decoupled' or 'none', because max_lag is above 0")
         if whole("steps", steps, 1) % self.world.size:
             raise ParameterError("steps", steps, f"a multiple of the {self.world.size} ranks")
         if policy not in get_args(Acting):
             raise ParameterError("policy", policy, one_of(policy, get_args(Acting)))
         if policy == "local" and _memory_of(net):
-            raise ParameterError("policy", policy, "'remote' for a recurrent network: collectors cannot compute it")
+            raise ParameterError("policy", policy, "'remote', because collectors cannot compute a recurrent network")
         if max_lag and policy == "remote":
-            _log.warning(ADVICE)
+            _log.warning(REMOTE_LAG_ADVICE)
         self._share, self._all = steps // self.world.size, steps
         self._env, self._plain, self._ppo = env, net, None  # type: Any, Network, PPO | None
-        self._made: Any = None  # form of the algorithm before it was trained
+        self._form: Any = None  # form of the algorithm before training
         self._every = whole("checkpoint_every", checkpoint_every, 1)
         self._logger = logger
         self._deadline = time.monotonic() + checked_seconds(seconds)
         self._pending: dict[str, Moments] = {}
         self.steps = self.iterations = 0
-        """Entries that were taken by all ranks, and times that a model was published after them."""
+        """Numbers of entries that all ranks have taken, and of models published after them."""
         self.recent_return = -math.inf
-        """Mean return of the newest episodes as of the last `collect`; -inf until there were `RECENT` of them."""
+        """Mean return of the newest episodes at the last `collect`; -inf below `RECENT_EPISODES` episodes."""
         self.settings: dict[str, Any] = {
             "steps": steps, "rollout_length": rollout_length, "max_lag": max_lag, "correction": correction,
             "policy": policy, "checkpoint_every": checkpoint_every, "discount": discount, "ranks": self.world.size,
         }  # fmt: skip
-        """What it was told, as its checkpoint keeps it."""
+        """Settings of the learner, as checkpoints store them."""
         self._files = None if checkpoint is None else Checkpoints(checkpoint, self.world.rank)
         self._acting: ActingNode | None = None
         table = Table(
@@ -332,13 +335,13 @@ class OnPolicyLearner:
         try:
             self._restored = self._resume()
             self.net = self.world.wrap(net)
-            """What learns: `net`, or that inside of DistributedDataParallel."""
+            """Network to train: `net`, or DistributedDataParallel around `net` for several ranks."""
             place = address_of_rank(endpoint, self.world.place)
             if policy == "remote":
                 self._acting = ActingNode(beside(place), table.schema, keys=keys)
             nodes = [] if self._acting is None else [self._acting.node.endpoint]
             self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=nodes)
-            """Its server; `server.endpoint` is where collectors connect to."""
+            """Server of the learner; collectors connect to `server.endpoint`."""
             self._publish(net.version + 1)
         except BaseException:
             self._close_others()
@@ -346,34 +349,34 @@ class OnPolicyLearner:
 
     @property
     def inference(self) -> Inference | None:
-        """The node that acts for collectors; None with policy="local"."""
+        """Inference node that acts for collectors; None with policy="local"."""
         return None if self._acting is None else self._acting.node
 
     def keep(self, ppo: PPO) -> PPO:
-        """Have checkpoints hold this algorithm's state, and put back what the last one held; returns it.
+        """Save this algorithm's state in checkpoints, restore it from the last one, and return the algorithm.
 
-        Settings that differ from those in the checkpoint stay as told, and the log names both.
+        Settings that differ from those in the checkpoint keep their new values, and the log names both.
 
         Raises:
-            ParameterError: it has another discount than the table, or another value of something that training has
-                changed since.
-            DataError: the checkpoint is of another algorithm.
+            ParameterError: the algorithm has another discount than the table, or another value of an attribute that
+                training has changed since.
+            DataError: the checkpoint belongs to another algorithm.
         """
         check_gamma(ppo, self.server.table(TABLE).parameters.discount)
-        made = form_of(ppo, SAVED_APART)
+        form = form_of(ppo, SAVED_APART)
         if self._restored is not None:
             self._restored.restore_algorithm(ppo)
-        self._ppo, self._made = ppo, made
+        self._ppo, self._form = ppo, form
         if self._files is not None and (names := unsaved(ppo, SAVED_APART)):
             _log.warning("checkpoints do not hold these attributes of the algorithm: %s", ", ".join(names))
         return ppo
 
     def collect(self, timeout: float = 60.0) -> Rollouts:
-        """The next `steps` / ranks entries, each taken once; all of them or none.
+        """Take the next `steps` / ranks entries, all or nothing; each entry is taken once.
 
         Raises:
-            NotEnoughSamples: too few came within `timeout` seconds; it says what was missing.
-            RanksDiffer: the ranks do not agree about entries or version.
+            NotEnoughSamples: too few entries came within `timeout` seconds; the error says how many.
+            RanksDiffer: the ranks have different numbers of entries, or different versions.
         """
         release: Any = "now" if self.max_lag else "publish"
         rollouts = self.server.table(TABLE).take(self._share, timeout, release=release)
@@ -381,35 +384,37 @@ class OnPolicyLearner:
         for name, part in self._plain.moments_of(rollouts).items():
             self._pending.setdefault(name, Moments(part.mean.shape)).merge(part)
         self.steps += self._all
-        newest = [ended.returned for _, ended in self.server.episodes(RECENT)]
+        newest = [ended.returned for _, ended in self.server.episodes(RECENT_EPISODES)]
         total, count = self.world.sums([sum(newest), len(newest)])
-        self.recent_return = float(total / count) if count >= RECENT else -math.inf
+        self.recent_return = float(total / count) if count >= RECENT_EPISODES else -math.inf
         return rollouts
 
     def evaluate(self, env: Any, episodes: int = 10, *, seed: int | None = None) -> float:
-        """The mean return of episodes that are played here by the most probable actions, and shown as `test_return`.
+        """Run test episodes by the most probable actions; return their mean return, and log it as `test_return`.
 
-        They are no samples, and count in no totals. Collectors wait meanwhile if max_lag is 0.
+        Test episodes are not stored, and no total counts them. Collectors wait meanwhile if max_lag is 0.
 
         Args:
-            env: One Gymnasium environment, apart from the collectors'.
-            seed: Of the first episode.
+            env: One Gymnasium environment, which no collector uses.
+            episodes: Number of episodes.
+            seed: Seed of the first episode.
         """
         returned = float(np.mean(evaluate(self._plain, env, episodes, seed=seed)))
         self.log({"test_return": returned})
         return returned
 
     def log(self, figures: Mapping[str, float]) -> None:
-        """Show figures on the server's pages, beside steps and the recent return, and hand them to the logger."""
+        """Show figures on the server's pages, with steps and the recent return, and pass them to the logger."""
         recent = {"recent_return": self.recent_return} if math.isfinite(self.recent_return) else {}
-        shown = {name: value for name, value in figures.items() if math.isfinite(value)} | recent
-        self.server.scalars(shown | {"learner_steps": float(self.steps)})
+        values = {name: value for name, value in figures.items() if math.isfinite(value)} | recent
+        self.server.scalars(values | {"learner_steps": float(self.steps)})
         if self._logger is not None:
-            self._logger.log(shown, self.steps)
+            self._logger.log(values, self.steps)
 
     def publish(self) -> int:
-        """Publish the network as the next model, after it has taken in what rollouts say of observations and rewards,
-        and save a checkpoint if it is time; returns the version.
+        """Publish the network as the next model and return its version.
+
+        Before that, the network merges the statistics of the rollouts, and a checkpoint is saved if it is due.
         """
         self._merge()
         self.iterations += 1
@@ -417,19 +422,19 @@ class OnPolicyLearner:
         if self._files is not None and self.iterations % self._every == 0:
             facts = {"steps": self.steps, "iterations": self.iterations, "version": version, "settings": self.settings}
             if self._ppo is None and self._restored is not None and self._restored.has_algorithm:
-                _log.warning("the checkpoint before has the state of an algorithm, this one has none: call keep(...)")
-            self._files.save(self.iterations, self._plain, self._ppo, self._made, facts)
+                _log.warning("the new checkpoint lacks the algorithm's state, which the former one has: call keep(...)")
+            self._files.save(self.iterations, self._plain, self._ppo, self._form, facts)
         return self._publish(version)
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up, or the run was declared finished."""
+        """True if the time limit has passed, or the run was declared finished."""
         return time.monotonic() >= self._deadline or self.server.finished
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the server and the inference node. The run stays as it is: `server.finish()` ends it for collectors."""
+        """Close the server and the inference node. The run does not finish: `server.finish()` ends its collectors."""
         self.server.close(timeout)
-        self._close_others()  # collectors that have heard of the end ask no more
+        self._close_others()  # after the server, so that its collectors know of the end and ask no more
 
     def _close_others(self) -> None:
         if self._acting is not None:
@@ -443,19 +448,18 @@ class OnPolicyLearner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # a learner that fails is started again, and its collectors wait for it
+        if kind is None:  # after an error, the learner may be restarted, and its collectors wait for it
             self.server.finish()
         self.close()
 
     def _publish(self, version: int) -> int:
         self._plain.version = version
-        if self._acting is not None:  # first, since actors go on as soon as they hear of the new version
+        if self._acting is not None:  # first, since actors continue as soon as they know the new version
             self._acting.use(self._plain, version)
         body = with_actions(memoire.torch.body_of(self._plain), self._env)
         return self.server.publish(TOPIC, body, version=version)
 
     def _merge(self) -> None:
-        """Let the network take in what all ranks have seen since the last model."""
         for name, part in self._pending.items():
             sums = self.world.sums(np.stack([part.mean, part.variance + part.mean**2]) * part.count)
             count = self.world.sums([part.count])[0]
@@ -466,38 +470,37 @@ class OnPolicyLearner:
         self._pending = {}
 
     def _resume(self) -> SavedLearner | None:
-        """Go on after the newest checkpoint that all ranks have; None if there is none."""
+        """Restore the newest checkpoint that all ranks have, and return it; None without a common checkpoint."""
         if self._files is None:
             return None
-        own = self._files.newest()
-        newest = self.world.least([own])[0]
+        local = self._files.newest()
+        newest = self.world.least([local])[0]
         saved: SavedLearner | None = None
         problem: Exception | None = None
         try:
-            if own >= 0:
-                saved = self._files.load(own if newest < 0 else newest)
+            if local >= 0:
+                saved = self._files.load(local if newest < 0 else newest)
         except (OSError, DataError) as error:
             problem = error
-        # What one rank finds, each of them raises: else the others wait for it.
+        # An error of one rank is raised by all ranks: otherwise the others would wait for it.
         ranks, is_read = self.world.least([_ANY_RANKS if saved is None else saved.ranks, int(problem is None)])
         if problem is not None:
             raise problem
         if not is_read:
-            raise DataError(str(self._files.folder), "cannot be gone on from: another rank cannot read its checkpoint")
+            raise DataError(str(self._files.folder), "cannot be restored: another rank cannot read its checkpoint")
         if ranks < self.world.size:
-            expected = f"at most {ranks}, as in {self._files.folder}, which has the state of each rank"
+            expected = f"at most {ranks}, the number of ranks that {self._files.folder} has checkpoints of"
             raise ParameterError("ranks", self.world.size, expected)
-        if newest < 0 or saved is None:  # a rank died before it had written its first one
+        if newest < 0 or saved is None:  # a rank died before it had written its first checkpoint
             return None
         warn_of_told(self.settings, saved.settings, "learner")
         saved.restore_net(self._plain)
         self.steps, self.iterations = saved.steps, saved.iterations
-        # Models that were published since are unknown here: at most one less than lay between two checkpoints.
+        # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 of them.
         self._plain.version = saved.version + saved.every - 1
         return saved
 
 
 def _memory_of(net: torch.nn.Module) -> dict[str, Any]:
-    """The column for what a recurrent network remembers; {} if it remembers nothing."""
     shape = getattr(net, "memory_shape", None)
     return {} if shape is None else {MEMORY: (np.float32, shape)}

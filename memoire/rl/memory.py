@@ -1,15 +1,15 @@
-"""A trainer's own memory of samples from workers: rings of columns, drawn uniformly, one gather a column.
+"""Trainer's memory of samples from workers: rings of columns, drawn uniformly with one gather for each column.
 
     memory = GenericMemory(1_000_000, codec=codec)
     memory.append([(act, obs, rew, done, info), ...])        # as workers send them
     batch = memory.sample(256)                               # last_obs, act, rew, new_obs, terminated, truncated
 
-A sample is what a step led to; an episode begins with the sample of its reset, which is no transition. Each sample is
-stored once, and a transition is two samples that follow each other:
+A sample is the result of a step or of a reset; an episode begins with the sample of its reset. Each sample is stored
+once, and a transition consists of two consecutive samples of an episode:
 
     number           0  1  2  3  4  5  6          columns are rings: sample n lies in row n % capacity
-    episode starts   0  0  0  3  3  3  3          a transition ends at each number but the starts:
-    transitions         1  2     4  5  6          here there are five, and item 2 is the one that ends at 4
+    episode starts   0  0  0  3  3  3  3          a transition ends at each sample but the first ones:
+    transitions         1  2     4  5  6          five transitions; item 2 ends at sample 4
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from .codec import NONE, Codec, Structure, assembled, leaves_of, mapped, paths_o
 
 Int64Array = NDArray[np.int64]
 NO_DONE: Final = "__no_done"
-"""The key in `info` of a sample after which the episode was given up, and did not end by itself."""
+"""Key in `info` of a sample after which the worker cut its episode, which the environment had not ended."""
 
 
 class Transitions(NamedTuple):
-    """B transitions. Observations are nested as the environment's, with arrays [B, *F] as leaves."""
+    """Batch of B transitions. Observations are nested as the environment's, with arrays [B, *F] as leaves."""
 
     last_obs: Any
     act: Any
     rew: NDArray[np.float32]
-    """[B]"""
+    """Reward [B] of each transition."""
     new_obs: Any
     terminated: NDArray[np.bool_]
-    """[B]"""
+    """True [B] if the transition terminated its episode."""
     truncated: NDArray[np.bool_]
-    """[B]"""
+    """True [B] if the transition's episode was truncated after it."""
 
 
 class GenericMemory:
-    """Keeps the newest samples, and draws transitions of them that never cross the end of an episode.
+    """Memory of the newest samples, from which transitions within one episode are drawn.
 
-    For one thread. The nesting, shapes and dtypes of the first sample are those of all.
+    For one thread. The first sample determines nesting, shapes and dtypes of all samples.
 
     Args:
-        capacity: Samples.
-        codec: By which samples come compressed; None takes them as they are.
-        folder: Where columns are files that are mapped into memory; None keeps them in memory.
-        keeps_info: Whether `info` of samples is kept, for `transition`.
-        seed: Of the draws; None takes entropy from the system.
-        container: That whose memory limit has to allow columns in memory; None is no limit. Their sizes are known, and
-            checked, when the first sample comes.
+        capacity: Number of samples.
+        codec: Codec of the workers' samples; None for uncompressed samples.
+        folder: Folder for columns as memory-mapped files; None keeps columns in memory.
+        keeps_info: True keeps the `info` of samples, for `transition`.
+        seed: Seed of the draws; None takes entropy from the system.
+        container: Container whose memory limit columns in memory have to fit; None sets no limit. Their sizes are
+            known, and checked, when the first sample arrives.
     """
 
     def __init__(
@@ -74,50 +74,50 @@ class GenericMemory:
         self.capacity = whole("capacity", capacity, 2)
         self.codec = codec or NONE
         self.random = ForkedGenerator(seed)
-        """Draws."""
+        """Random generator of the draws."""
         self._folder = None if folder is None else Path(folder).absolute()
         self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
         self._columns: list[_Ring] = []  # of the leaves of act, then of obs
-        self._n_act = 0  # how many of them are act's
+        self._n_act = 0  # number of columns of act
         self._reward = np.zeros(self.capacity, np.float32)
         self._ends = np.zeros((2, self.capacity), np.bool_)  # terminated, truncated
         self._infos = np.empty(self.capacity, object) if keeps_info else None
-        self._reserved = Reservation(container)  # for the columns, once the first sample shows their sizes
-        self._first = np.zeros(self.capacity, np.int64)  # number of the first sample of each one's episode
+        self._reserved = Reservation(container)  # for the columns, once the first sample determines their sizes
+        self._first = np.zeros(self.capacity, np.int64)  # for each sample: number of the first one of its episode
         self._boundary = _Boundary(self.capacity)
         history = self.codec.history
         self._history = 0 if history is None else history.length
 
     def __len__(self) -> int:
-        """Transitions that can be drawn."""
+        """Return the number of transitions that can be drawn."""
         return len(self._boundary)
 
     @property
     def appended(self) -> int:
-        """Samples that came, those included that have left since."""
+        """Number of samples appended so far, with evicted ones."""
         return self._boundary.appended
 
     @property
     def held(self) -> int:
-        """Samples that are here."""
+        """Number of samples in the memory."""
         return min(self.appended, self.capacity)
 
     # -------------------------------------------------------------------------------------------------- samples
 
     def append(self, samples: Sequence[Any], starts: Sequence[bool] | None = None, *, continues: bool = False) -> None:
-        """Take samples of one worker, in order; the oldest leave.
+        """Append samples of one worker, in order; the oldest samples are evicted.
 
         Args:
-            samples: (act, obs, rew, done, info), or (act, obs, rew, terminated, truncated, info), as the codec made
+            samples: (act, obs, rew, done, info), or (act, obs, rew, terminated, truncated, info), as the codec returned
                 them.
-            starts: For each sample, whether it is that of a reset. By default the first one is, and those behind the
-                end of an episode.
-            continues: Whether the first one follows the last one that came, so that its episode goes on.
+            starts: True for each sample of a reset. By default these are the first one, and those after the end of an
+                episode.
+            continues: True if the first sample follows the last appended one in the same episode.
 
         Raises:
-            CodecMismatch: a worker has another codec; or none, if `starts` says which samples are of a reset.
-            EntryError: a sample is nested otherwise than the first one, or has another shape. Nothing was taken.
-            ParameterError: after the first sample, the capacity makes more than the container has.
+            CodecMismatch: a worker has another codec; or, if `starts` is given, no codec.
+            EntryError: a sample has another nesting, shape or dtype than the first one. No sample was appended.
+            ParameterError: the columns for `capacity` samples exceed the container's memory.
         """
         if not samples:
             return
@@ -144,7 +144,7 @@ class GenericMemory:
         return act, obs, rew, terminated, truncated, info
 
     def _columns_of(self, rows: list[tuple[Any, ...]]) -> list[Any]:
-        """What is to be written to each column: an array [n, *F], or a list."""
+        """Return the values for each column as an array [n, *F]; create the columns for the first sample."""
         if self._structures is None:
             self._make_columns(rows[0])
         leaves = []
@@ -161,7 +161,7 @@ class GenericMemory:
         leaves = enumerate(zip(names, acts + observations, strict=True))
         columns = [_Ring(name, self.capacity, leaf, self._file(place)) for place, (name, leaf) in leaves]
         if self._history and any(each.has_objects for each in columns[: len(acts)]):
-            raise ParameterError("history", "actions that are bytes", "left out, or actions in arrays")
+            raise ParameterError("history", "actions that are bytes", "left out, or combined with actions in arrays")
         if self._folder is None:
             size = sum(each.rows.nbytes for each in columns if not each.has_objects)
             self._reserved.reserve("capacity", self.capacity, size)
@@ -176,7 +176,6 @@ class GenericMemory:
     def _write(
         self, rows: list[Any], columns: list[Any], is_start: Any, ends: Any, begin: int, continues: bool
     ) -> None:
-        """Write at most `capacity` samples into rows of the rings."""
         end = begin + len(rows)
         numbers = self._boundary.appended + np.arange(len(rows))
         places = numbers % self.capacity
@@ -190,7 +189,7 @@ class GenericMemory:
         self._first[places] = self._boundary.add(is_start[begin:end], self._reach(), continues, is_closed)
 
     def _reach(self) -> tuple[int, int]:
-        """Samples of its episode that a transition needs before its end: behind a reset, and behind another cut."""
+        """Return numbers of samples that a transition needs before its end: after a reset, and after another cut."""
         whole_history = max(1, self._history)
         is_padded = self.codec.history is None or self.codec.history.start == "repeat"
         return (1 if is_padded else whole_history), whole_history
@@ -198,47 +197,46 @@ class GenericMemory:
     # ---------------------------------------------------------------------------------------------------- draws
 
     def sample(self, batch_size: int) -> Transitions:
-        """A batch of transitions, drawn uniformly with replacement; arrays [B, ...] belong to the caller.
+        """Draw a batch of transitions uniformly with replacement; arrays [B, ...] belong to the caller.
 
         Raises:
-            NotEnoughSamples: there is no transition.
+            NotEnoughSamples: the memory has no transition.
         """
         if not len(self):
-            raise NotEnoughSamples(batch_size, 0, 0, 0, reason="no transition is there yet")
+            raise NotEnoughSamples(batch_size, 0, 0, 0, reason="the memory has no transition yet")
         return self.transitions(self.random.integers(len(self), size=whole("batch_size", batch_size, 1)))
 
     def transitions(self, items: Any) -> Transitions:
-        """The transitions with these numbers [B], each in [0, len(self)); arrays [B, ...] belong to the caller.
+        """Return the transitions with these numbers [B], each in [0, len(self)); arrays [B, ...] belong to the caller.
 
         Raises:
-            ParameterError: a number is outside.
+            ParameterError: a number is outside of this range.
         """
-        chosen = np.asarray(items, np.int64)
-        if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
+        indices = np.asarray(items, np.int64)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
             raise ParameterError("items", items, f"whole numbers from 0 to {len(self) - 1}")
-        numbers = self._boundary.numbers(chosen)
+        numbers = self._boundary.numbers(indices)
         now = numbers % self.capacity
         if self.codec.restores_whole_samples:
-            last, new, act = self._restored(numbers)
+            last, new, act = self._restore_samples(numbers)
         else:
-            last, new, act = self._gathered(numbers)
+            last, new, act = self._gather(numbers)
         if self._history:
-            last, new = self._with_history(last, new, numbers)
+            last, new = self._add_history(last, new, numbers)
         return Transitions(last, act, self._reward[now], new, self._ends[0][now], self._ends[1][now])
 
     def transition(self, item: int) -> tuple[Any, ...]:
-        """(last_obs, act, rew, new_obs, terminated, truncated, info) of one transition, as the environment gave it.
+        """Return one transition: (last_obs, act, rew, new_obs, terminated, truncated, info).
 
-        info is {} unless it is kept.
+        info is {} without `keeps_info`.
         """
-        found = self.transitions([item])
-        row = [mapped(lambda leaf: leaf[0], part) for part in found]
+        batch = self.transitions([item])
+        row = [mapped(lambda leaf: leaf[0], part) for part in batch]
         number = int(self._boundary.numbers(np.array([item]))[0])
         info = {} if self._infos is None else self._infos[number % self.capacity]
         return (*row[:2], row[2], row[3], bool(row[4]), bool(row[5]), info)
 
-    def _gathered(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
-        """(last_obs, new_obs, act): one gather for each column."""
+    def _gather(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
         assert self._structures is not None
         size, now = len(numbers), numbers % self.capacity
         both = np.concatenate([(numbers - 1) % self.capacity, now])
@@ -252,13 +250,13 @@ class GenericMemory:
             assembled(self._structures[0], acts),
         )
 
-    def _restored(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
-        """The same where a function restores samples, one by one."""
-        last = [self._restored_sample(int(number) - 1) for number in numbers]
-        new = [self._restored_sample(int(number)) for number in numbers]
+    def _restore_samples(self, numbers: Int64Array) -> tuple[Any, Any, Any]:
+        """Return (last_obs, new_obs, act) of transitions [B] whose samples a function restores one by one."""
+        last = [self._restore_sample(int(number) - 1) for number in numbers]
+        new = [self._restore_sample(int(number)) for number in numbers]
         return stacked([obs for _, obs in last]), stacked([obs for _, obs in new]), stacked([act for act, _ in new])
 
-    def _restored_sample(self, number: int) -> tuple[Any, Any]:
+    def _restore_sample(self, number: int) -> tuple[Any, Any]:
         assert self._structures is not None
         place = number % self.capacity
         leaves = [column.rows[place] for column in self._columns]
@@ -269,8 +267,8 @@ class GenericMemory:
         restored = self.codec.restored(five, "sample")
         return restored[0], restored[1]
 
-    def _with_history(self, last: Any, new: Any, numbers: Int64Array) -> tuple[Any, Any]:
-        """Observations with the last actions at their end; before the first sample of an episode is that sample."""
+    def _add_history(self, last: Any, new: Any, numbers: Int64Array) -> tuple[Any, Any]:
+        """Append the last actions to observations; the action of an episode's first sample stands for earlier ones."""
         assert self._structures is not None
         earlier = numbers[:, None] - np.arange(self._history, -1, -1)
         places = np.maximum(earlier, self._first[numbers % self.capacity][:, None]) % self.capacity
@@ -286,38 +284,38 @@ class GenericMemory:
 
 
 class _Boundary:
-    """Which samples end a transition: numbers in order, in a ring. Samples leave at its front, and come at its back.
+    """Ring of the numbers of samples that end a transition, in order: evicted at the front, appended at the back.
 
     Args:
-        capacity: Samples.
+        capacity: Number of samples.
     """
 
     def __init__(self, capacity: int) -> None:
         self.appended = 0
-        """Samples that came."""
+        """Number of samples appended so far."""
         self.is_closed = True
-        """Whether the last sample ended its episode."""
+        """True if the last sample ended its episode."""
         self._capacity = capacity
         self._ring = np.zeros(capacity, np.int64)
-        self._head = self._tail = 0  # counts of transitions that left, and that came
-        self._start = self._need = 0  # of the episode that is open: its first sample, and what its transitions need
+        self._head = self._tail = 0  # numbers of evicted and of appended transitions
+        self._start = self._need = 0  # of the open episode: its first sample, and samples before its first transition
 
     def __len__(self) -> int:
         return self._tail - self._head
 
     def numbers(self, items: Int64Array) -> Int64Array:
-        """Numbers [B] of the samples that end these transitions."""
-        found: Int64Array = self._ring[(self._head + items) % self._capacity]
-        return found
+        """Return the numbers [B] of the samples that end these transitions."""
+        numbers: Int64Array = self._ring[(self._head + items) % self._capacity]
+        return numbers
 
     def add(self, is_start: NDArray[np.bool_], reach: tuple[int, int], continues: bool, is_closed: bool) -> Int64Array:
-        """Note samples [n], at most `capacity`; the first number of each one's episode [n].
+        """Append samples [n], at most `capacity`; return the number [n] of the first sample of each one's episode.
 
         Args:
-            is_start: [n] Whether each is a reset's.
-            reach: Samples that a transition needs before its end: behind a reset, and behind another cut.
-            continues: Whether the first of them follows the last sample.
-            is_closed: Whether the last of them ends its episode.
+            is_start: [n] True for samples of a reset.
+            reach: Numbers of samples that a transition needs before its end: after a reset, and after another cut.
+            continues: True if the first of them follows the last sample in the same episode.
+            is_closed: True if the last of them ends its episode.
         """
         size = len(is_start)
         numbers = self.appended + np.arange(size)
@@ -332,7 +330,7 @@ class _Boundary:
         needs = np.where(firsts < self.appended, self._need, needs)
         ending = numbers[numbers - firsts >= needs]
         self.appended += size
-        self._forget(self.appended - self._capacity, reach[1], size)
+        self._evict(self.appended - self._capacity, reach[1], size)
         if self.appended > self._capacity:
             ending = ending[ending - reach[1] >= self.appended - self._capacity]
         self._ring[(self._tail + np.arange(len(ending))) % self._capacity] = ending
@@ -340,21 +338,21 @@ class _Boundary:
         self._start, self._need, self.is_closed = int(firsts[-1]), int(needs[-1]), is_closed
         return firsts
 
-    def _forget(self, oldest: int, reach: int, came: int) -> None:
-        """Let go of transitions that need samples which have left."""
-        # Numbers differ, so that at most as many leave as samples came since the last time.
-        front = self.numbers(np.arange(min(len(self), came + reach)))
+    def _evict(self, oldest: int, reach: int, count: int) -> None:
+        """Remove transitions that need evicted samples, after `count` samples were appended."""
+        # Numbers differ, so that at most count + reach transitions have to be checked.
+        front = self.numbers(np.arange(min(len(self), count + reach)))
         self._head += int(np.searchsorted(front, oldest + reach)) if oldest > 0 else 0
 
 
 class _Ring:
-    """One leaf of all samples, in an array: bytes and text of any length are objects in it."""
+    """Column of one leaf of all samples; bytes and text are stored as Python objects."""
 
     def __init__(self, name: str, capacity: int, leaf: Any, file: Path | None) -> None:
         self.name, self.has_objects = name, isinstance(leaf, bytes | str)
         first = np.asarray(leaf)
         if first.dtype == object:
-            raise EntryError(name, "numbers or arrays", "an object", "Have a compressor drop it.")
+            raise EntryError(name, "numbers or arrays", "an object", "Drop this leaf in a compressor.")
         self.shape = () if self.has_objects else first.shape
         shape, dtype = (capacity, *self.shape), np.dtype(object) if self.has_objects else first.dtype
         # Pages of zeros take no memory before they are written.
@@ -365,73 +363,72 @@ class _Ring:
         )
 
     def checked(self, values: list[Any]) -> NDArray[Any]:
-        """Values [n, *F] to be put."""
+        """Return values as an array [n, *F]; raise EntryError if a value does not fit the column."""
         if self.has_objects:
             return np.fromiter(values, object, len(values))
         try:
-            found = np.asarray(values)
-        except ValueError:  # of different shapes
-            found = np.zeros(0)
-        if found.shape[1:] != self.shape or not np.can_cast(found.dtype, self.rows.dtype, "same_kind"):
-            wrong = next((each for each in map(np.asarray, values) if not self._fits(each)), found)
-            raise EntryError(self.name, _shown(self.rows.dtype, self.shape), _shown(wrong.dtype, wrong.shape))
-        return found
+            array = np.asarray(values)
+        except ValueError:  # values of different shapes
+            array = np.zeros(0)
+        if array.shape[1:] != self.shape or not np.can_cast(array.dtype, self.rows.dtype, "same_kind"):
+            wrong = next((each for each in map(np.asarray, values) if not self._fits(each)), array)
+            raise EntryError(self.name, _describe(self.rows.dtype, self.shape), _describe(wrong.dtype, wrong.shape))
+        return array
 
     def _fits(self, value: NDArray[Any]) -> bool:
         return value.shape == self.shape and np.can_cast(value.dtype, self.rows.dtype, "same_kind")
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """Values of one nesting as one value, with arrays [B, *F] as leaves."""
+    """Return values of the same nesting as one value, with arrays [B, *F] as leaves."""
     structure = structure_of(values[0])
     columns = zip(*(leaves_of(value) for value in values), strict=True)
     return assembled(structure, [np.stack([np.asarray(each) for each in column]) for column in columns])
 
 
 def on_device(value: Any, device: Any) -> Any:
-    """A nested value with its arrays as tensors on a device of torch; as it is if the device is None.
+    """Return a nested value with its arrays as tensors on a torch device; unchanged if `device` is None.
 
-    On the CPU tensors share the arrays' memory. On the way to a GPU they are pinned, so that the copy goes on beside
-    everything else.
+    Tensors on the CPU share the arrays' memory. Tensors for a GPU are pinned, so that the copy runs asynchronously.
 
     Raises:
-        ParameterError: torch has no such device here, or no dtype like an array's.
+        ParameterError: torch has no such device on this machine, or no dtype like an array's.
     """
     if device is None:
         return value
     from memoire import torch
 
-    place = torch.device_of(device)
+    target = torch.device_of(device)
 
-    def moved(leaf: Any) -> Any:
+    def to_tensor(leaf: Any) -> Any:
         tensor = torch.as_tensor(np.ascontiguousarray(leaf))
-        if place.type == "cuda":
-            return tensor.pin_memory().to(place, non_blocking=True)
-        return tensor.to(place)
+        if target.type == "cuda":
+            return tensor.pin_memory().to(target, non_blocking=True)
+        return tensor.to(target)
 
-    return mapped(moved, value)
+    return mapped(to_tensor, value)
 
 
 def _take(column: _Ring, places: Int64Array, function: Callable[[Any], Any] | None) -> Any:
-    """Rows [B, *F] of a column, decompressed."""
     if function is None:
         return column.rows.take(places, 0)
     return np.stack([np.asarray(function(column.rows[place])) for place in places.tolist()])
 
 
 def six_parts(sample: Any) -> tuple[Any, ...]:
-    """A sample of five or six parts as (act, obs, rew, terminated, truncated, info).
+    """Return a sample of five or six parts as (act, obs, rew, terminated, truncated, info).
 
     Raises:
-        EntryError: it has another number of parts.
+        EntryError: the sample has another number of parts.
     """
     if len(sample) == 5:
         act, obs, rew, done, info = sample
         return act, obs, rew, done, NO_DONE in info, info
     if len(sample) == 6:
         return tuple(sample)
-    raise EntryError("sample", "(act, obs, rew, done, info), or one with terminated, truncated", f"{len(sample)} parts")
+    expected = "(act, obs, rew, done, info) or (act, obs, rew, terminated, truncated, info)"
+    raise EntryError("sample", expected, f"{len(sample)} parts")
 
 
-def _shown(dtype: Any, shape: Sequence[int]) -> str:
+def _describe(dtype: Any, shape: Sequence[int]) -> str:
     return f"{dtype}{list(shape)}" if shape else str(dtype)

@@ -1,10 +1,10 @@
-"""Networks of an on-policy learner in torch: a policy and a value, and how both see observations and rewards.
+"""Networks of an on-policy learner in torch: policy, value, and normalization of observations and rewards.
 
-Its arrays have the names that `MlpPolicy` loads, so that collectors act by what `memoire.torch.publish` sends without
-torch. Statistics are part of it: they travel with the weights, and lie in its checkpoints. `RecurrentActorCritic`
-remembers, and is computed by the learner.
+An `ActorCritic` names its arrays as `MlpPolicy` loads them, so that collectors act by a published model without torch.
+Running statistics are buffers of the network: models and checkpoints contain them. A `RecurrentActorCritic` has a
+memory, and the learner computes its actions.
 
-`World` is several learners as one: ranks that torchrun starts, their sums, and whether they agree before they learn.
+`World` joins several learners: ranks that torchrun starts, sums over all ranks, and checks that the ranks agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .policies import CLIP, EPSILON, Moments
 
 
 class RunningMoments(torch.nn.Module):
-    """`Moments` whose numbers are buffers of a network."""
+    """Running mean and variance (`Moments`) as buffers of a network."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -39,42 +39,43 @@ class RunningMoments(torch.nn.Module):
             self.register_buffer(name.removeprefix("x."), torch.from_numpy(np.array(array)))
 
     def merge(self, other: Moments) -> None:
-        """Take in what a part of the experience holds, of shape [*F] as these."""
-        own = Moments(tuple(self.mean.shape))
-        own.mean, own.variance, own.count = self.mean.cpu().numpy(), self.variance.cpu().numpy(), float(self.count)
-        own.merge(other)
-        for name, array in own.arrays("x").items():
+        """Merge the moments [*F] of further values into these."""
+        moments = Moments(tuple(self.mean.shape))
+        moments.mean, moments.variance = self.mean.cpu().numpy(), self.variance.cpu().numpy()
+        moments.count = float(self.count)
+        moments.merge(other)
+        for name, array in moments.arrays("x").items():
             getattr(self, name.removeprefix("x.")).copy_(torch.from_numpy(np.array(array)))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Values [N, *F] as `Moments.normalize` gives them: float32 [N, *F]."""
+        """Return values [N, *F] normalized as by `Moments.normalize`: float32 [N, *F]."""
         spread = torch.sqrt(self.variance + EPSILON).float()
         return ((values - self.mean.float()) / spread).clamp(-CLIP, CLIP)
 
     def scale(self, rewards: NDArray[Any]) -> NDArray[np.float32]:
-        """Rewards [N] as `Moments.scale` gives them: float32 [N]."""
-        own = Moments()
-        own.variance = self.variance.cpu().numpy()
-        return own.scale(rewards)
+        """Return rewards [N] scaled as by `Moments.scale`: float32 [N]."""
+        moments = Moments()
+        moments.variance = self.variance.cpu().numpy()
+        return moments.scale(rewards)
 
 
 FUSED: Final = ("cpu", "cuda")
-"""Kinds of devices on which Adam makes a step of all parameters at once; small networks learn a fifth faster by it."""
+"""Types of devices on which Adam updates all parameters in one fused step; small networks learn a fifth faster."""
 
 
 class ActorCritic(torch.nn.Module):
     """Two perceptrons with tanh: observations [N, *F] to a distribution of actions, and to values [N].
 
     Args:
-        inputs: Numbers of an observation.
-        outputs: Actions, or dimensions of a Box.
-        is_continuous: Whether actions are in a Box: then the distribution is a Gaussian, whose spread is learned.
-        hidden: Widths of the hidden layers of each.
-        normalize_observations, normalize_rewards: Whether to scale them by what was seen so far.
+        inputs: Number of values in an observation.
+        outputs: Number of actions, or of dimensions of a Box.
+        is_continuous: True for actions in a Box: the distribution is a Gaussian with a learned standard deviation.
+        hidden: Widths of the hidden layers of each perceptron.
+        normalize_observations, normalize_rewards: True scales them by running statistics.
 
     Attributes:
-        version: Of the newest model that was published; 0 is none.
-        correction: Of old rollouts, by name, as the learner was told; see `PPO`.
+        version: Version of the newest published model; 0 before the first one.
+        correction: Name of the learner's correction of old rollouts; see `PPO`.
     """
 
     def __init__(
@@ -97,59 +98,59 @@ class ActorCritic(torch.nn.Module):
 
     @classmethod
     def mlp(cls, env: Any, hidden: Sequence[int] = (64, 64), **options: bool) -> Self:
-        """One for an environment or vector environment with observations of numbers and discrete actions or a Box.
+        """Return a network for an environment or vector environment with discrete actions or a Box of floats.
 
         Raises:
-            ParameterError: it has other actions.
+            ParameterError: the environment has other actions, or observations without a fixed shape.
         """
         inputs, outputs, is_continuous = form_of(env)
         return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden, **options)
 
     def forward(self, observations: Any) -> tuple[Distribution, torch.Tensor]:
-        """The distribution of actions [N, *A] and the values [N] of observations [N, *F], nested or not."""
+        """Return the distribution of actions [N, *A] and the values [N] for observations [N, *F], nested or not."""
         inputs = flat_tensor(observations)
         if self.observations is not None:
             inputs = self.observations(inputs)
-        outputs, values = _through(self.policy, inputs), _through(self.value, inputs)[:, 0]
+        outputs, values = _apply_layers(self.policy, inputs), _apply_layers(self.value, inputs)[:, 0]
         return _distribution(outputs, self.log_std), values
 
     def merge(self, moments: Mapping[str, Moments]) -> None:
-        """Take in what rollouts hold, by what `moments_of` calls it."""
+        """Merge the result of `moments_of` into the running statistics."""
         for name, part in moments.items():
             getattr(self, name).merge(part)
 
     def moments_of(self, rollouts: Rollouts) -> dict[str, Moments]:
-        """What there is to merge of rollouts [N], by name; {} if nothing is normalized.
+        """Return the moments of rollouts [N] for `merge`, by name; {} without normalization.
 
         Raises:
             NoSuchField: rewards are normalized, and the table does not store the discounted sums.
         """
-        found = {}
+        moments = {}
         if self.observations is not None:
-            found["observations"] = Moments.of(flat_tensor(rollouts["obs"]).numpy())
+            moments["observations"] = Moments.of(flat_tensor(rollouts["obs"]).numpy())
         if self.rewards is not None:
-            found["rewards"] = Moments.of(rollouts["discounted"])
-        return found
+            moments["rewards"] = Moments.of(rollouts["discounted"])
+        return moments
 
 
 class RecurrentActorCritic(torch.nn.Module):
-    """A linear layer and a gated recurrent unit, and on what they remember a policy and a value.
+    """Recurrent network: a linear layer and a GRU, whose memory feeds a policy and a value layer.
 
-    Collectors ask the learner for its actions: `OnPolicyLearner(policy="remote")`.
+    Collectors ask the learner for actions: `OnPolicyLearner(policy="remote")`.
 
     Args:
-        inputs: Numbers of an observation.
-        outputs: Actions, or dimensions of a Box.
-        is_continuous: Whether actions are in a Box.
-        hidden: Width of the layer, and numbers that are remembered.
+        inputs: Number of values in an observation.
+        outputs: Number of actions, or of dimensions of a Box.
+        is_continuous: True for actions in a Box.
+        hidden: Width of the linear layer and of the memory.
 
     Attributes:
         version, correction: As of `ActorCritic`.
-        memory_shape: Of what is remembered, one environment's.
+        memory_shape: Shape of one environment's memory.
     """
 
     observations, rewards = None, None
-    """Nothing is normalized."""
+    """Statistics for normalization, which this network does not have."""
 
     def __init__(self, inputs: int, outputs: int, *, is_continuous: bool, hidden: int = 64) -> None:
         super().__init__()
@@ -164,37 +165,36 @@ class RecurrentActorCritic(torch.nn.Module):
 
     @classmethod
     def of(cls, env: Any, hidden: int = 64) -> Self:
-        """One for an environment or vector environment, as `ActorCritic.mlp`. ParameterError: it has other actions."""
+        """Return a network for an environment or vector environment. Raises ParameterError as `ActorCritic.mlp`."""
         inputs, outputs, is_continuous = form_of(env)
         return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden)
 
     def forward(
         self, observations: Any, memory: torch.Tensor, lengths: Sequence[int] | None = None
     ) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """The distribution of actions [N, *A], the values [N], and what is remembered after each entry [N, H].
+        """Return the distribution of actions [N, *A], the values [N], and the memory after each entry [N, H].
 
         Args:
-            observations: [N, *F], nested or not: entries of F fragments, one after the other.
-            memory: [F, H] before the first entry of each fragment.
-            lengths: Entries of each fragment; None: each entry is one.
+            observations: [N, *F], nested or not: the entries of all fragments, concatenated.
+            memory: [fragments, H] memory before the first entry of each fragment.
+            lengths: Number of entries of each fragment; None treats each entry as a fragment.
         """
         inputs = torch.tanh(self.encoder(flat_tensor(observations)))
         mask = _mask([1] * len(inputs) if lengths is None else lengths, inputs.device)
         padded = inputs.new_zeros(*mask.shape, inputs.shape[1])
         padded[mask] = inputs
-        remembered = self.unit(padded, memory[None].contiguous())[0][mask]
-        return _distribution(self.policy(remembered), self.log_std), self.value(remembered)[:, 0], remembered
+        memories = self.unit(padded, memory[None].contiguous())[0][mask]
+        return _distribution(self.policy(memories), self.log_std), self.value(memories)[:, 0], memories
 
     def merge(self, moments: Any) -> None:
-        """There is nothing to take in."""
+        """Do nothing, because this network has no running statistics."""
 
     def moments_of(self, rollouts: Rollouts) -> dict[str, Any]:
-        """Nothing is normalized."""
+        """Return {}, because this network has no running statistics."""
         return {}
 
 
 def _distribution(outputs: torch.Tensor, log_std: torch.Tensor | None) -> Distribution:
-    """Of actions [N, *A]: by logits [N, A], or a Gaussian by its means."""
     if log_std is None:
         return Categorical(logits=outputs, validate_args=False)
     gaussian = Normal(outputs, log_std.exp().expand_as(outputs), validate_args=False)
@@ -202,10 +202,10 @@ def _distribution(outputs: torch.Tensor, log_std: torch.Tensor | None) -> Distri
 
 
 def form_of(env: Any) -> tuple[int, int, bool]:
-    """Numbers of an observation, actions or dimensions of a Box of actions, and whether actions are in a Box.
+    """Return `inputs`, `outputs` and `is_continuous` of a network for an environment: see `ActorCritic`.
 
     Raises:
-        ParameterError: the environment has other actions.
+        ParameterError: the environment has neither discrete actions nor a Box of floats.
     """
     actions = getattr(env, "single_action_space", None) or env.action_space
     inputs = numbers_of(getattr(env, "single_observation_space", None) or env.observation_space)
@@ -217,17 +217,17 @@ def form_of(env: Any) -> tuple[int, int, bool]:
 
 
 def flat_tensor(observations: Any) -> torch.Tensor:
-    """Observations [N, *F] as float32 [N, I], nested parts side by side; of one float32 array the memory is its own."""
+    """Return observations [N, *F] as float32 [N, I], nested parts concatenated; one float32 array is not copied."""
     parts = [torch.as_tensor(leaf) for leaf in leaves_of(observations)]
     flat = [part.reshape(len(part), -1).float() for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
 
 
 def numbers_of(space: Any) -> int:
-    """How many numbers an observation of this space has.
+    """Return the number of values in an observation of this space.
 
     Raises:
-        ParameterError: it has no fixed shape.
+        ParameterError: the space has no fixed shape.
     """
     parts = getattr(space, "spaces", None)
     if parts is not None:
@@ -238,15 +238,15 @@ def numbers_of(space: Any) -> int:
 
 
 def _layers(widths: Sequence[int], last: float) -> torch.nn.ModuleList:
-    """Linear layers with orthogonal weights: the last one's of this size, the others' sqrt(2)."""
-    made = torch.nn.ModuleList(torch.nn.Linear(i, o) for i, o in itertools.pairwise(widths))
-    for depth, layer in enumerate(made, start=1):
-        torch.nn.init.orthogonal_(layer.weight, last if depth == len(made) else math.sqrt(2.0))
+    """Return linear layers with orthogonal weights of gain sqrt(2), the last layer with gain `last`."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(i, o) for i, o in itertools.pairwise(widths))
+    for depth, layer in enumerate(layers, start=1):
+        torch.nn.init.orthogonal_(layer.weight, last if depth == len(layers) else math.sqrt(2.0))
         torch.nn.init.zeros_(layer.bias)
-    return made
+    return layers
 
 
-def _through(layers: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Tensor:
+def _apply_layers(layers: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Tensor:
     for depth, layer in enumerate(layers, start=1):
         inputs = layer(inputs)
         if depth < len(layers):
@@ -255,53 +255,55 @@ def _through(layers: torch.nn.ModuleList, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def _mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """[F, T] where there is an entry; T is the longest fragment."""
-    known = torch.tensor(lengths, device=device)
-    return torch.arange(int(known.max()), device=device) < known[:, None]
+    sizes = torch.tensor(lengths, device=device)
+    return torch.arange(int(sizes.max()), device=device) < sizes[:, None]
 
 
 # Several learners
 
 TIMEOUT: Final = 300.0
-"""Seconds that a rank waits for the others in one exchange."""
+"""Seconds that a rank waits for the others in one collective operation."""
 
 
 GLOO: Final = "gloo"
 NCCL: Final = "cpu:gloo,cuda:nccl"
-"""Counts and sums stay on the CPU."""
+"""Backend for ranks with GPUs: counts and sums stay on the CPU."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many learners this process is."""
+    """Rank of this learner and number of ranks."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
-    """Where its network may lie: a GPU of its own, "cuda:0" for instance, if each rank of the machine has one."""
+    """Device for the network: a GPU such as "cuda:0" if each rank of the machine has its own, else "cpu"."""
     local_rank: int | None = field(default=None, compare=False)
-    """Which of those on its own machine, or in its own Pod; None says the rank."""
+    """Number of this rank on its machine or in its Pod; None means `rank`."""
 
     @classmethod
     def from_environment(cls, surroundings: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> Self:
-        """As torchrun says; of several ranks, the process group is made unless there is one: with NCCL for tensors on
-        GPUs, if each rank has one, and with gloo for all others. Blocks until all ranks are there.
+        """Return the rank that torchrun's environment variables describe.
+
+        With several ranks, create the process group unless it exists, and block until all ranks have joined. Its
+        backend is NCCL for tensors on GPUs if each rank has a GPU, and gloo for all other tensors.
 
         Args:
-            timeout: Seconds that a rank waits for the others, now and in each exchange; then torch raises an error.
+            timeout: Seconds that a rank waits for the others, now and in each collective operation; then torch raises
+                an error.
 
         Raises:
             ParameterError: RANK and WORLD_SIZE do not fit.
         """
         has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-        made, backend = cls.placed(surroundings, torch.cuda.device_count() if has_nccl else 0)
-        if made.size > 1 and not torch.distributed.is_initialized():
+        world, backend = cls.placed(surroundings, torch.cuda.device_count() if has_nccl else 0)
+        if world.size > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
-        return made
+        return world
 
     @classmethod
     def placed(cls, surroundings: Mapping[str, str], devices: int) -> tuple[Self, str]:
-        """Which rank this is, and the process group's backend, on a machine with so many GPUs that NCCL can use.
+        """Return the rank from environment variables, and the backend for a machine with `devices` GPUs for NCCL.
 
         Raises:
             ParameterError: RANK and WORLD_SIZE do not fit.
@@ -312,44 +314,44 @@ class World:
         except ValueError:
             rank = size = place = places = 0
         if not 0 <= rank < size:
-            found = f"{surroundings.get('RANK')} of WORLD_SIZE={surroundings.get('WORLD_SIZE')}"
-            raise ParameterError("$RANK", found, "a number below $WORLD_SIZE, as torchrun sets them")
+            value = f"{surroundings.get('RANK')} of WORLD_SIZE={surroundings.get('WORLD_SIZE')}"
+            raise ParameterError("$RANK", value, "a number below $WORLD_SIZE, as torchrun sets them")
         has_own = devices >= places  # NCCL refuses two ranks on one GPU
         return cls(rank, size, f"cuda:{place}" if has_own else "cpu", place), NCCL if has_own else GLOO
 
     @property
     def place(self) -> int:
-        """By which the addresses of ranks on one machine differ."""
+        """Number by which the addresses of ranks on one machine differ: `local_rank`, or else `rank`."""
         return self.rank if self.local_rank is None else self.local_rank
 
     def wrap(self, net: torch.nn.Module) -> torch.nn.Module:
-        """The network with gradients that all ranks share, and parameters of rank 0; itself if there is one rank."""
+        """Return the network with gradients averaged over all ranks and parameters of rank 0; unchanged for 1 rank."""
         if self.size == 1:
             return net
         parallel = torch.nn.parallel.DistributedDataParallel
-        # Statistics are merged by `OnPolicyLearner`, and are the same everywhere; newer torch has another name for it.
+        # `OnPolicyLearner` merges statistics, which are equal on all ranks; newer torch renamed this argument.
         has_new = "forward_sync_buffers" in inspect.signature(parallel.__init__).parameters
         return parallel(net, **{"forward_sync_buffers" if has_new else "broadcast_buffers": False})
 
     def sums(self, values: Any) -> NDArray[np.float64]:
-        """The sum of values [*F] over all ranks, float64 [*F]; the same bits on each of them."""
-        found = torch.tensor(np.asarray(values, np.float64))
+        """Return the sum of values [*F] over all ranks, float64 [*F], with the same bits on each rank."""
+        tensor = torch.tensor(np.asarray(values, np.float64))
         if self.size > 1:
-            torch.distributed.all_reduce(found)
-        summed: NDArray[np.float64] = found.numpy()
+            torch.distributed.all_reduce(tensor)
+        summed: NDArray[np.float64] = tensor.numpy()
         return summed
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """The least of each number over all ranks."""
-        found = torch.tensor(list(values), dtype=torch.int64)
+        """Return the minimum of each number over all ranks."""
+        tensor = torch.tensor(list(values), dtype=torch.int64)
         if self.size > 1:
-            torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MIN)
-        return [int(each) for each in found]
+            torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MIN)
+        return [int(each) for each in tensor]
 
     def check_equal(self, **numbers: int) -> None:
-        """Raise RanksDiffer on all ranks unless each has these numbers."""
-        own = list(numbers.values())
-        low, negated = self.least(own), self.least([-each for each in own])
-        for name, mine, least, most in zip(numbers, own, low, negated, strict=True):
-            if least != -most:
-                raise RanksDiffer(name, least, -most, self.rank, mine)
+        """Raise RanksDiffer on all ranks if a number differs between ranks."""
+        values = list(numbers.values())
+        lows, negated_highs = self.least(values), self.least([-each for each in values])
+        for name, value, low, high in zip(numbers, values, lows, negated_highs, strict=True):
+            if low != -high:
+                raise RanksDiffer(name, low, -high, self.rank, value)

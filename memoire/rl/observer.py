@@ -1,15 +1,15 @@
-"""An observer: asks an agent for jobs, runs an episode for each, and returns what it recorded.
+"""Observer: asks an agent for jobs, runs an episode for each job, and returns its entries.
 
     WORK ──▶ job ──▶ run_episode(start, ask, options) ──▶ RESULT ──▶ WORK ...
                         ask(columns): one row, in one batch with those of the other observers
 
-It sleeps in its question for work. It needs NumPy, pyzmq and msgspec, and no torch.
+A request for work blocks until the agent has a job. An observer needs NumPy, pyzmq and msgspec, and no torch.
 
-The entries that its function yields become a fragment, as rollouts are made of.
+The entries that its function yields become one `Fragment`, the unit of rollouts.
 
-Its thread sends requests to one of several agents, and says that a job goes on while it is done:
+The observer's thread sends requests to one of several agents, and renews the lease of a running job:
 
-observer ──WORK, INFER, RESULT──▶ its agent by rendezvous hash    down or silent: the next one, until it returns
+    observer ──WORK, INFER, RESULT──▶ its agent by rendezvous hash    down or silent: the next one, until it returns
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ from memoire.limits import Limits
 
 _log = logging.getLogger(__name__)
 
-POLL: Final = 5.0
-"""Seconds that an observer waits for a job at its own agent, until it asks again."""
-SHORT_POLL: Final = 1.0
-"""The same at another agent: its own one may be back."""
+POLL_TIMEOUT: Final = 5.0
+"""Seconds that an observer waits for a job at its first agent before it asks again."""
+SHORT_POLL_TIMEOUT: Final = 1.0
+"""Seconds that an observer waits for a job at another agent; shorter, because the first one may be back."""
 HELLO_TIMEOUT: Final = 1.0
-PAUSE: Final = 0.2
-"""Seconds before an agent is asked again that did not answer, or declined."""
-_MAX_TEXT: Final = 500  # characters of an error that the agent is told
+RETRY_INTERVAL: Final = 0.2
+"""Seconds until the next request after an agent did not answer or declined."""
+_MAX_TEXT: Final = 500  # characters of an error text that an observer reports
 
 Entries = Iterator[Mapping[str, Any]]
-"""What `run_episode` returns: a generator of entries, which may return the final state's columns."""
+"""Result of `run_episode`: a generator of entries, which may return the columns of the final state."""
 
 
 def fragment_of(
@@ -92,20 +92,22 @@ def fragment_of(
     client: bytes = bytes(16),
     number: int = 0,
 ) -> Fragment:
-    """Entries as an observer yields them, checked.
+    """Check the entries of an episode and return them as a fragment.
 
     Args:
-        entries: Of each entry its columns [*F], by their full names.
-        versions: Of the weights that acted.
+        entries: For each entry its columns [*F], by their full names.
+        versions: Versions of the weights that acted, for each entry.
         final: State columns [*F] after the last entry.
 
     Raises:
         EntryError: a value does not fit its column, is missing or is not finite.
+        ParameterError: there are no entries, or the schema has a column of returns.
     """
     if not entries:
-        raise ParameterError("entries", "none", "at least one: an episode has a step")
+        raise ParameterError("entries", [], "at least one entry (run_episode yields one for each step)")
     if schema.qvest is not None:
-        raise ParameterError("entries", schema.qvest, "columns without a return: it follows from rewards")
+        expected = "columns without the role return (the learner computes returns from rewards)"
+        raise ParameterError("entries", schema.qvest, expected)
     columns = _exact(schema, entries, schema.entry_names)
     last = None
     if final is not None:
@@ -128,51 +130,51 @@ def fragment_of(
 
 
 def _exact(schema: Schema, entries: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Columns [T, *F] of these entries, or of a final state."""
-    chosen: Any = {name: schema[name] for name in names}
-    for name in chosen:
+    """Return the columns [T, *F] of entries; raise EntryError if a value is missing, does not fit, or is not finite."""
+    expected: Any = {name: schema[name] for name in names}
+    for name in expected:
         for entry in entries:
             if name not in entry:
-                known = ", ".join(map(str, entry))
-                raise EntryError(name, "a value in each entry and in the final state", f"only {known}")
-    columns = exact_rows(chosen, {name: [entry[name] for entry in entries] for name in chosen}, len(entries))
-    for name in chosen:
+                received = ", ".join(map(str, entry))
+                raise EntryError(name, "a value in each entry and in the final state", f"only {received}")
+    columns = exact_rows(expected, {name: [entry[name] for entry in entries] for name in expected}, len(entries))
+    for name in expected:
         if name in schema.finite and not is_finite(columns[name]):
             raise EntryError(name, f"finite values of {schema[name]}", "NaN or infinity")
     return columns
 
 
-GRACE = 0.5
-"""Seconds after a deadline in which the thread still says how a request has ended."""
-RENEWALS = 3
-"""Times that an agent hears of a job during one lease."""
+ANSWER_GRACE = 0.5
+"""Seconds after a request's deadline in which the thread may still report the outcome."""
+RENEWALS_PER_LEASE = 3
+"""Number of messages that renew a job during one lease."""
 
 
 @dataclass(eq=False)
 class _Call:
-    """One request until it is answered."""
+    """Pending request to an agent."""
 
     url: str
     number: int = 0
     is_watched: bool = False
-    """Whether there was a connection when it was sent: the request ends with it."""
+    """True if a connection existed when the request was sent, so that the request fails with the connection."""
     answer: Answer | None = None
 
 
 @dataclass(eq=False)
 class HeldJob:
-    """A job that an observer is at. `is_over` is set by the thread."""
+    """Job that an observer is running. The thread sets `is_over`."""
 
     url: str
     number: int
     lease: float
     renew_at: float = 0.0
     is_over: bool = False
-    """Whether its agent does not want it any more, or is gone."""
+    """True if the agent has cancelled the job, or is gone."""
 
 
 class ObserverThread(AskingThread):
-    """Asks agents, and tells them that jobs go on."""
+    """Thread of an observer: sends requests to agents, and renews the leases of running jobs."""
 
     def __init__(self, urls: Sequence[str], **facts: Any) -> None:
         self._open: set[_Call] = set()
@@ -182,32 +184,32 @@ class ObserverThread(AskingThread):
     # From any thread
 
     def pick(self) -> str:
-        """The agent to ask now."""
+        """Return the address of the agent to ask now."""
         return self.choice.pick(self._is_down)
 
     def silent(self, url: str) -> None:
-        """An agent did not answer: ask others until it does."""
+        """Record that an agent did not answer, so that `pick` prefers others until it does."""
         self.worker.post(lambda: self.choice.silent(url, time.monotonic()))
 
     def connections(self, url: str) -> int:
-        """How often a connection to this agent came about: after a new one it may be another process."""
+        """Return the number of connections made to this address; after a new one, the process may be another."""
         return self._channels[url].connections
 
     def denied(self, url: str) -> MemoireError | None:
-        """Why this process is not let in there, once that has been so for a while."""
+        """Return the error by which the agent has persistently denied access, or None."""
         return self._channels[url].denied_for_good
 
     def request(
         self, url: str, body: messages.Body, seconds: float, *, payload: Any = None, fingerprint: int = 0
     ) -> Answer:
-        """Ask, and wait for the answer: these seconds at most, and no longer than the connection lasts.
+        """Send a request and wait for the answer, at most `seconds` seconds and while the connection lasts.
 
         Returns:
             The reply, or `Refused`, `MemoireTimeout`, `Closed`.
         """
         call, began = _Call(url), time.monotonic()
         facts: dict[str, Any] = {"payload": payload}
-        if isinstance(body, messages.Work):  # which is answered late
+        if isinstance(body, messages.Work):  # an agent without a job answers only after this patience
             facts["patience"] = body.patience
 
         def begin() -> None:
@@ -217,17 +219,17 @@ class ObserverThread(AskingThread):
             call.number = channel.ask(body, lambda answer: self._end(call, answer), began + seconds, **facts)
 
         self.worker.run(begin)
-        self.worker.wait_for(lambda: call.answer is not None, began + seconds + GRACE)
-        took = time.monotonic() - began
-        return call.answer or MemoireTimeout("answer", url, took, self._channels[url].link.explain(probe=False))
+        self.worker.wait_for(lambda: call.answer is not None, began + seconds + ANSWER_GRACE)
+        elapsed = time.monotonic() - began
+        return call.answer or MemoireTimeout("answer", url, elapsed, self._channels[url].link.explain(probe=False))
 
     def hold(self, job: HeldJob) -> None:
-        """Tell its agent from time to time that this job goes on."""
-        job.renew_at = time.monotonic() + job.lease / RENEWALS
+        """Renew the lease of this job regularly until `release`."""
+        job.renew_at = time.monotonic() + job.lease / RENEWALS_PER_LEASE
         self.worker.post(lambda: self._held.add(job))
 
     def release(self, job: HeldJob) -> None:
-        """A job is done, or given up."""
+        """Stop renewing the lease of a job that is done or abandoned."""
         self.worker.post(lambda: self._held.discard(job))
 
     # ------------------------------------------------------------------------- from here on: inside of the thread
@@ -241,21 +243,21 @@ class ObserverThread(AskingThread):
         down = {url for url, channel in self._channels.items() if channel.link.is_down}
         for call in [call for call in self._open if call.is_watched and call.url in down]:
             self._channels[call.url].drop(call.number)
-            why = self._channels[call.url].link.explain(probe=False)
-            self._end(call, MemoireTimeout("answer", call.url, 0.0, why))
+            advice = self._channels[call.url].link.explain(probe=False)
+            self._end(call, MemoireTimeout("answer", call.url, 0.0, advice))
         for job in self._held:
-            if job.url in down:  # nobody is told that it goes on: nothing is due for it any more
+            if job.url in down:  # without its agent, the lease cannot be renewed
                 job.is_over, job.renew_at = True, math.inf
             elif now >= job.renew_at:
                 self._renew(job, now)
 
     def _renew(self, job: HeldJob, now: float) -> None:
-        def heard(answer: Answer) -> None:
+        def on_answer(answer: Answer) -> None:
             if not isinstance(answer, MemoireError) and isinstance(answer.body, messages.Job):
                 job.is_over = job.is_over or answer.body.cancelled
 
-        job.renew_at = now + job.lease / RENEWALS
-        self._channels[job.url].ask(messages.Work(patience=0.0, job=job.number), heard, now + job.lease)
+        job.renew_at = now + job.lease / RENEWALS_PER_LEASE
+        self._channels[job.url].ask(messages.Work(patience=0.0, job=job.number), on_answer, now + job.lease)
 
     def _end(self, call: _Call, answer: Answer) -> None:
         self._open.discard(call)
@@ -270,7 +272,7 @@ class ObserverThread(AskingThread):
 
 @dataclass(frozen=True, slots=True)
 class _Agent:
-    """What an agent has said of itself, by one connection."""
+    """Schemas of an agent, as received by one connection."""
 
     connections: int
     inputs: RowSchema
@@ -280,22 +282,22 @@ class _Agent:
 
 
 class Ask:
-    """Asks the agent for the outputs of one row; `run_episode` gets it.
+    """Function that asks the agent for the outputs of one row; the argument `ask` of `run_episode`.
 
-    Called with columns [*F], it returns each output [*F], a ragged one in its own length. It waits for the batch.
+    A call with columns [*F] waits for the agent's batch, and returns each output [*F], a ragged one in its own length.
 
-    Raises (besides what `RemotePolicy.act` raises):
-        JobCancelled: the agent does not want this job any more. Let it pass.
+    Raises (besides the errors of `RemotePolicy.act`):
+        JobCancelled: the agent has cancelled this job. `run_episode` should not catch this error.
     """
 
     def __init__(self, thread: ObserverThread, agent: _Agent, job: HeldJob, timeout: float, limits: Limits) -> None:
         self._thread, self._agent, self._job = thread, agent, job
         self._timeout, self._limits = timeout, limits
         self.version = 0
-        """Of the weights that the last outputs were computed with."""
+        """Version of the weights that computed the last outputs."""
 
     def __call__(self, columns: Mapping[str, Any], min_version: int = 0) -> dict[str, Any]:
-        """Outputs [*F] of the columns [*F] of one row."""
+        """Return the outputs [*F] for the columns [*F] of one row."""
         agent, job = self._agent, self._job
         if job.is_over:
             raise JobCancelled(job.number)
@@ -303,50 +305,55 @@ class Ask:
         body = messages.Infer(patience=self._timeout, min_version=min_version, job=job.number)
         answer = self._answer(body, payload, agent.inputs.fingerprint)
         if not isinstance(answer.body, messages.Inferred) or answer.header.fingerprint != agent.outputs.fingerprint:
-            raise Refused(job.url, "schema", f"{answer.type.name} of other columns answered INFER")
+            raise Refused(job.url, "schema", f"the answer to INFER, {answer.type.name}, has other columns")
         try:
-            found, _ = unpack_rows(answer.payload, agent.outputs, self._limits)
+            rows, _ = unpack_rows(answer.payload, agent.outputs, self._limits)
         except ProtocolError as error:
             raise Refused(job.url, error.code, error.detail) from error
         self.version = answer.body.version
-        return {name: values[0] for name, values in found.items()}
+        return {name: values[0] for name, values in rows.items()}
 
     def _answer(self, body: messages.Infer, payload: Any, fingerprint: int) -> Message:
         deadline = time.monotonic() + self._timeout
         while True:
-            left = deadline - time.monotonic()
-            answer = self._thread.request(self._job.url, body, left, payload=payload, fingerprint=fingerprint)
+            remaining = deadline - time.monotonic()
+            answer = self._thread.request(self._job.url, body, remaining, payload=payload, fingerprint=fingerprint)
             if isinstance(answer, Message):
                 return answer
             if isinstance(answer, Refused) and answer.code == "cancelled":
                 raise JobCancelled(self._job.number)
-            if not (isinstance(answer, Refused) and answer.code in PASSING) or time.monotonic() + PAUSE > deadline:
+            is_passing = isinstance(answer, Refused) and answer.code in PASSING
+            if not is_passing or time.monotonic() + RETRY_INTERVAL > deadline:
                 raise answer
-            time.sleep(PAUSE / 4)  # the queue of the agent is full
+            time.sleep(RETRY_INTERVAL / 4)  # the queue of the agent is full
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job is not wanted any more: for episodes that ask seldom."""
+        """True if the job is cancelled: for episodes that seldom call this object."""
         return self._job.is_over
 
 
 class Observer(Asker):
-    """Runs episodes for an agent: for one of several, the first in an order of its own that answers.
+    """Worker of an agent: asks for jobs, runs an episode for each, and returns its entries.
 
     Args:
-        urls: Addresses of agents, or one. Each observer has its own order of them; it goes on to the next one if its
-            own is down or silent, and returns when that is back.
-        run_episode: Called as run_episode(start, ask, options) for each job. `start` has the columns [*F] of the state
-            to begin with, or is None; `ask` is an `Ask`; `options` are those of `Agent.run_episode`. It is a generator
-            of entries, each a mapping of columns [*F]. With "terminated": True, the last one says how the episode
-            ended. It may return the columns [*F] of the final state.
+        urls: Address of an agent, or several. Each observer has its own order of them; it uses the next one while the
+            first one is down or silent.
+        run_episode: Generator function, called as run_episode(start, ask, options) for each job. `start` has the
+            columns [*F] of the state to begin with, or is None; `ask` is an `Ask`; `options` are those of
+            `Agent.run_episode`. It yields entries, each a mapping of columns [*F]; the last one has "terminated": True
+            if the episode terminated. It may return the columns [*F] of the final state.
         timeout: Seconds that `ask` waits.
-        name: By which `Agent.run_episode` may choose this observer; see `Server`.
-        keys: This process' keys folder: an actor's key.
+        name: Name by which `Agent.run_episode` may choose this observer; see `Server`.
+        keys: This process' keys folder, with an actor's key.
 
     Raises:
         EndpointError: an address is malformed.
         KeyFileError: the keys cannot be used.
+
+    Example:
+        with Observer("tcp://127.0.0.1:5570", run_episode) as observer:
+            observer.run(episodes=100)
     """
 
     CALLED = "this observer"
@@ -369,7 +376,7 @@ class Observer(Asker):
         self._run_episode, self._timeout = run_episode, seconds(timeout)
         self.name = process_name(name)
         self.done = self.failed = self.cancelled = 0
-        """Episodes that were returned, whose function raised an error, and that the agent did not want any more."""
+        """Numbers of episodes that were returned, failed with an error, and were cancelled by the agent."""
         self._agents: dict[str, _Agent] = {}
         self._thread = ObserverThread(
             checked_urls(urls), client=self._client, limits=self._limits, keys=Keys.of(keys, "actor"),
@@ -383,103 +390,100 @@ class Observer(Asker):
 
     @property
     def id(self) -> str:
-        """By which `Agent.run_episode` may choose this observer, too."""
+        """Id in hex by which `Agent.run_episode` may choose this observer, like its name."""
         return self._client.hex()
 
     def run(self, episodes: int | None = None, timeout: float | None = None) -> int:
-        """Do jobs until so many episodes were returned, the time is over, or somebody calls `close`.
+        """Run jobs until `episodes` episodes were returned, the timeout is over, or `close` is called.
 
         Returns:
-            How many were returned.
+            Number of returned episodes.
 
         Raises:
-            Refused, AuthError: an agent declines for good, such as for the wrong key.
+            Refused, AuthError: an agent declines permanently, for a wrong key for example.
         """
-        most = None if episodes is None else whole("episodes", episodes, 0)
-        deadline, before = time.monotonic() + seconds(timeout), self.done
+        max_episodes = None if episodes is None else whole("episodes", episodes, 0)
+        deadline, done_before = time.monotonic() + seconds(timeout), self.done
         while not self._closing.is_set() and time.monotonic() < deadline:
-            if most is not None and self.done - before >= most:
+            if max_episodes is not None and self.done - done_before >= max_episodes:
                 break
             try:
                 self._turn(deadline)
             except Closed:
                 break
-        return self.done - before
+        return self.done - done_before
 
     def _turn(self, deadline: float) -> None:
-        """Ask for one job, and do it."""
         url = self._thread.pick()
         try:
             agent = self._agent(url)
-            poll = POLL if url == self.urls[0] else SHORT_POLL
+            poll = POLL_TIMEOUT if url == self.urls[0] else SHORT_POLL_TIMEOUT
             patience = min(poll, max(0.0, deadline - time.monotonic()))
-            answer = self._asked(url, messages.Work(patience=patience), patience + HELLO_TIMEOUT)
+            answer = self._request(url, messages.Work(patience=patience), patience + HELLO_TIMEOUT)
         except (MemoireTimeout, Refused, AuthError) as error:
-            self._look_on(url, error)
+            self._skip_agent(url, error)
             return
         body = answer.body
         if isinstance(body, messages.Job) and body.number:
-            self._do(url, agent, answer, body)
+            self._run_job(url, agent, answer, body)
         elif isinstance(body, messages.Job) and body.leaving:
             self._thread.silent(url)
-            self._closing.wait(PAUSE)
+            self._closing.wait(RETRY_INTERVAL)
 
     def _agent(self, url: str) -> _Agent:
-        """What the agent at this address says of itself; asked again after each new connection."""
-        known = self._agents.get(url)
-        if known is not None and known.connections == self._thread.connections(url):
-            return known
+        """Return the schemas of the agent at this address; ask the agent again after each new connection."""
+        cached = self._agents.get(url)
+        if cached is not None and cached.connections == self._thread.connections(url):
+            return cached
         facts: dict[str, Any] = {"name": self.name, "pid": os.getpid()}
         hello = messages.Hello(role="actor", software=f"memoire {__version__}", **facts)
-        told = self._asked(url, hello, HELLO_TIMEOUT).body
-        if not isinstance(told, messages.Welcome) or not told.entries:
-            raise Refused(url, "unexpected", "it gives no jobs. Give observers the address of an rl.Agent")
-        starts = RowSchema.from_json(told.starts) if told.starts else None
-        schemas = RowSchema.from_json(told.schema), RowSchema.from_json(told.outputs), starts
-        self._agents[url] = _Agent(self._thread.connections(url), *schemas, Schema.from_json(told.entries))
+        welcome = self._request(url, hello, HELLO_TIMEOUT).body
+        if not isinstance(welcome, messages.Welcome) or not welcome.entries:
+            raise Refused(url, "unexpected", "the node there has no jobs. Give observers the address of an rl.Agent")
+        starts = RowSchema.from_json(welcome.starts) if welcome.starts else None
+        schemas = RowSchema.from_json(welcome.schema), RowSchema.from_json(welcome.outputs), starts
+        self._agents[url] = _Agent(self._thread.connections(url), *schemas, Schema.from_json(welcome.entries))
         return self._agents[url]
 
-    def _asked(self, url: str, body: messages.Body, patience: float, **facts: Any) -> Message:
-        """The answer to a request. Raises what it is refused by, or MemoireTimeout."""
+    def _request(self, url: str, body: messages.Body, patience: float, **facts: Any) -> Message:
         answer = self._thread.request(url, body, patience, **facts)
         if isinstance(answer, MemoireError):
             raise answer
         return answer
 
-    def _look_on(self, url: str, error: MemoireError) -> None:
-        """An agent did not answer, or declined. Raises the error if it stays so."""
+    def _skip_agent(self, url: str, error: MemoireError) -> None:
+        """Prefer other agents after an error of this one; raise the error if it is permanent."""
         if isinstance(error, AuthError) or (isinstance(error, Refused) and error.code not in PASSING):
             raise error
         if (denied := self._thread.denied(url)) is not None:
             raise denied
         self._agents.pop(url, None)
         self._thread.silent(url)
-        self._closing.wait(PAUSE)
+        self._closing.wait(RETRY_INTERVAL)
 
-    def _do(self, url: str, agent: _Agent, answer: Message, body: messages.Job) -> None:
-        """Run an episode, and return what was recorded."""
+    def _run_job(self, url: str, agent: _Agent, answer: Message, body: messages.Job) -> None:
         job = HeldJob(url, body.number, body.lease)
         self._thread.hold(job)
         try:
-            result, payload = self._recorded(agent, job, answer, body)
-            answer = self._asked(url, result, self._timeout, payload=payload, fingerprint=agent.entries.fingerprint)
+            result, payload = self._run_and_pack(agent, job, answer, body)
+            answer = self._request(url, result, self._timeout, payload=payload, fingerprint=agent.entries.fingerprint)
             counts = isinstance(answer.body, messages.Taken) and bool(answer.body.samples)
             self.done += counts and result.status == "done"
             self.failed += counts and result.status == "failed"
         except JobCancelled:
             self.cancelled += 1
         except (MemoireTimeout, Refused) as error:
-            _log.warning("job %d is given up: %s", job.number, error)
+            _log.warning("job %d is abandoned: %s", job.number, error)
         finally:
             self._thread.release(job)
 
-    def _recorded(
+    def _run_and_pack(
         self, agent: _Agent, job: HeldJob, answer: Message, body: messages.Job
     ) -> tuple[messages.Result, Any]:
-        """The result of a job, and its payload.
+        """Run the episode of a job, and return the message RESULT and its payload.
 
         Raises:
-            JobCancelled: it is not wanted any more, or its agent is gone.
+            JobCancelled: the agent has cancelled the job, or is gone.
         """
         ask = Ask(self._thread, agent, job, self._timeout, self._limits)
         try:
@@ -491,12 +495,12 @@ class Observer(Asker):
             entries, versions, final = _record(episode, ask, job)
             ended = bool(entries) and bool(entries[-1].get("terminated"))
             facts: dict[str, Any] = {"terminated": ended, "client": self._client, "number": job.number}
-            made = fragment_of(agent.entries, entries, versions, final, **facts)
-            rows_of, payload = rollout_fragments.packed([made], agent.entries, now=made.arrived, wall=0.0)
+            fragment = fragment_of(agent.entries, entries, versions, final, **facts)
+            rows_of, payload = rollout_fragments.packed([fragment], agent.entries, now=fragment.arrived, wall=0.0)
         except JobCancelled:
             raise
         except Exception as error:
-            if job.is_over:  # the agent is gone, so that it could not be asked
+            if job.is_over:  # the agent is gone, which may have caused the error
                 raise JobCancelled(job.number) from error
             _log.exception("job %d failed", job.number)
             text = escape(f"{type(error).__name__}: {error}".strip().splitlines()[0])[:_MAX_TEXT].rstrip(".")
@@ -508,13 +512,13 @@ class Observer(Asker):
 
 
 def _record(episode: Any, ask: Ask, job: HeldJob) -> tuple[list[Mapping[str, Any]], list[int], Any]:
-    """Entries of an episode, the versions that acted, and the final state.
+    """Run an episode; return its entries, the versions that acted, and the final state.
 
     Raises:
         JobCancelled: the job is over.
     """
     if not isinstance(episode, Generator):
-        raise WrongType("run_episode", "a generator of entries: a function that yields them", type(episode).__name__)
+        raise WrongType("run_episode", "a function that yields entries (a generator)", type(episode).__name__)
     entries: list[Mapping[str, Any]] = []
     versions: list[int] = []
     try:

@@ -1,13 +1,13 @@
 """TransferQueue's key-value interface on memoire's servers: `pip install 'memoire-rl[tq]'`.
 
-    import memoire.tq as tq                # in place of: import transfer_queue as tq
+    import memoire.tq as tq                # instead of: import transfer_queue as tq
 
     tq.init({"memoire": {"servers": ["tcp://memoire:5560"]}})
     tq.kv_batch_put(keys, "train", TensorDict({"responses": responses}, batch_size=len(keys)), tags)
     data = tq.kv_batch_get(keys, "train", select_fields=["responses"])
 
-Names, results and errors are those of TransferQueue 0.1.11; docs/language-models.md lists what differs. Rows lie at
-memoire's servers, spread over them by key. There are no Ray actors, and values are never pickled.
+Names, results and errors are those of TransferQueue 0.1.11; docs/language-models.md lists the differences. Memoire's
+servers store the rows, spread over them by key. There are no Ray actors, and values are never pickled.
 """
 
 from memoire.errors import NotInstalled
@@ -36,4 +36,4 @@ with NotInstalled.explained("pip install 'memoire-rl[tq]'"):
     from .metadata import KVBatchMeta as KVBatchMeta
 
 __version__ = "0.1.11"
-"""Of TransferQueue, whose calls these are: trainers ask for it before they save checkpoints or give prompts again."""
+"""Version of TransferQueue with these calls: trainers check it before they save checkpoints or repeat prompts."""

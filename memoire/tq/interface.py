@@ -1,12 +1,12 @@
-"""The calls of TransferQueue's key-value interface, for one client of the process.
+"""Calls of TransferQueue's key-value interface, with one client for the process.
 
-`init` in one process starts or finds the servers and puts their addresses into $MEMOIRE_TQ, which processes started
-from there inherit; any other process is told by that variable, or by Ray where both use it.
+`init` in one process starts or finds the servers and sets their addresses in $MEMOIRE_TQ, which its child processes
+inherit. Other processes need this variable, or get the addresses from Ray if they and `init` use the same Ray cluster.
 
-`save` writes all rows into a folder, which `load` can read into any number of servers.
+`save` writes all rows into a folder, which `load` can read into any number of servers:
 
-metadata.json                     what the caller gave, as JSON: it takes the place of the former one last
-rows-1c9f0a6be2d05d2e.msgpack     the rows, named by the checksum of metadata.json; its first record has that once more
+    metadata.json                     the caller's metadata as JSON; replaced last
+    rows-1c9f0a6be2d05d2e.msgpack     the rows, named by the checksum of metadata.json, which is also the first record
 """
 
 from __future__ import annotations
@@ -54,34 +54,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 KIND: Final = FileKind(b"memoirtq", 2, "a checkpoint of memoire.tq")
 METADATA: Final = "metadata.json"
-ROWS_AT_ONCE: Final = 256
+ROWS_PER_BLOCK: Final = 256
 _ROWS: Final = re.compile(r"rows-[0-9a-f]{16}\.msgpack")
 _FORMER_ROWS: Final = "rows.msgpack"
 _LENGTH_BYTES: Final = 8
 
 
 def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, at: Fault = no_fault) -> None:
-    """Write every row to a folder. The checkpoint that it has stays until the new one is whole and on disk.
+    """Write every row to a folder. The former checkpoint stays until the new one is complete and on disk.
 
     Args:
-        at: Called before each step, so that a test may let it fail: see `replacing`.
+        metadata: Caller's metadata, written as JSON.
+        at: Called before each step, so that a test can let the step fail: see `replacing`.
 
     Raises:
         StateLocked: another process saves to this folder.
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
-    told = json.dumps({"storage_saved": True, "user_metadata": metadata or {}}, indent=2).encode()
+    header = json.dumps({"storage_saved": True, "user_metadata": metadata or {}}, indent=2).encode()
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
     lock = lock_folder(folder, "the checkpoint folder", "process")
     try:
-        rows = _rows(folder, told)
+        rows = _rows_path(folder, header)
         with checked_file.writing(rows, KIND, at=at) as file:
-            file.put(0, told)
-            for block in _blocks(client):
+            file.put(0, header)
+            for block in _pack_blocks(client):
                 file.put(1, block)
-        replace_file(folder / METADATA, told, at=at)
+        replace_file(folder / METADATA, header, at=at)
         for other in folder.iterdir():
             if other != rows and _ROWS.fullmatch(other.name):
                 at("remove")
@@ -91,174 +92,172 @@ def save(client: KeyedClient, folder: Path, metadata: dict[str, Any] | None, *, 
         lock.release()
 
 
-def _rows(folder: Path, metadata: bytes) -> Path:
+def _rows_path(folder: Path, metadata: bytes) -> Path:
     return folder / f"rows-{checksum(metadata):016x}.msgpack"
 
 
-def _blocks(client: KeyedClient) -> Iterator[bytes]:
+def _pack_blocks(client: KeyedClient) -> Iterator[bytes]:
     for partition, rows in client.rows(None).items():
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[start : start + ROWS_AT_ONCE]
-            found = zip(some, client.values(partition, [row.key for row in some]), strict=True)
-            kept = [keyed.PutRow(row.key, row.tags, held.fields) for row, held in found if held.is_there]
+        for start in range(0, len(rows), ROWS_PER_BLOCK):
+            block = rows[start : start + ROWS_PER_BLOCK]
+            pairs = zip(block, client.values(partition, [row.key for row in block]), strict=True)
+            existing = [keyed.PutRow(row.key, row.tags, values.fields) for row, values in pairs if values.is_there]
             name = keyed.pack([partition])
-            yield len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(kept)
+            yield len(name).to_bytes(_LENGTH_BYTES, "little") + name + keyed.pack(existing)
 
 
 def load(client: KeyedClient, folder: Path) -> None:
-    """Put the rows of a folder in the place of all that servers hold.
+    """Replace all rows of the servers by those of a checkpoint.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or a file of it is missing.
-        DataError: a file is damaged, of a former form or of another checkpoint. Servers hold what they held.
+        FileNotFoundError: the folder, or a file of the checkpoint, does not exist.
+        DataError: a file is damaged, of a former format or of another checkpoint. The servers keep their rows.
     """
     if not folder.exists():
         raise FileNotFoundError(f"Checkpoint directory not found: {folder}")
     if not (folder / METADATA).exists():
         raise FileNotFoundError(f"{METADATA} not found in {folder}")
-    told = (folder / METADATA).read_bytes()
-    path = _rows(folder, told)
+    header = (folder / METADATA).read_bytes()
+    path = _rows_path(folder, header)
     if not path.exists():
         if (folder / _FORMER_ROWS).exists():
-            raise DataError(str(folder / _FORMER_ROWS), f"is not {KIND.name}, but of a former form")
-        raise FileNotFoundError(f"{path.name} not found in {folder}: it is missing, or {METADATA} was changed")
+            raise DataError(str(folder / _FORMER_ROWS), f"is not {KIND.name}, but has a former format")
+        raise FileNotFoundError(f"{path.name} not found in {folder}: the file is missing, or {METADATA} was changed")
     with CheckedFile(path, KIND) as file:
         records = file.records()
-        if next(records, None) != (0, told):
+        if next(records, None) != (0, header):
             raise DataError(str(path), f"belongs to another {METADATA}")
         client.reset()
         for record in records:
-            client.put(*_unpacked(record))
+            client.put(*_unpack(record))
 
 
-def _unpacked(record: Record) -> tuple[str, list[keyed.PutRow]]:
+def _unpack(record: Record) -> tuple[str, list[keyed.PutRow]]:
     block = record.payload
     names = int.from_bytes(block[:_LENGTH_BYTES], "little") + _LENGTH_BYTES
     (partition,) = keyed.unpack_keys(block[_LENGTH_BYTES:names])
     return partition, keyed.unpack_puts(block[names:])
 
 
-class _Process:
-    """What this process has: its client, and the server that `init` has started because there was no address."""
+class _ProcessState:
+    """State of this process: its client, and the server that `init` started for lack of an address."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.client: KeyedClient | None = None
-        self.told: Sequence[str] = ()  # the addresses that this process itself has told others
+        self.announced: Sequence[str] = ()  # addresses that this process has announced to others
         self.server: Server | None = None
 
     def connect(self, addresses: Sequence[str]) -> KeyedClient:
-        """Connect unless it is; with the lock."""
+        """Return the client, and create it if needed. The caller holds the lock."""
         if self.client is None:
             self.client = KeyedClient(addresses)
         return self.client
 
 
-_here = _Process()
+_state = _ProcessState()
 
 
 # ------------------------------------------------------------------------------------------------ begin and end
 
 
 def init(conf: Any = None) -> Any:
-    """Connect this process to memoire's servers; the first process that finds no address starts one.
+    """Connect this process to memoire's servers; start a server if no address is configured or announced.
 
     Args:
-        conf: A mapping or an OmegaConf. conf["memoire"]["servers"] has the servers' addresses; what is for
-            TransferQueue alone is ignored. Without them: $MEMOIRE_TQ, then what `init` of another process told Ray.
+        conf: A mapping or an OmegaConf. conf["memoire"]["servers"] has the servers' addresses; settings of
+            TransferQueue are ignored. Without addresses: those in $MEMOIRE_TQ, then those that another process's `init`
+            announced by Ray.
 
     Returns:
-        The configuration with "memoire" in it, or `conf` itself if another process has begun before.
+        The configuration with "memoire" in it, or `conf` itself if another process has announced addresses.
 
     Raises:
-        ParameterError: conf names other servers than those that are known: rows would lie in two places.
+        ParameterError: conf names other servers than the announced ones, so that rows would be in two places.
     """
-    with Held(_here.lock):
-        known, given = _known_addresses(), _given_addresses(conf)
-        _check_given(given, known)
-        if _here.client is not None or (known and not given):
-            _here.connect(known)
+    with Held(_state.lock):
+        announced, configured = _announced_addresses(), _configured_addresses(conf)
+        _check_configured(configured, announced)
+        if _state.client is not None or (announced and not configured):
+            _state.connect(announced)
             return conf
-        if not given:
-            _here.server = _here.server or Server(
-                "tcp://127.0.0.1:*", storage="keyed"
-            )  # there if `init` was interrupted
-            given = [_here.server.endpoint]
-        _tell(given)
-        _here.connect(given)
-        return {**dict(conf or {}), "memoire": {"servers": given}}
+        if not configured:
+            # The server exists already if a former `init` was interrupted.
+            _state.server = _state.server or Server("tcp://127.0.0.1:*", storage="keyed")
+            configured = [_state.server.endpoint]
+        _announce(configured)
+        _state.connect(configured)
+        return {**dict(conf or {}), "memoire": {"servers": configured}}
 
 
-def _check_given(given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse other servers than this process, or the one that has begun, works with. Raises ParameterError."""
-    in_use = known if _here.client is None else _here.client.servers
-    is_free = _here.client is None and set(known) == set(_here.told)
-    if given and in_use and not is_free and set(given) != set(in_use):
-        whose = "this process works with: call tq.close() first" if _here.client else f"{ADDRESSES} or Ray says"
-        raise ParameterError("memoire.servers", list(given), f"{list(in_use)}, which {whose}, or left out")
+def _check_configured(configured: Sequence[str], announced: Sequence[str]) -> None:
+    in_use = announced if _state.client is None else _state.client.servers
+    is_free = _state.client is None and set(announced) == set(_state.announced)
+    if configured and in_use and not is_free and set(configured) != set(in_use):
+        owner = "this process uses (call tq.close() first)" if _state.client else f"are set in {ADDRESSES} or Ray"
+        raise ParameterError("memoire.servers", list(configured), f"{list(in_use)}, which {owner}, or left out")
 
 
 def close() -> None:
-    """Disconnect this process, and end the server that its `init` has started."""
-    with Held(_here.lock):
-        if _here.client is not None:
-            _here.client.close()
-        if _here.server is not None:
-            _here.server.close()
-            _tell([])
-        _here.client = _here.server = None
+    """Disconnect this process, and close the server that its `init` has started."""
+    with Held(_state.lock):
+        if _state.client is not None:
+            _state.client.close()
+        if _state.server is not None:
+            _state.server.close()
+            _announce([])
+        _state.client = _state.server = None
 
 
 def get_client() -> KeyedClient:
-    """The client of this process. Raises AssertionError before `init`."""
-    if _here.client is None:
+    """Return the client of this process. Raises AssertionError before `init`."""
+    if _state.client is None:
         raise AssertionError("Please initialize the TransferQueue first by calling `tq.init()`!")
-    return _here.client
+    return _state.client
 
 
 def get_metrics_endpoint() -> str | None:
-    """HOST:PORT of the first server's pages, whose /metrics are for Prometheus; None if it has none."""
-    if _here.client is None and not _known_addresses():
+    """Return HOST:PORT of the first server's pages, whose /metrics are for Prometheus; None without pages."""
+    if _state.client is None and not _announced_addresses():
         return None
-    client = _ready()
+    client = _connected_client()
     return client.pages()
 
 
-def _ready() -> KeyedClient:
-    with Held(_here.lock):
-        if _here.client is None and not (known := _known_addresses()):
+def _connected_client() -> KeyedClient:
+    with Held(_state.lock):
+        if _state.client is None and not (announced := _announced_addresses()):
             raise AssertionError("TransferQueueController has not been initialized yet. Please call init() first.")
-        return _here.client or _here.connect(known)
+        return _state.client or _state.connect(announced)
 
 
-def _given_addresses(conf: Any) -> list[str]:
-    ours = (conf or {}).get("memoire") or {}
-    servers = ours.get("servers") or []
+def _configured_addresses(conf: Any) -> list[str]:
+    settings = (conf or {}).get("memoire") or {}
+    servers = settings.get("servers") or []
     if not isinstance(servers, str) and not all(isinstance(each, str) for each in servers):
         raise ParameterError("memoire.servers", servers, "addresses such as tcp://memoire:5560")
     return [servers] if isinstance(servers, str) else list(servers)
 
 
-def _known_addresses() -> list[str]:
-    said = os.environ.get(ADDRESSES) or _ray_says()
-    return [each for each in said.split(",") if each]
+def _announced_addresses() -> list[str]:
+    text = os.environ.get(ADDRESSES) or _ray_addresses()
+    return [each for each in text.split(",") if each]
 
 
-def _tell(addresses: Sequence[str]) -> None:
-    """Let processes that begin later know; none: forget."""
-    _here.told, said = addresses, ",".join(addresses)
-    os.environ[ADDRESSES] = said
+def _announce(addresses: Sequence[str]) -> None:
+    """Announce addresses to processes that start later, by environment variable and Ray; [] withdraws them."""
+    _state.announced, text = addresses, ",".join(addresses)
+    os.environ[ADDRESSES] = text
     if (store := _ray_store()) is not None:
-        store._internal_kv_put(ADDRESSES.encode(), said.encode(), overwrite=True)
+        store._internal_kv_put(ADDRESSES.encode(), text.encode(), overwrite=True)
 
 
-def _ray_says() -> str:
+def _ray_addresses() -> str:
     store = _ray_store()
     return "" if store is None else (store._internal_kv_get(ADDRESSES.encode()) or b"").decode()
 
 
 def _ray_store() -> Any:
-    """Ray's key-value store, if this process has Ray and is part of a cluster."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -275,18 +274,18 @@ def kv_put(
     tag: dict[str, Any] | None = None,
     data_parser: Parser | None = None,
 ) -> KVBatchMeta:
-    """Write one row: fields and tags that it has stay, unless they are named here.
+    """Write one row; its other fields and tags stay.
 
     Args:
-        fields: Values by name: tensors, and anything that JSON or NumPy has. A TensorDict has a batch of one.
-        data_parser: Called with the columns as a dict before they are stored; returns it, changed.
+        fields: Values by name: tensors, and values of JSON's or NumPy's types. A TensorDict has a batch of one.
+        data_parser: Function that changes the columns before they are stored: takes a dict of columns and returns it.
 
     Raises:
-        ValueError: neither fields nor a tag, or a nested tensor, which is a batch.
+        ValueError: neither fields nor a tag are given, or a field is a nested tensor, which is a batch.
         NotPlain: a value could only be pickled.
         Refused: the server is full.
     """
-    client = _ready()
+    client = _connected_client()
     if fields is None and tag is None:
         raise ValueError("Please provide at least one parameter of fields or tag.")
     batch = None if fields is None else single_row(fields)
@@ -300,87 +299,86 @@ def kv_batch_put(
     tags: list[dict[str, Any]] | None = None,
     data_parser: Parser | None = None,
 ) -> KVBatchMeta:
-    """Write rows: fields and tags that they have stay, unless they are named here.
+    """Write rows; their other fields and tags stay.
 
     Args:
-        fields: Batch of as many rows as there are keys.
-        tags: Of each key.
+        fields: Batch with one row for each key.
+        tags: Tags of each key.
         data_parser: See `kv_put`.
 
     Returns:
         The keys with all their tags, and the fields that all of them have.
 
     Raises:
-        ValueError: neither fields nor tags, a key is repeated, or lengths differ, those of columns too.
+        ValueError: neither fields nor tags are given, a key is repeated, or keys, fields, tags or columns differ in
+            length.
         NotPlain: a value could only be pickled.
         Refused: a server is full; rows of other servers may be written.
     """
-    client = _ready()
+    client = _connected_client()
     return _put(client, keys, partition_id, fields, tags, data_parser)
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> TensorDict:
-    """Fields that all of these rows have; keys that do not exist are left out.
+    """Return the fields that all of these rows have; unknown keys are left out.
 
     Args:
-        select_fields: These of them; None takes all.
+        select_fields: Names of fields to return; None returns all common fields.
 
     Returns:
         A batch of the rows, in the order of the keys. Numbers are stacked [n]; other tensors become a nested tensor,
-        jagged if their shapes allow it; what is no tensor comes as a NonTensorStack.
+        jagged if their shapes allow it; other values become a NonTensorStack.
 
     Raises:
         ValueError: none of the keys exists, or the rows have no field in common yet.
     """
-    client = _ready()
+    client = _connected_client()
     names = _keys(keys)
-    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    found = [row for row in client.values(partition_id, names, chosen or ()) if row.is_there]
-    if not found:
+    selected = [select_fields] if isinstance(select_fields, str) else select_fields
+    existing = [row for row in client.values(partition_id, names, selected or ()) if row.is_there]
+    if not existing:
         raise ValueError("keys or partition were not found!")
-    if not set.intersection(*(set(row.names) for row in found)):
+    if not set.intersection(*(set(row.names) for row in existing)):
         raise ValueError("Some fields are not ready in all the requested keys!")
-    rows = [decoded(row.fields) for row in found]
+    rows = [decoded(row.fields) for row in existing]
     shared = set.intersection(*map(set, rows))
     return batch_of({name: [row[name] for row in rows] for name in shared}, len(rows))
 
 
 def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
-    """The rows that a batch names; see `kv_batch_get`. Raises ValueError too if `select_fields` has others than it."""
-    partition, fields = _of_meta(meta, select_fields)
+    """Return rows as `kv_batch_get`. Raises ValueError, too, if `meta` lacks a partition or one of `select_fields`."""
+    partition, fields = _partition_and_fields(meta, select_fields)
     return kv_batch_get(meta.keys, partition, fields)
 
 
 def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
-    """Tags by partition and key, of one partition or of all, in the order in which rows were made."""
-    client = _ready()
-    found = client.rows(partition_id)
-    return {name: {row.key: decoded(row.tags) for row in rows} for name, rows in found.items()}
+    """Return tags by partition and key, of one partition or of all, in the order in which rows were created."""
+    client = _connected_client()
+    partitions = client.rows(partition_id)
+    return {name: {row.key: decoded(row.tags) for row in rows} for name, rows in partitions.items()}
 
 
 def kv_clear(keys: list[str] | str, partition_id: str) -> None:
-    """Take rows away; keys that do not exist are ignored. Raises ValueError for an empty list."""
-    client = _ready()
+    """Delete rows; unknown keys are ignored. Raises ValueError for an empty list."""
+    client = _connected_client()
     client.clear(partition_id, _keys(keys))
 
 
-def _awaited(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The same call for an event loop: it waits in a thread."""
-
+def _to_async(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     @functools.wraps(call)
-    async def awaited(*args: P.args, **options: P.kwargs) -> T:
+    async def run(*args: P.args, **options: P.kwargs) -> T:
         return await asyncio.to_thread(call, *args, **options)
 
-    awaited.__name__ = awaited.__qualname__ = f"async_{call.__name__}"
-    return awaited
+    run.__name__ = run.__qualname__ = f"async_{call.__name__}"
+    return run
 
 
-async_kv_put = _awaited(kv_put)
-async_kv_batch_put = _awaited(kv_batch_put)
-async_kv_batch_get = _awaited(kv_batch_get)
-async_kv_batch_get_by_meta = _awaited(kv_batch_get_by_meta)
-async_kv_list = _awaited(kv_list)
-async_kv_clear = _awaited(kv_clear)
+async_kv_put = _to_async(kv_put)
+async_kv_batch_put = _to_async(kv_batch_put)
+async_kv_batch_get = _to_async(kv_batch_get)
+async_kv_batch_get_by_meta = _to_async(kv_batch_get_by_meta)
+async_kv_list = _to_async(kv_list)
+async_kv_clear = _to_async(kv_clear)
 
 
 # -------------------------------------------------------------------------------------------------- checkpoints
@@ -389,12 +387,13 @@ async_kv_clear = _awaited(kv_clear)
 def save_checkpoint(
     checkpoint_dir: str | Path, *, include_storage: bool = True, metadata: dict[str, Any] | None = None
 ) -> None:
-    """Write all rows of all servers to a folder. The checkpoint that it has stays until the new one is on disk; other
-    files in it stay.
+    """Write all rows of all servers to a folder.
+
+    The former checkpoint stays until the new one is on disk. Other files of the folder are not touched.
 
     Args:
         include_storage: Ignored: rows are always written with their values.
-        metadata: Written beside them, as JSON.
+        metadata: Caller's metadata, written as JSON.
 
     Raises:
         RuntimeError: `init` was not called.
@@ -406,45 +405,45 @@ def save_checkpoint(
 
 
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
-    """Put the rows of a checkpoint in the place of all rows, at any number of servers.
+    """Replace all rows by those of a checkpoint, at any number of servers.
 
     Raises:
         RuntimeError: `init` was not called.
-        FileNotFoundError: there is no checkpoint, or a file of it is missing.
-        DataError: it is damaged, or of a former form. Servers hold what they held.
+        FileNotFoundError: the folder, or a file of the checkpoint, does not exist.
+        DataError: the checkpoint is damaged, or has a former format. The servers keep their rows.
     """
     client = _initialized()
     load(client, Path(checkpoint_dir))
 
 
 def _initialized() -> KeyedClient:
-    if _here.client is None:
+    if _state.client is None:
         raise RuntimeError("TransferQueue is not initialized. Call tq.init() first.")
-    return _here.client
+    return _state.client
 
 
-# ------------------------------------------------------------------------------- what both forms of a call share
+# ---------------------------------------------------------------------------- shared by calls and async calls
 
 
 def _keys(keys: list[str] | str) -> list[str]:
-    made = [keys] if isinstance(keys, str) else list(keys)
-    if not made:
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names:
         raise ValueError("Received an empty list as keys.")
-    return made
+    return names
 
 
-def _of_meta(meta: KVBatchMeta, select_fields: list[str] | str | None) -> tuple[str, list[str] | None]:
+def _partition_and_fields(meta: KVBatchMeta, select_fields: list[str] | str | None) -> tuple[str, list[str] | None]:
     if meta.partition_id is None:
         raise ValueError("Must provide partition_id in the input KVBatchMeta.")
     if select_fields is None:
         return meta.partition_id, meta.fields
-    chosen = [select_fields] if isinstance(select_fields, str) else select_fields
-    if any(name not in (meta.fields or ()) for name in chosen):
+    selected = [select_fields] if isinstance(select_fields, str) else select_fields
+    if any(name not in (meta.fields or ()) for name in selected):
         raise ValueError(
-            f"Some fields assigned in select_fields not found in the metadata. Assigned: {chosen}; "
+            f"Some fields assigned in select_fields not found in the metadata. Assigned: {selected}; "
             f"Fields in KVBatchMeta: {meta.fields}."
         )
-    return meta.partition_id, chosen
+    return meta.partition_id, selected
 
 
 def _put(

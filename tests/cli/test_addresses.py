@@ -66,7 +66,7 @@ def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone(times):
     proxy = memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"])
     with proxy, NodePages("127.0.0.1:0", proxy) as pages:
         assert addresses.pages_of([pages.url], say=said.append) == [pages.url]
-    assert said[0].startswith(f"only {pages.url} is looked at, and no server behind it: ") and len(said) == 1
+    assert said[0].startswith(f"reading only {pages.url}, not the servers behind it: ") and len(said) == 1
 
 
 @pytest.mark.parametrize("name", ["proxy", "a"])
@@ -101,7 +101,7 @@ def test_nobody_there_is_told_with_the_address(times):
 
 def test_a_node_without_pages_is_told_how_to_have_some():
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
-        with pytest.raises(EndpointError, match=re.escape("start it with --http 127.0.0.1:8080")):
+        with pytest.raises(EndpointError, match=re.escape("start the node with --http 127.0.0.1:8080")):
             addresses.pages_of([server.endpoint])
 
 
@@ -110,7 +110,7 @@ def test_pages_that_ask_for_a_token_or_are_of_no_node_are_told_so():
     with server, NodePages("127.0.0.1:0", server, token="t" * 20) as pages:
         with pytest.raises(EndpointError, match="it answers with status 401. Give the tcp:// address of this node"):
             addresses.endpoint_of(pages.url)
-    with NodePages("127.0.0.1:0") as nothing, pytest.raises(EndpointError, match="no server, proxy or relay"):
+    with NodePages("127.0.0.1:0") as nothing, pytest.raises(EndpointError, match="the page of a server, proxy or relay"):
         addresses.endpoint_of(nothing.url)
 
 

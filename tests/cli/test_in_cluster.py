@@ -172,7 +172,7 @@ def assert_whole(api, tmp_path):
 
 def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
     said = make(api)
-    assert api.secrets.keys() == NAMES and all("made" in line for line in said) and len(said) == 7
+    assert api.secrets.keys() == NAMES and all("created" in line for line in said) and len(said) == 7
     assert_whole(api, tmp_path)
     assert all(one["metadata"]["labels"] == {"app.kubernetes.io/part-of": "memoire"} for one in api.secrets.values())
     text = "\n".join(said)
@@ -190,7 +190,7 @@ def test_what_is_there_is_kept_and_not_even_written(api):
     before, api.asked = json.dumps(api.secrets), []
     said = make(api)
     assert json.dumps(api.secrets) == before and {method for method, _ in api.asked} == {"GET"}
-    assert len(said) == 7 and all("is there" in line for line in said)
+    assert len(said) == 7 and all("exists" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, co
     said = make(api)
     assert_whole(api, tmp_path)
     for role in theirs:
-        assert api.files(f"k-{role}")["own.key"] == theirs[role]["own.key"] and f"secret/k-{role}: made" not in said
+        assert api.files(f"k-{role}")["own.key"] == theirs[role]["own.key"] and f"secret/k-{role}: created" not in said
 
 
 def test_a_secret_that_changes_while_it_is_changed_is_looked_at_again(api, tmp_path):
@@ -259,7 +259,7 @@ def test_somebody_who_changes_everything_all_the_time_is_given_up_on(api):
     make(api)
     del api.secrets["k-actor"]
     api.before = lambda method, name: api.put(name, api.secrets[name]["data"]) if method == "PATCH" else None
-    with pytest.raises(Refused, match="changed 20 times meanwhile"):
+    with pytest.raises(Refused, match="during each of 20 attempts"):
         make(api)
 
 
@@ -382,7 +382,7 @@ def test_elsewhere_than_in_a_pod_it_says_what_to_give(tmp_path, account):
 def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):
     words = ["--secrets", "k", "--tokens", "t", "--namespace", "rl", "--api-server", api.url]
     assert main.main(["keys", "in-cluster", *words]) == 0
-    assert api.secrets.keys() == NAMES and "secret/k-actor: made" in capsys.readouterr().out
+    assert api.secrets.keys() == NAMES and "secret/k-actor: created" in capsys.readouterr().out
     api.refused["GET"] = (400, float("inf"))
     assert main.main(["keys", "in-cluster", *words]) == 1
     assert "memoire: http://127.0.0.1" in capsys.readouterr().err
@@ -407,7 +407,7 @@ def test_a_secret_that_cannot_be_used_is_named_and_nothing_is_changed(api, secre
 
 def test_what_is_no_text_is_refused_by_name(api):
     api.put("t", {"nodes": base64.b64encode(b"\xff\xfe").decode()})
-    with pytest.raises(Refused, match="the Secret t holds what is no text"):
+    with pytest.raises(Refused, match="the Secret t has data that is not text"):
         make(api, keys="")
 
 
@@ -446,7 +446,7 @@ def test_secrets_that_can_be_used_are_told_with_their_fingerprints(mounted, caps
 def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys):
     shutil.rmtree(mounted / "inference")
     status, said = check(mounted, capsys)
-    assert status == 0 and "secret/k-inference: is not there: no node of this role" in said
+    assert status == 0 and "secret/k-inference: does not exist: no node of the role inference" in said
     status, said = check(mounted, capsys, "--require=inference")
     assert status == 1 and "secret/k-inference" in said and "memoire keys new --kubernetes" in said
 
@@ -458,11 +458,11 @@ def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     (mounted / "tokens" / "nodes").write_text("too-short")
     status, said = check(mounted, capsys)
     assert status == 1
-    assert "secret/k-actor is not there" in said and "secret/k-reader is not there" in said
+    assert "secret/k-actor does not exist" in said and "secret/k-reader does not exist" in said
     assert "memoire keys new --kubernetes NAME" in said
     assert "secret/k-proxy has no own.pub with one key of the role proxy" in said
     assert "secret/t (nodes) is not a file with a token on each line: 16 to 256" in said and "too-short" not in said
     shutil.rmtree(mounted / "tokens")
     status, said = check(mounted, capsys)
-    assert status == 1 and "secret/t is not there, or has no dashboard and no nodes" in said
+    assert status == 1 and "secret/t does not exist, or has no dashboard and no nodes" in said
     assert "kubectl create secret generic NAME" in said

@@ -112,8 +112,8 @@ def test_the_command_prints_the_plan(capsys):
         (["--state", "8x"], "--state must be a shape and a dtype"),
         (["--state", "8:colour"], "--state must be a shape and a dtype"),
         (["--actors", "0"], "actors must be a number above 0"),
-        (["--compressed", "1.5"], "compressed must be above 0, at most 1"),
-        (["--compressed", "0.5"], "compressed must be 1 where nothing compresses (--set compression=lz4)"),
+        (["--compressed", "1.5"], "compressed must be a share of the states' bytes, above 0 and at most 1"),
+        (["--compressed", "0.5"], "compressed must be 1 without compression (or combined with --set compression=lz4)"),
         (["--network", "nan"], "network must be a number above 0"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_cannot_be_planned_is_said(words, complaint, capsys):
 
 def test_a_ragged_column_has_no_size_to_plan_with():
     ragged = memoire.Schema({"state": memoire.Column("uint8", (None, 3), "state"), "reward": np.float32})
-    with pytest.raises(ParameterError, match="column 'state' must be a shape of its usual length"):
+    with pytest.raises(ParameterError, match="column 'state' must be of a fixed shape to plan with"):
         plan.plan(plan.Workload(ragged, memoire.Parameters()))
 
 

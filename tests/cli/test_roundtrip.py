@@ -34,14 +34,14 @@ def test_a_cache_comes_back_through_a_proxy_and_meets_no_learner(cluster):
     status, said = examine(proxy.endpoint)
     assert status == doctor.WELL, said
     assert "a cache of 16 entries is at its home" in said
-    assert "samples of it came back as they were" in said
+    assert "samples of the cache came back unchanged" in said
     assert all(server.stats().held_caches == 0 and server.tables == ("default",) for server in servers)
     stats = [server.stats() for server in servers]
     assert sum(each.probes for each in stats) == 1
     for each in stats:
         assert each.totals == Totals() and (each.guests, each.learners, each.samples) == (0, (), 0)
     assert not any(server.clients() for server in servers)
-    assert "no total, list or metric of the run has it" in said
+    assert "servers count this probe separately from the run's totals" in said
 
 
 def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
@@ -85,7 +85,7 @@ def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
     monkeypatch.setattr(Pool, "check", mock.Mock(side_effect=refused))
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
-    assert "FAIL a cache did not arrive: column" in said
+    assert "FAIL the cache did not arrive: column" in said
 
 
 def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
@@ -93,7 +93,7 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
     client.stats.return_value = mock.Mock(accepted_caches=0, rejected={})
     client.push_cache.return_value, client.push_reason = True, ""
     client.update.side_effect = lambda left: time.sleep(min(left, 0.01))
-    with pytest.raises(doctor.StepFailed, match="nobody has acknowledged it within 0.1 s"):
+    with pytest.raises(doctor.StepFailed, match="no server acknowledged it within 0.1 s"):
         doctor._push(client, np.arange(3), 0.1)
     assert all(0.0 < call.args[0] <= 0.1 for call in client.update.call_args_list) and client.update.called
 
@@ -103,10 +103,10 @@ def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, mo
     monkeypatch.setattr("memoire.cli.doctor._draw", lambda *_: drawn)
     status, said = examine(server.endpoint)
     assert status == doctor.STUCK
-    assert "what was drawn is not what was pushed" in said
+    assert "the drawn samples differ from the pushed entries" in said
     drawn.clear()
     status, said = examine(server.endpoint)
-    assert "it was not drawn within 100 s" in said
+    assert "no draw within 100 s had samples of the cache" in said
 
 
 def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):

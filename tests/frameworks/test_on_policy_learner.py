@@ -180,7 +180,7 @@ def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_pa
 
 def test_settings_that_do_not_fit_are_refused():
     envs = make_envs("CartPole-v1", 1)
-    with pytest.raises(ParameterError, match="named if max_lag is above 0"):
+    with pytest.raises(ParameterError, match="because max_lag is above 0"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), max_lag=1)
     with pytest.raises(ParameterError, match="did you mean 'remote'"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="Remote")

@@ -219,7 +219,7 @@ def test_what_has_to_be_remembered_is_learned(mode):
 
 
 def test_a_recurrent_network_acts_at_the_learner_only():
-    with pytest.raises(ParameterError, match="'remote' for a recurrent network"):
+    with pytest.raises(ParameterError, match="'remote', because collectors cannot compute a recurrent network"):
         OnPolicyLearner("tcp://127.0.0.1:*", Recall(), recurrent_net(), 64, world=World())
 
 

@@ -57,7 +57,7 @@ def test_advantages_are_rewards_beside_those_of_their_group():
 
 def test_a_protocol_that_has_moved_is_named():
     with pytest.raises(ProtocolMoved, match=r"trl .* RolloutWorkerProtocol has changed: pause, stop\. Install"):
-        adapter.check_protocol({*adapter.WORKER, "pause"} - {"stop"})
+        adapter.check_protocol({*adapter.MEMBERS, "pause"} - {"stop"})
 
 
 def taken(worker, count, version=lambda: 0, health=None):
@@ -120,7 +120,7 @@ def test_a_rollout_func_gives_trls_batch_from_the_table(prompts):
     assert made["completion_ids"][:2] == [[8], [8, 9]] and made["logprobs"][1] == [-0.5, -1.5]
     assert adapter.reward([None] * 8, reward=made["reward"]) == [1.0, 0.0, 0.0, 0.0] * 2
     trainer.num_generations = 2
-    with pytest.raises(ParameterError, match=r"^group must be 2, TRL's num_generations, .* 1 groups .* got \[4\]"):
+    with pytest.raises(ParameterError, match=r"^group must be 2 \(TRL's num_generations\) .* 1 groups .* got \[4\]"):
         rollouts(["any"] * 2, trainer)
     assert rollouts.step == 1
 

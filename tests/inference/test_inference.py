@@ -422,7 +422,7 @@ def test_what_is_open_ends_when_the_policy_is_closed_or_the_request_is_cancelled
 # --- `memoire doctor --inference`
 
 ROWS = {"obs": {"speed": (np.float32, (2,))}, "nodes": Column(np.int32, (None, 3))}
-WELL = ["ok   inputs: obs.speed float32[2], nodes int32[any, 3]", "ok   outputs: value float32", "a row is answered",
+WELL = ["ok   inputs: obs.speed float32[2], nodes int32[any, 3]", "ok   outputs: value float32", "a row was answered",
         "\nall is well\n"]  # fmt: skip
 
 
@@ -439,7 +439,7 @@ def fail(columns):
     [
         (count, doctor.WELL, WELL),
         (fail, doctor.REFUSED, ["failed: RuntimeError: no GPU"]),
-        (None, doctor.NOT_MEMOIRE, ["is no inference node"]),
+        (None, doctor.NOT_MEMOIRE, ["is not an inference node"]),
     ],
 )
 def test_the_doctor_asks_a_row_and_says_what_came_of_it(capsys, keep, open_node, function, status, says):

@@ -414,7 +414,7 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
 def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):
     assert doctor.examine(server.endpoint, keys=keys / "actor", roundtrip=True, timeout=100.0) == doctor.WELL
     said = capsys.readouterr().out
-    assert "keys: actor/actors" in said and "asks for a key" in said and "came back as they were" in said
+    assert "keys: actor/actors" in said and "asks for a key" in said and "came back unchanged" in said
     with Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless:
         wrong = (server, None, "Connect with keys"), (careless, keys, "asks for no key")
         for node, given, words in (*wrong, (server, another_key(keys), "does not know the key actor/other")):

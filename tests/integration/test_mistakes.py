@@ -263,10 +263,10 @@ TOGETHER = [
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Create a new one to go on."),
     ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
-     f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: somebody has to keep what well "
-     "has counted."),
+     f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
+     "server that keeps them."),
     ("a drain of a server that is gone", lambda w: drained(w, w.dead, w.server.endpoint), errors.MemoireTimeout,
-     f"no answer of the server that leaves from DEAD within 3.0 s. {NOBODY} Only a server that runs can hand on what it has: "
+     f"no answer of the server that leaves from DEAD within 3.0 s. {NOBODY} Only a running server can hand over its accounts: "
      "start it again, then drain it."),
 ]  # fmt: skip
 
@@ -313,7 +313,7 @@ def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
     said = []
     to = [world.dead, heir.endpoint]
     assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=said.append, context=world.cluster.context) == 1
-    assert said[0].startswith(f"nobody answers at {world.dead}, so it gets nothing. The machine is there, but nothing")
+    assert said[0].startswith(f"no server answers at {world.dead}, so that it gets no accounts. The machine is there, but nothing")
 
 
 @pytest.mark.parametrize("name", ["sequence_length", "multi_step", "frame_stack"])

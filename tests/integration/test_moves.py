@@ -93,7 +93,7 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
     there = sum(client.home == "a" for client in load.clients)
     copied, said = drained(servers[0], servers[1:], cluster.context)
     assert {client.home for client in load.clients} <= {"b", "c"}
-    assert copied == there and said[0] == "a sends its clients elsewhere" and "may be stopped" in said[-1]
+    assert copied == there and said[0] == "a sends its clients to other servers" and "may be stopped" in said[-1]
     newcomer = cluster.client(proxy)
     until(lambda: newcomer.home != "a")  # nobody new stays there
     reader = cluster.reader([proxy])
@@ -121,7 +121,7 @@ def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, re
     said, template = [], f"tcp://s-{{n}}.test:{port}"
     assert drain_above(template, 1, timeout=100.0, say=said.append, context=cluster.context) == 2
     assert servers[0].totals().steps == 60 and servers[0].totals().clients == 3
-    assert [line for line in said if "elsewhere" in line] == [f"s-{n} sends its clients elsewhere" for n in (1, 3)]
+    assert [line for line in said if "sends" in line] == [f"s-{n} sends its clients to other servers" for n in (1, 3)]
     assert drain_above(template, 4, say=said.append, context=cluster.context) == 0
     assert said[-1] == "no server is numbered 4 or above: nothing is drained"
 
@@ -167,7 +167,7 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
     client = cluster.client(server, limits=QUICK)
     record(client)
     client.update(100.0)
-    with pytest.raises(MemoireTimeout, match=f"1 are still there: {client.client_id.hex()[:8]}. Clients that know"):
+    with pytest.raises(MemoireTimeout, match=f"1 clients have not left: {client.client_id.hex()[:8]}. Clients that know"):
         drained(server, [other], cluster.context, timeout=3.0)
     assert client.home == "one"  # and it is still served
     record(client)
@@ -179,7 +179,7 @@ def test_a_drain_needs_one_server_and_another(cluster):
     servers = [cluster.server(name=name) for name in ("a", "b")]
     proxy = cluster.proxy(servers)
     until(lambda: set(proxy.servers) == {"a", "b"})
-    with pytest.raises(ParameterError, match="own address of one server; it leads to a, b"):
+    with pytest.raises(ParameterError, match="one server's own address .this one leads to a, b"):
         drained(proxy, servers, cluster.context)
     with pytest.raises(ParameterError, match="another server's address"):
         drained(servers[0], servers[:1], cluster.context)

@@ -72,13 +72,13 @@ def test_a_wrong_command_line_ends_with_2(capsys: Captured) -> None:
         (["up", "--env", "CartPole-v1", "--servers", "2", "--proxies", "0"], "--proxies must be at least 1"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
         (["server"], "--schema must be a file with what is stored; or give --env or --tables"),
-        (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be absent beside --tables"),
+        (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be left out with --tables"),
         (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
-        (["demo", "--seconds", "0"], "--seconds must be above 0"),
+        (["demo", "--seconds", "0"], "--seconds must be a number of seconds above 0"),
         (["demo", "--env", "Pendulum-v1"], "needs discrete actions"),
         (["demo", "--env", "FrozenLake-v1"], "observations in a Box"),
         (["server", "--env", "CartPole-v1", "--http", "nonsense"], "cannot serve HTTP at 'nonsense'"),
-        (["proxy", "--endpoint", "tcp://127.0.0.1:0"], "addresses of servers, or --servers-file, and not both"),
+        (["proxy", "--endpoint", "tcp://127.0.0.1:0"], "addresses of servers, or left out with --servers-file"),
         (["totals", "tcp://127.0.0.1:9", "--timeout", "0.2"], "no welcome"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_healthy_server_gets_a_clean_bill() -> None:
         status, said = examine(server.endpoint, 5.0)
         assert status == 0, said
     for words in ("libzmq", "pyzmq", "msgspec", "numpy", "open files", "home 'heart'", "run 'r-1'", "obs float32[4]",
-                  "UPDATE is answered", "its clock is", "memoire 0.1.0, and keeps what it acknowledges in memory only", "PULL socket", "XPUB socket", "all is well"):  # fmt: skip
+                  "UPDATE is answered", "its clock is", "memoire 0.1.0 and keeps acknowledged data in memory only", "PULL socket", "XPUB socket", "all is well"):  # fmt: skip
         assert words in said
     assert server.total_steps == 0 and "warn" not in said
 
@@ -224,8 +224,8 @@ def test_a_state_folder_and_another_clock_are_said(tmp_path: Path) -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state", process=process) as server:
         status, said = examine(server.endpoint, 5.0)
     assert status == 0, said
-    assert f"ok   its home is memoire {memoire.__version__}, and keeps what it acknowledges on disk" in said
-    assert "its clock is 90.0 s ahead of the one here" in said
+    assert f"ok   its home runs memoire {memoire.__version__} and keeps acknowledged data on disk" in said
+    assert "its clock is 90.0 s ahead of the local clock" in said
 
 
 @pytest.mark.parametrize(
@@ -247,15 +247,15 @@ def test_nothing_listens(tmp_path: Path) -> None:
     assert "no process listens" in said
     status, said = examine(f"ipc://{tmp_path}/nothing")
     assert status == doctor.NOTHING_LISTENS
-    assert "no such socket file" in said
+    assert "The socket file does not exist" in said
 
 
 @pytest.mark.parametrize(
     ("greeting", "hangs_up", "words"),
     [
-        (b"SSH-2.0-OpenSSH_9.9\r\n", True, "does not speak ZeroMQ: it says b'SSH-2.0-Op"),
-        (b"", True, "it hangs up at once|the connection broke off"),
-        (b"", False, "says nothing for 0.3 s"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", True, "does not speak ZeroMQ: it sent b'SSH-2.0-Op"),
+        (b"", True, "it hung up at once|the connection broke off"),
+        (b"", False, "sent nothing for 0.3 s"),
         (b"\xff", False, "does not speak ZeroMQ"),
     ],
 )
@@ -330,14 +330,14 @@ BUSY = messages.Refused(code="busy", text="later")
 @pytest.mark.parametrize(
     ("answer", "status", "words"),
     [
-        (lambda asked: None, doctor.NO_ANSWER, "nobody answered HELLO within 0.5 s"),
-        (lambda asked: [b"pong"], doctor.NOT_MEMOIRE, "the answer is not memoire's"),
-        (from_the_future, doctor.OTHER_VERSION, "of another version: version 9"),
+        (lambda asked: None, doctor.NO_ANSWER, "no answer to HELLO within 0.5 s"),
+        (lambda asked: [b"pong"], doctor.NOT_MEMOIRE, "the answer is not a memoire message"),
+        (from_the_future, doctor.OTHER_VERSION, "with another protocol version: version 9"),
         (lambda asked: reply(asked.header, OTHER), doctor.OTHER_VERSION, "it speaks [2, 3]"),
         (lambda asked: reply(asked.header, BUSY), doctor.REFUSED, "refuses (busy): later"),
-        (welcome(""), doctor.NO_SCHEMA, "gives no schema"),
-        (welcome("[]"), doctor.NO_SCHEMA, "gives no schema"),
-        (lambda asked: reply(asked.header, messages.Taken()), doctor.NOT_MEMOIRE, "HELLO was answered by TAKEN"),
+        (welcome(""), doctor.NO_SCHEMA, "its schema cannot be used"),
+        (welcome("[]"), doctor.NO_SCHEMA, "its schema cannot be used"),
+        (lambda asked: reply(asked.header, messages.Taken()), doctor.NOT_MEMOIRE, "the answer to HELLO is TAKEN, not WELCOME"),
     ],
 )
 def test_what_answers_is_not_a_memoire_that_can_be_used(answer: Answer, status: int, words: str) -> None:

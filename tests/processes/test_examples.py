@@ -235,7 +235,7 @@ def test_the_demo_learns_to_balance_the_pole() -> None:
     found = SUMMARY.search(said)
     assert found is not None, said
     assert float(found[2]) > 195.0
-    assert "what the actors counted is what the servers counted, and sums to the cluster's totals" in said
+    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in said
     totals = [line.split() for line in said.splitlines() if re.match(r"  ([0-9a-f]{32}|cluster) ", line)]
     columns = np.array([[int(number.replace(",", "")) for number in row[1:]] for row in totals])
     assert len(columns) == 3, "two actors, and the sum"
@@ -249,7 +249,7 @@ def test_several_servers_and_proxies_make_one_cluster() -> None:
     status, said = demo(*arguments, "--seconds", "100", timeout=115)
     assert status == 0, said
     assert "solved CartPole-v1" in said
-    assert "what the actors counted is what the servers counted, and sums to the cluster's totals" in said
+    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in said
 
 
 @pytest.mark.slow
@@ -261,4 +261,4 @@ def test_a_goal_that_is_not_reached_in_time_is_admitted() -> None:
             break
     assert "not solved: after" in said
     assert "the goal is 1000" in said
-    assert "what the actors counted is what the servers counted" in said
+    assert "the counts of the actors equal those of the servers" in said

@@ -250,7 +250,7 @@ def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed
         with memoire.Prompts(old.endpoint, "t", timeout=10.0) as alone:
             alone.add(dict.fromkeys(range(4), ""), "d")
             alone.add({9: ""}, "e", evaluation=True)
-            advice = "5 are left: let workers and trainers go on, and drain again"
+            advice = "5 remain: keep workers and trainers running, and drain again"
             with pytest.raises(MemoireTimeout, match=advice):
                 drain(old.endpoint, [new.endpoint], timeout=3.0, say=lambda line: None)
             assert answer_all(alone) == 5

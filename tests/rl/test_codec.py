@@ -166,7 +166,7 @@ def test_functions_that_differ_are_refused_by_both_names(worker: Any, memory: An
     check = PreprocessorCheck(memory)
     infos: list[dict[str, Any]] = [{PREPROCESSOR: digest(worker)} if worker else {}, {}]
     both = [digest(each) or None for each in (worker, memory)]
-    says = "^obs_preprocessor must be {}, as a worker has it: give both the same function, got {!r}".format(*both)
+    says = "^obs_preprocessor must be {}, that of a worker .give the memory and workers the same function., got {!r}".format(*both)
     with pytest.raises(ParameterError, match=says) if differ else contextlib.nullcontext():
         check.look(infos, [True, False])
 
@@ -243,9 +243,9 @@ def test_lists_count_as_tuples_and_missing_leaves_are_named():
     as_list = {**new_obs, "pose": list(new_obs["pose"])}
     assert first_difference(transition(), (last_obs, act, rew, as_list, done)) is None
     less = (last_obs, act, rew, {"image": PICTURE}, done)
-    assert tuple(first_difference(transition(), less)) == ("new_obs['pose'][0]", "there", "not there")
-    assert tuple(first_difference(less, transition())) == ("new_obs['pose'][0]", "not there", "there")
-    assert first_different_sum(sums_of(less), sums_of(transition())).expected == "not there"
+    assert tuple(first_difference(transition(), less)) == ("new_obs['pose'][0]", "present", "missing")
+    assert tuple(first_difference(less, transition())) == ("new_obs['pose'][0]", "missing", "present")
+    assert first_different_sum(sums_of(less), sums_of(transition())).expected == "missing"
 
 
 @given(st.integers(0, 84 * 84 * 8 - 1))
@@ -259,7 +259,7 @@ def test_every_bit_counts(bit):
 
 def test_texts_bytes_and_empty_arrays_are_compared():
     assert sums_of(("a", b"a", 0, np.zeros((0, 2)), False)) != sums_of(("b", b"a", 0, np.zeros((0, 3)), False))
-    with pytest.raises(ParameterError, match="transition must be of numbers"):
+    with pytest.raises(ParameterError, match="transition must be made of numbers"):
         sums_of((object(), 0, 0, 0, False))
 
 

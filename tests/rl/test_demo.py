@@ -63,7 +63,7 @@ def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() 
     assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, "")
     assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 2 lost"
     assert demo.summary(made)[1] == (
-        "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; looked at 1 times"
+        "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; checked 1 times"
     )
     made = progress_of(fine, wrong)  # owners are looked at one by one: together these add up
     made.take((SimpleNamespace(reports=fine),), {}, 5.0)
@@ -74,8 +74,8 @@ def test_counts_that_do_not_add_up_are_found() -> None:
     clients = {"a": counts(5, 1, 2), "b": counts(7, 2, 3)}
     fine = progress_of(report([], clients, steps=12, episodes=3, accepted_caches=5))
     assert demo.differences(fine, {"a": counts(5, 1, 9), "b": counts(7, 2, 9)}) == []
-    assert demo.differences(fine, {"a": counts(6, 1, 2)}) == ["actor a made 6 steps, but the servers have 5"]
-    assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c made 1 episodes, but the servers have 0"]
+    assert demo.differences(fine, {"a": counts(6, 1, 2)}) == ["actor a counted 6 steps, but the servers have 5"]
+    assert demo.differences(fine, {"c": counts(0, 1, 2)}) == ["actor c counted 1 episodes, but the servers have 0"]
     wrong = progress_of(report([], {"a": counts(5, 1, 2)}, steps=6, episodes=1, accepted_caches=2))
     assert demo.differences(wrong, {}) == ["6 steps in all, but the clients have 5"]
 
@@ -145,14 +145,14 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
     assert demo.Demo(demo.Options(**options)).progress.goal == goal
 
 
-@pytest.mark.parametrize(("own", "status", "words"), [(5, 0, "sums to"), (6, 1, "do not add up: actor a made 6 steps")])
+@pytest.mark.parametrize(("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")])
 def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
     monkeypatch.delenv("MAKELEVEL", raising=False)  # make's own demo names make
     run = demo.Demo(demo.Options(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
     run.progress.solved_after, run.solved_return = 3.0, 200.0
-    assert run._sum_up(True) == status
+    assert run._print_summary(True) == status
     said = capsys.readouterr().out
     assert words in said and said.endswith("memoire demo --keep\n")
 

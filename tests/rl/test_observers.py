@@ -223,7 +223,7 @@ def test_late_episodes_of_older_weights_than_max_lag_allows_are_counted_and_repl
 
     observers = [observe(agent, run_episode=held) for _ in range(2)]
     until(lambda: agent.stats().jobs.observers == 2)
-    with pytest.raises(MemoireTimeout, match="0 of 2 episodes are done, 2 go on"):
+    with pytest.raises(MemoireTimeout, match="0 of 2 episodes are done, 2 are running"):
         agent.collect(2, timeout=0.0, hold=True)
     until(lambda: agent.stats().rows == 6)
     agent.update(1)

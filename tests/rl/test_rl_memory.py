@@ -150,7 +150,7 @@ def test_objects_are_refused():
 def test_numbers_and_draws_are_checked():
     memory = GenericMemory(10)
     memory.append([])
-    with pytest.raises(NotEnoughSamples, match="no transition is there yet"):
+    with pytest.raises(NotEnoughSamples, match="the memory has no transition yet"):
         memory.sample(4)
     memory.append([sample(0), sample(1)])
     with pytest.raises(ParameterError, match="items must be whole numbers from 0 to 0"):

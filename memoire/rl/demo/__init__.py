@@ -1,1 +1,1 @@
-"""What `memoire demo` runs: a learner and actors on CartPole."""
+"""Programs of `memoire demo`: a launcher, a learner and actors on CartPole."""

@@ -1,9 +1,9 @@
-"""The whole of memoire on one machine, learning something: servers, proxies, actors and a learner, and how they fare.
+"""Demo: a whole cluster on one machine that learns, with servers, proxies, actors, a learner and a progress display.
 
     memoire demo
 
-This process only starts the others, hears their reports and shows them (see `launch`); it starts those again that die,
-and ends them all when the goal is reached. What actors and the learner do is in `actor` and `learner`.
+This process starts the others, shows their reports, restarts those that die, and ends all of them when the goal is
+reached. `actor` and `learner` are the programs of the actors and the learner.
 """
 
 import os
@@ -31,27 +31,27 @@ from memoire.launching import (
 )  # fmt: skip
 
 PARAMETERS = ("multi_step=3", "discount=[0.99]", "samples_per_insert=8", "cache_size=1024")
-"""Samples of each entry are pushed often: a learner on the same machine trains on each about that many times."""
+"""Parameters of the table. A learner on the same machine trains about 8 times on each entry."""
 HELD_CACHES = 32
 """Caches that each server holds: few, so that samples are young."""
 EPISODES = 20
-"""Newest episodes whose mean return is compared with the goal."""
+"""Number of newest episodes whose mean return is compared with the goal."""
 GOALS = {"CartPole-v1": 195.0}
-"""Where the environment's own threshold is not what the demo waits for."""
+"""Goals that replace the reward threshold of an environment."""
 MAX_EPSILON = 0.05
 FINISH_TIMEOUT = 60.0
 """Seconds that actors and learner have to end once the run is finished."""
 ACTORS_NICE = 10
-"""Actors use whatever the others leave: on few cores the learner would else wait for servers that wait for a core."""
+"""Niceness of actors: without it, on few cores, servers would wait for a core and the learner for servers."""
 SHOW_INTERVAL = 0.25
 PRINT_INTERVAL = 2.0
 HINT_INTERVAL = 30.0
-"""Seconds after which lines say again where the dashboard is."""
+"""Seconds between two lines with the address of the dashboard."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chooses."""
+    """Options of the demo from the command line."""
 
     env: str = "CartPole-v1"
     actors: int = 2
@@ -71,12 +71,12 @@ class Options:
             if value < 1:
                 raise ParameterError(name, value, "at least 1")
         if not self.seconds > 0:
-            raise ParameterError("--seconds", self.seconds, "above 0")
+            raise ParameterError("--seconds", self.seconds, "a number of seconds above 0")
 
 
 @dataclass
 class ClusterProgress:
-    """How the cluster fares, put together from what its processes reported."""
+    """Progress of the cluster, combined from the reports of its processes."""
 
     seconds: float = 0.0
     goal: float | None = None
@@ -86,33 +86,33 @@ class ClusterProgress:
     caches: int = 0
     held_caches: int = 0
     feedback: Counter[str] = field(default_factory=Counter)
-    """What became of the learner's TD errors."""
+    """Numbers of the learner's TD errors by outcome."""
     feedback_checks: int = 0
-    """How often that was looked at."""
+    """Number of checks whether these numbers add up."""
     unbalanced: str = ""
-    """What a server once said of the TD errors for an owner's entries that does not add up."""
+    """First report of TD errors whose numbers do not add up, with the owner of the entries; "" if all do."""
     learner: dict[str, Any] = field(default_factory=dict)
     dashboard: str | None = None
-    """Its address, once it answers."""
+    """Address of the dashboard, once it answers."""
     solved_after: float | None = None
     """Seconds until the goal was reached."""
     returns: list[float] = field(default_factory=list)
-    """Of the newest episodes of the cluster, oldest first, at most `EPISODES`."""
+    """Returns of the newest episodes of the cluster, oldest first, at most `EPISODES`."""
     clients: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def mean_return(self) -> float | None:
-        """Mean of `returns`; None while there are none."""
+        """Mean of `returns`; None before the first episode."""
         return sum(self.returns) / len(self.returns) if self.returns else None
 
     @property
     def is_reached(self) -> bool:
-        """Whether enough episodes are there, and their mean is above the goal."""
+        """True if `EPISODES` episodes have a mean return above the goal."""
         mean = self.mean_return
         return self.goal is not None and mean is not None and len(self.returns) == EPISODES and mean > self.goal
 
     def take(self, servers: tuple[Child, ...], learner: dict[str, Any], seconds: float) -> None:
-        """Take in the newest reports."""
+        """Update all figures from the newest reports."""
         reports = [child.reports for child in servers if child.reports]
         steps = sum(report["totals"]["steps"] for report in reports)
         span = seconds - self.seconds
@@ -128,15 +128,15 @@ class ClusterProgress:
         self.returns = [float(ended[1]) for ended in recent[-EPISODES:]]
         self.clients = merged([report["clients"] for report in reports])
 
-    def _check_feedback(self, told: list[tuple[str, dict[str, int]]]) -> None:
+    def _check_feedback(self, reports: list[tuple[str, dict[str, int]]]) -> None:
         self.feedback, self.feedback_checks = Counter(), self.feedback_checks + 1
-        for owner, counts in told:
+        for owner, counts in reports:
             self.feedback.update(counts)
             if min(counts.values()) < 0 or 2 * counts["given"] != sum(counts.values()):
                 self.unbalanced = self.unbalanced or f"{owner}: {counts}"
 
     def figures(self) -> list[tuple[str, str]]:
-        """(what, value) as people read it."""
+        """Return the figures as pairs of a label and a formatted value."""
         learner, mean = self.learner, self.mean_return
         goal = "" if self.goal is None else f" (goal {self.goal:g})"
         return [
@@ -153,7 +153,7 @@ class ClusterProgress:
         ]
 
     def brief(self) -> str:
-        """The figures that matter most, in one line of at most a hundred columns."""
+        """Return the most important figures in one line of at most a hundred columns."""
         mean = "-" if self.mean_return is None else f"{self.mean_return:.1f}"
         return (
             f"{self.seconds:5.1f} s  return {mean:>5}  episodes {self.episodes:,}  "
@@ -162,30 +162,31 @@ class ClusterProgress:
         )
 
     def hint(self) -> str:
-        """Where to look around, and how to end it."""
+        """Return the address of the dashboard, and how to end the demo, in one line."""
         parts = [f"solved after {self.solved_after:.1f} s"] if self.solved_after is not None else []
         parts += [f"dashboard: {self.dashboard}"] if self.dashboard else []
         return " | ".join([*parts, "Ctrl-C ends the demo"])
 
 
 def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Counts of each client over all servers: cumulative ones by maximum, accepted caches by sum.
+    """Merge the counts of each client over all servers: cumulative ones by maximum, accepted caches by sum.
 
-    A client has one home, and so normally stands in one table; after a move it stands in two.
+    A client has one home, and is normally in one table; after a move, the client is in two.
     """
     clients: dict[str, dict[str, int]] = {}
     for table in tables:
         for client, counts in table.items():
-            known = clients.setdefault(client, {"episodes": 0, "steps": 0, "caches": 0})
-            known["episodes"] = max(known["episodes"], counts["episodes"])
-            known["steps"] = max(known["steps"], counts["steps"])
-            known["caches"] += counts["caches"]
+            totals = clients.setdefault(client, {"episodes": 0, "steps": 0, "caches": 0})
+            totals["episodes"] = max(totals["episodes"], counts["episodes"])
+            totals["steps"] = max(totals["steps"], counts["steps"])
+            totals["caches"] += counts["caches"]
     return clients
 
 
 class Lines:
-    """Progress as plain lines, one every `PRINT_INTERVAL` seconds: for files, pipes and logs. Where the dashboard is
-    follows every `HINT_INTERVAL` seconds, so that it stays in sight.
+    """Progress as plain lines, for files, pipes and logs: one every `PRINT_INTERVAL` seconds.
+
+    The address of the dashboard is repeated every `HINT_INTERVAL` seconds.
     """
 
     def __init__(self, write: Callable[[str], object] = print) -> None:
@@ -194,7 +195,7 @@ class Lines:
         self._hint_at = HINT_INTERVAL
 
     def show(self, progress: ClusterProgress) -> None:
-        """A line, if it is time for one."""
+        """Write a line of progress, and one with the dashboard's address, if they are due."""
         if progress.seconds >= self._next:
             self._next = progress.seconds + PRINT_INTERVAL
             self._write(progress.brief())
@@ -203,11 +204,11 @@ class Lines:
             self._write(progress.hint())
 
     def close(self) -> None:
-        """Nothing to tidy."""
+        """Do nothing, because lines need no cleanup."""
 
 
 class ProgressPanel:
-    """Progress as a small table that stays in its place on a terminal; the dashboard's address is its last line."""
+    """Progress as a table in a fixed place on a terminal; the last line is the dashboard's address."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -218,7 +219,7 @@ class ProgressPanel:
         self._live.start()
 
     def show(self, progress: ClusterProgress) -> None:
-        """Draw the table again."""
+        """Redraw the table with new figures."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -226,17 +227,17 @@ class ProgressPanel:
         table = Table(title=self._title, title_justify="left", show_header=False, box=None, padding=(0, 2))
         table.add_column(justify="right", style="dim")
         table.add_column(justify="left", min_width=30)
-        for what, value in progress.figures():
-            table.add_row(what, value)
+        for label, value in progress.figures():
+            table.add_row(label, value)
         self._live.update(Group(table, Text(f"\n{progress.hint()}", style="bold")), refresh=True)
 
     def close(self) -> None:
-        """Leave the last table where it is."""
+        """Stop redrawing; the last table stays on the terminal."""
         self._live.stop()
 
 
 def display(title: str) -> Lines | ProgressPanel:
-    """A table on a terminal (with rich), lines elsewhere."""
+    """Return a `ProgressPanel` on a terminal if rich is installed, else `Lines` after printing the title."""
     if sys.stdout.isatty():
         try:
             return ProgressPanel(title)
@@ -247,10 +248,10 @@ def display(title: str) -> Lines | ProgressPanel:
 
 
 class Demo:
-    """One run of the demo: starts the processes, watches them until the goal, the limit or a signal, and sums up."""
+    """One run of the demo: starts processes, watches them until goal, time limit or signal, and prints a summary."""
 
     def __init__(self, options: Options, began: float | None = None) -> None:
-        """`began` is the monotonic time from which seconds count; now by default."""
+        """Measure the environment. `began` is the monotonic time from which seconds count; now by default."""
         self.options = options
         self.began = time.monotonic() if began is None else began
         envs = make_envs(options.env, 1)
@@ -268,11 +269,11 @@ class Demo:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start of the demo."""
         return time.monotonic() - self.began
 
     def run(self) -> int:
-        """Run it; 0 when the goal was reached, 1 when not, 130 or 143 when a signal came before."""
+        """Run the demo; return 0 if the goal was reached, 1 if not, and 130 or 143 if a signal came before."""
         options = self.options
         nodes = Nodes(
             schema=self.schema, settings=PARAMETERS, servers=options.servers, proxies=options.proxies,
@@ -290,32 +291,31 @@ class Demo:
                 self._watch(run, run.cluster, workers)
                 is_complete = self._finish(launcher, run, run.cluster, workers)
             signalled = launcher.stop_signal or self.stopped_by
-        status = self._sum_up(is_complete)
+        status = self._print_summary(is_complete)
         return 128 + signalled if signalled and status else status
 
     def _start_workers(self, launcher: Launcher, endpoints: tuple[str, ...], checkpoint: str) -> list[Child]:
-        """The learner first: actors act at random until it has published. One that is started again has its network."""
+        """Start the learner, whose restarts load its checkpoint, and then the actors; return the learner first."""
         options = self.options
         flags = {"actions": self.actions, "seed": options.seed, "checkpoint": checkpoint}
-        workers = [_started(launcher, "learner", "learner", endpoints[0], flags, options.keys)]
+        workers = [_start(launcher, "learner", "learner", endpoints[0], flags, options.keys)]
         for number in range(options.actors):
             flags = {
                 "env": options.env, "num-envs": options.num_envs, "nice": ACTORS_NICE,
                 "epsilon": MAX_EPSILON * (number + 1) / options.actors, "seed": 1000 * options.seed + number,
             }  # fmt: skip
             endpoint = endpoints[number % len(endpoints)]
-            workers.append(_started(launcher, f"actor-{number}", "actor", endpoint, flags, options.keys))
+            workers.append(_start(launcher, f"actor-{number}", "actor", endpoint, flags, options.keys))
         launcher.supervise(workers)
         return workers
 
     def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
-        """Show how things stand until the goal is reached (with `keep`, beyond), time is up or a signal came."""
         parts = (
             counted(len(cluster.servers), "server", "servers"),
             counted(len(cluster.proxies), "proxy", "proxies"),
             counted(self.options.actors, "actor", "actors"),
         )
-        shown = display(
+        progress_display = display(
             f"memoire demo: {self.options.env}, {', '.join(parts)} of "
             f"{counted(self.options.num_envs, 'environment', 'environments')}, 1 learner, seed {self.options.seed}"
         )
@@ -323,7 +323,7 @@ class Demo:
         def turn() -> bool:
             self.progress.dashboard = run.dashboard
             self.progress.take(cluster.servers, workers[0].reports, self.seconds)
-            shown.show(self.progress)
+            progress_display.show(self.progress)
             if self.progress.is_reached and not self._is_solved:
                 self.progress.solved_after, self.solved_return = self.seconds, self.progress.mean_return
             return self.options.keep or not (self._is_solved or self.seconds >= self.options.seconds)
@@ -331,16 +331,16 @@ class Demo:
         try:
             run.watch(turn, SHOW_INTERVAL)
         finally:
-            shown.close()
+            progress_display.close()
 
     @property
     def _is_solved(self) -> bool:
         return self.progress.solved_after is not None
 
     def _finish(self, launcher: Launcher, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> bool:
-        """End the run: the learner declares it finished, actors say their last counts, then servers theirs.
+        """End the run: the learner declares it finished, actors report their last counts, then servers theirs.
 
-        False when that did not work out, or when a signal asked for a quick end.
+        Returns False if a process is late, or a signal asked for a quick end.
         """
         if launcher.stop_signal not in (None, signal.SIGINT):
             return False
@@ -348,19 +348,18 @@ class Demo:
         learner, *actors = workers
         if late := run.finish(workers, FINISH_TIMEOUT):
             print(
-                f"the run did not end within {FINISH_TIMEOUT:g} s: {', '.join(late)} still at work; "
+                f"the run did not end within {FINISH_TIMEOUT:g} s: {', '.join(late)} still running; "
                 "counts are not final"
             )
             return False
         launcher.stop(cluster.proxies)
-        launcher.stop(cluster.servers)  # which report once more at their end
+        launcher.stop(cluster.servers)  # servers report once more when they end
         self.progress.take(cluster.servers, learner.reports, self.seconds)
-        told = [actor.reports for actor in actors if "client" in actor.reports]  # not by one that died just before
-        self.own_counts = {str(reports["client"]): reports for reports in told}
+        last_reports = [actor.reports for actor in actors if "client" in actor.reports]  # an actor may have died
+        self.own_counts = {str(reports["client"]): reports for reports in last_reports}
         return True
 
-    def _sum_up(self, is_complete: bool) -> int:
-        """Print what came of it; the exit status."""
+    def _print_summary(self, is_complete: bool) -> int:
         options, progress = self.options, self.progress
         if progress.solved_after is not None:
             print(
@@ -371,42 +370,42 @@ class Demo:
             mean = "nothing yet" if progress.mean_return is None else f"{progress.mean_return:.1f} on average"
             print(
                 f"not solved: after {progress.seconds:.1f} s the last {len(progress.returns)} episodes returned "
-                f"{mean}, and the goal is {progress.goal:g}. Give it more time (--seconds), or a less busy machine."
+                f"{mean}, and the goal is {progress.goal:g}. Allow more time (--seconds), or use a less busy machine."
             )
         for line in summary(progress):
             print(line)
         faults = differences(progress, self.own_counts) if is_complete else []
-        faults += [f"a server said of TD errors for {progress.unbalanced}"] if progress.unbalanced else []
+        faults += [f"a server reported for TD errors of {progress.unbalanced}"] if progress.unbalanced else []
         for fault in faults:
             print(f"counts do not add up: {fault}")
         if is_complete and not faults:
-            print("what the actors counted is what the servers counted, and sums to the cluster's totals")
+            print("the counts of the actors equal those of the servers, and sum to the cluster's totals")
         if options.dashboard and not options.keep:
-            again = "make demo DEMO_ARGS=--keep" if "MAKELEVEL" in os.environ else "memoire demo --keep"
-            print(f"to look around in its dashboard, let it go on: {again}")
+            command = "make demo DEMO_ARGS=--keep" if "MAKELEVEL" in os.environ else "memoire demo --keep"
+            print(f"to explore the dashboard, run the demo without an end: {command}")
         is_good = not faults and (self._is_solved or progress.goal is None)
         return 0 if is_good else 1
 
 
-def _started(launcher: Launcher, name: str, role: str, endpoint: str, flags: dict[str, Any], keys: str | None) -> Child:
-    told = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
-    return launcher.start(name, f"memoire.rl.demo.{role}", endpoint, *told, *with_keys(keys, role))
+def _start(launcher: Launcher, name: str, role: str, endpoint: str, flags: dict[str, Any], keys: str | None) -> Child:
+    words = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+    return launcher.start(name, f"memoire.rl.demo.{role}", endpoint, *words, *with_keys(keys, role))
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """Such as "1 server" or "2 servers"."""
+    """Return a number with its noun, such as "1 server" or "2 servers"."""
     return f"{number} {one if number == 1 else many}"
 
 
 def summary(progress: ClusterProgress) -> list[str]:
-    """Totals of the cluster, and each client's share of them, as lines of text."""
-    learner, told = progress.learner, progress.feedback
-    parts = " + ".join(f"{count:,} {name}" for name, count in told.items() if name != "given") or "0"
+    """Return the totals of the cluster, and each client's share of them, as lines of text."""
+    learner, feedback = progress.learner, progress.feedback
+    parts = " + ".join(f"{count:,} {name}" for name, count in feedback.items() if name != "given") or "0"
     lines = [
         f"  time {progress.seconds:.1f} s, steps {progress.steps:,}, episodes {progress.episodes:,}, "
         f"caches {progress.caches:,}, batches {learner.get('batches', 0):,}, samples {learner.get('samples', 0):,}, "
         f"models {learner.get('version', 0):,}",
-        f"  TD errors: {told['given']:,} given = {parts}; looked at {progress.feedback_checks} times",
+        f"  TD errors: {feedback['given']:,} given = {parts}; checked {progress.feedback_checks} times",
         f"  {'client':<34}{'steps':>10}{'episodes':>10}{'caches':>10}",
     ]
     rows = [(client, *counts.values()) for client, counts in sorted(progress.clients.items())]
@@ -417,16 +416,16 @@ def summary(progress: ClusterProgress) -> list[str]:
 
 
 def differences(progress: ClusterProgress, own: dict[str, dict[str, Any]]) -> list[str]:
-    """Where the cluster's totals, its clients' counts and what the actors counted themselves differ."""
+    """Return a line for each difference between the totals, the clients' counts and the actors' own counts."""
     totals = {"steps": progress.steps, "episodes": progress.episodes, "caches": progress.caches}
-    found = []
+    lines = []
     for name, total in totals.items():
         parts = sum(counts[name] for counts in progress.clients.values())
         if parts != total:
-            found.append(f"{total} {name} in all, but the clients have {parts}")
+            lines.append(f"{total} {name} in all, but the clients have {parts}")
     for client, counts in own.items():
         for name in ("steps", "episodes"):
-            known = progress.clients.get(client, {}).get(name, 0)
-            if known != counts[name]:
-                found.append(f"actor {client} made {counts[name]} {name}, but the servers have {known}")
-    return found
+            server_count = progress.clients.get(client, {}).get(name, 0)
+            if server_count != counts[name]:
+                lines.append(f"actor {client} counted {counts[name]} {name}, but the servers have {server_count}")
+    return lines

@@ -1,8 +1,8 @@
-"""The demo's learner: reads batches over the network, learns, tells priorities, and publishes the network.
+"""Learner of the demo: reads batches over the network, learns, updates priorities, and publishes its network.
 
     python -m memoire.rl.demo.learner tcp://proxy:5560 --actions 2
 
-Written like a learner of your own would be: a `Reader`, a loop over its batches, `update_priorities`, `publish`.
+The program is an example of your own learners: a `Reader`, a loop over its batches, `update_priorities`, `publish`.
 """
 
 import argparse
@@ -26,20 +26,20 @@ from .actor import POLICY
 from .qlearning import DoubleQ
 
 PUBLISH_BATCHES = 5
-"""Batches between two versions of the network: with actors 40 batches behind, the pole is balanced for half as long."""
+"""Batches between two published versions: if actors lag 40 batches, they balance the pole for half as long."""
 SAVE_INTERVAL = 5.0
-"""Seconds between two times that the network is saved, where there is a file for it."""
+"""Seconds between two checkpoints of the network."""
 REPORT_INTERVAL = 0.25
 """Seconds between two reports to the launcher."""
 STARVED_TIMEOUT = 120.0
-"""Seconds without a batch after which the learner gives up, unless it is told otherwise."""
+"""Default of the seconds without a batch after which the learner gives up."""
 
 
 class LearnerMeter:
-    """What a launcher shows of the learner: counts since the start, and shares of the time since the last report.
+    """Figures of the learner for its launcher: counts since the start, and rates since the last report.
 
     Args:
-        clock: Seconds, of which only differences count.
+        clock: Function that returns a monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class LearnerMeter:
         self._taken = 0
 
     def took(self, age: float, error: float, waited: float, samples: int) -> None:
-        """Count a batch: mean age of its samples in seconds, mean size of its errors, seconds waited for it."""
+        """Record a batch: mean age of its samples in seconds, mean absolute error, seconds waited, samples."""
         self.batches += 1
         self.samples += samples
         self._taken += 1
@@ -60,16 +60,16 @@ class LearnerMeter:
         self._waited += waited
 
     def reading(self) -> dict[str, float]:
-        """All figures; begins the next stretch."""
+        """Return all figures, and reset those since the last report."""
         now = self._clock()
-        span, taken = now - self._since, max(1, self._taken)
+        span, count = now - self._since, max(1, self._taken)
         facts = {
             "batches": self.batches,
             "samples": self.samples,
             "batch_rate": self._taken / span if span else 0.0,
             "waiting": self._waited / span if span else 0.0,
-            "age": self._age / taken,
-            "error": self._error / taken,
+            "age": self._age / count,
+            "error": self._error / count,
         }
         self._since, self._taken, self._age, self._error, self._waited = now, 0, 0.0, 0.0, 0.0
         return facts
@@ -84,14 +84,14 @@ def learn(
     checkpoint: Path | None = None,
     keys: str | None = None,
 ) -> int:
-    """Learn until the launcher says that it is enough, then end the run for everybody; the exit status.
+    """Learn until the launcher ends the run, and return the exit status 0.
 
     Args:
         patience: Seconds to wait for the cluster, and for each batch.
-        checkpoint: File that keeps the network over a restart.
+        checkpoint: File for the network, which a restarted learner loads.
     """
     with (
-        LauncherLine() as tether,
+        LauncherLine() as line,
         NodePages.from_environment() as pages,
         Reader([endpoint], seed=seed, keys=keys, timeout=patience) as reader,
     ):
@@ -102,59 +102,58 @@ def learn(
             learner.network.load(weights.load(checkpoint)[POLICY].tobytes())
         version = reader.publish(POLICY, learner.network.to_bytes())
         report_at = saved_at = time.monotonic()
-        tether.ready(reader=reader.stats().reader)
-        threading.Thread(target=_end, args=(tether, reader), name="memoire-end", daemon=True).start()
+        line.ready(reader=reader.stats().reader)
+        threading.Thread(target=_end_run, args=(line, reader), name="memoire-end", daemon=True).start()
         asked_at = time.monotonic()
-        with contextlib.suppress(Closed):  # the launcher may be gone at any moment
+        with contextlib.suppress(Closed):  # the thread may close the reader at any time
             for batch in reader.batches(learner.settings.batch_size, timeout=patience):
                 now = time.monotonic()
                 errors = learner.learn(batch)
                 batch.update_priorities(errors)
                 meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
                 if meter.batches % PUBLISH_BATCHES == 0:
-                    # A cluster that is away for a moment gets the newest network when it is back.
+                    # After an outage, the cluster gets the next version.
                     with contextlib.suppress(MemoireTimeout):
                         version = reader.publish(POLICY, learner.network.to_bytes())
                 if now >= report_at:
                     reading = meter.reading()
                     reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})
-                    tether.report(version=version, **reading)
+                    line.report(version=version, **reading)
                     report_at = now + REPORT_INTERVAL
                 if checkpoint is not None and now >= saved_at + SAVE_INTERVAL:
                     weights.save(checkpoint, {POLICY: learner.network.vector})
                     saved_at = now
                 asked_at = time.monotonic()
-        tether.report(version=version, **meter.reading())
+        line.report(version=version, **meter.reading())
         if checkpoint is not None:
             weights.save(checkpoint, {POLICY: learner.network.vector})
     return 0
 
 
-def _end(tether: LauncherLine, reader: Reader) -> None:
-    """Thread: once the launcher says so, end the run, or at least this reader; either ends the loop over batches."""
-    while tether.wait(60.0):
+def _end_run(line: LauncherLine, reader: Reader) -> None:
+    """Wait for the launcher, then finish the run or close the reader, which ends the loop over batches (a thread)."""
+    while line.wait(60.0):
         pass
     try:
-        if tether.finishing:
+        if line.finishing:
             reader.finish()
         else:
             reader.close()
     except MemoireError as error:
-        print(f"the run could not be ended: {error}", file=sys.stderr)
+        print(f"the run could not be finished: {error}", file=sys.stderr)
         reader.close()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a learner from the command line."""
+    """Parse the command line, run a learner, and return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m memoire.rl.demo.learner", description=about)
     parser.add_argument("endpoint", help="address of a server or proxy")
     parser.add_argument("--actions", type=int, required=True, help="number of actions of the environment")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--patience", type=float, default=STARVED_TIMEOUT, metavar="SECONDS", help="for the cluster, and for each batch"
-    )
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="keeps the network over a restart")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the network and of the draws")
+    text = "wait for the cluster, and for each batch"
+    parser.add_argument("--patience", type=float, default=STARVED_TIMEOUT, metavar="SECONDS", help=text)
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="file for the network, loaded after a restart")
     parser.add_argument("--keys", metavar="FOLDER", help="keys of this process (default: $MEMOIRE_KEYS)")
     return learn(**vars(parser.parse_args(arguments)))
 

@@ -1,8 +1,7 @@
-"""Double Q-learning with a small network in plain NumPy: what the demo's learner and actors compute.
+"""Double Q-learning with a small network in plain NumPy, for the demo's learner and actors.
 
-Here so that the demo needs no deep learning framework and can be read in one sitting. It opens no socket and has never
-heard of a cluster: batches come in as mappings of arrays (`Buffer.sample` and `Server.batches` give the same ones),
-weights leave as one flat float32 vector.
+With this module, the demo needs no deep learning framework. It opens no socket: batches are mappings of arrays, as
+`Buffer.sample` and `Server.batches` return them, and weights are one flat float32 vector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +13,21 @@ from numpy.typing import NDArray
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Batch: TypeAlias = Mapping[str, NDArray[np.generic]]
-USED = ("obs", "next_obs", "action", "reward", "discount", "importance")
-"""What a batch has to have."""
+BATCH_COLUMNS = ("obs", "next_obs", "action", "reward", "discount", "importance")
+"""Columns of a batch that `DoubleQ.learn` reads."""
 
 
 class Network:
-    """A multilayer perceptron with ReLU between its layers: observations [B, inputs] to one value per action [B,
-    outputs].
+    """Multilayer perceptron with ReLU: observations [B, inputs] to one value per action [B, outputs].
 
-    All weights lie in one flat vector, `vector`, of which the layers are views: an optimizer steps, a model travels
-    and a target network follows by one array operation.
+    All weights are in one flat array, `vector`, and the layers are views of it: an optimizer step, a model and a copy
+    for the target network each take one array operation.
 
         sizes (4, 64, 2):   [ 4 x 64 weights | 64 biases | 64 x 2 weights | 2 biases ]
     """
 
     def __init__(self, sizes: Sequence[int], seed: int | None = None) -> None:
-        """Fresh weights: uniform within 1/sqrt(fan-in), biases zero. `sizes` are the widths from inputs to outputs."""
+        """Create weights, uniform within 1/sqrt(fan-in), and zero biases. `sizes` are widths from inputs to outputs."""
         self.sizes = tuple(int(size) for size in sizes)
         shapes = [(rows, columns) for rows, columns in zip(self.sizes[:-1], self.sizes[1:], strict=True)]
         self.vector: Float32Array = np.zeros(sum((rows + 1) * columns for rows, columns in shapes), np.float32)
@@ -40,11 +38,11 @@ class Network:
             weights[...] = random.uniform(-bound, bound, weights.shape)
 
     def __call__(self, observations: NDArray[np.generic]) -> Float32Array:
-        """Values [B, outputs] of `observations` [B, *]; anything after the first axis is flattened, any real dtype."""
+        """Return values [B, outputs] of `observations` [B, *] of any real dtype; axes after the first are flattened."""
         return self.activations(observations)[-1]
 
     def activations(self, observations: NDArray[np.generic]) -> list[Float32Array]:
-        """The input as float32 [B, inputs], then what each layer puts out; `gradient` wants them back."""
+        """Return the input as float32 [B, inputs] and the output of each layer, for `gradient`."""
         outputs: list[Float32Array] = [
             np.ascontiguousarray(observations.reshape(len(observations), -1), dtype=np.float32)
         ]
@@ -57,38 +55,33 @@ class Network:
         return outputs
 
     def gradient(self, activations: list[Float32Array], slope: Float32Array) -> Float32Array:
-        """Gradient of a loss with respect to `vector`, flat; `slope` [B, outputs] is the loss's with respect to the
-        output.
-        """
+        """Return the flat gradient of a loss by `vector`; `slope` [B, outputs] is the loss's gradient by the output."""
         flat = np.empty_like(self.vector)
         gradients = _views(flat, [weights.shape for weights, _ in self.layers])
         for depth in reversed(range(len(self.layers))):
             inputs = activations[depth]
             np.matmul(inputs.T, slope, out=gradients[depth][0])
             np.sum(slope, axis=0, out=gradients[depth][1])
-            if depth:  # through the ReLU: its slope is 1 where it let something through
+            if depth:  # the gradient of the ReLU is 1 at positive outputs, else 0
                 slope = slope @ self.layers[depth][0].T
                 slope *= inputs > 0.0
         return flat
 
     def to_bytes(self) -> bytes:
-        """The weights as little-endian float32, in the order of `vector`."""
+        """Return the weights as little-endian float32, in the order of `vector`."""
         return self.vector.astype("<f4", copy=False).tobytes()
 
     def load(self, weights: bytes) -> None:
-        """Take weights from `to_bytes` of a network of the same sizes; another length is a ValueError and changes
-        nothing.
-        """
+        """Load weights from `to_bytes` of a network of the same sizes; raise ValueError for another length."""
         if len(weights) != self.vector.nbytes:
             raise ValueError(
                 f"a network of sizes {self.sizes} has {self.vector.nbytes} bytes of weights, got {len(weights)}. "
-                f"Were they published for another environment?"
+                f"The model may belong to another environment."
             )
         self.vector[...] = np.frombuffer(weights, "<f4")
 
 
 def _views(vector: Float32Array, shapes: Sequence[tuple[int, int]]) -> list[tuple[Float32Array, Float32Array]]:
-    """(weights, biases) of each layer as views of the flat `vector`."""
     layers, start = [], 0
     for rows, columns in shapes:
         middle, end = start + rows * columns, start + (rows + 1) * columns
@@ -98,7 +91,7 @@ def _views(vector: Float32Array, shapes: Sequence[tuple[int, int]]) -> list[tupl
 
 
 class Adam:
-    """Steps a flat vector down its gradient, in place (Kingma and Ba, Adam, ICLR 2015, algorithm 1)."""
+    """Optimizer of a flat vector, in place (Kingma and Ba, Adam, ICLR 2015, algorithm 1)."""
 
     def __init__(self, vector: Float32Array, rate: float) -> None:
         self.vector, self.rate = vector, rate
@@ -107,7 +100,7 @@ class Adam:
         self.steps = 0
 
     def step(self, gradient: Float32Array) -> None:
-        """One step; `gradient` has the vector's shape and is left as it is."""
+        """Update the vector once; `gradient` has the vector's shape and is not changed."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.001 * (gradient * gradient - self.square)
@@ -117,7 +110,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """How the demo learns; chosen so that CartPole-v1 is balanced within seconds, for any seed."""
+    """Hyperparameters of the demo, chosen to balance CartPole-v1 within seconds for any seed."""
 
     hidden: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers."""
@@ -126,20 +119,20 @@ class LearningSettings:
     decay: int = 10_000
     """Gradient steps after which the step size no longer falls."""
     batch_size: int = 512
-    """Samples that are drawn at once."""
+    """Number of samples in a batch."""
     minibatch_size: int = 128
-    """Samples of one gradient step."""
+    """Number of samples in a gradient step."""
     target_every: int = 50
     """Gradient steps between two copies of the network to the target network."""
     reward_scale: float = 0.01
-    """What rewards are multiplied by: 1 - gamma of the demo, so that values are means of rewards and stay near 1. Far
-    larger ones take long to reach in steps of `rate`."""
+    """Factor of rewards: 1 - gamma of the demo, so that values are means of rewards, near 1. Far larger values would
+    take many steps of `rate` to reach."""
     clip: float = 10.0
-    """Largest norm of a gradient; a longer one is scaled down to it."""
+    """Maximum norm of a gradient; a longer gradient is scaled down to this norm."""
 
 
 class DoubleQ:
-    """Learns action values from batches: the network chooses the next action, a slower target network judges it.
+    """Double Q-learner: the network chooses the next action, and a target network evaluates it.
 
     van Hasselt, Guez and Silver, Deep Reinforcement Learning with Double Q-learning, AAAI 2016; the importance
     weights and the priorities as in Schaul et al., Prioritized Experience Replay, ICLR 2016.
@@ -155,22 +148,22 @@ class DoubleQ:
         self.steps = 0
 
     def learn(self, batch: Batch) -> Float32Array:
-        """One gradient step on each minibatch of `batch`; gives each sample's TD error [B], for `update_priorities`.
+        """Take a gradient step on each minibatch, and return each sample's TD error [B] for `update_priorities`.
 
-        Of the batch it reads obs and next_obs [B, *], action [B] (whole numbers), reward [B] (summed over the window),
-        discount [B] (gamma ** steps, 0 where the episode terminated) and importance [B]. Loss: Huber (slope at most
-        1) of the TD error, weighted by importance, averaged over the minibatch. Errors come back in the rewards' own
-        scale: new entries enter with priority 1, and should not outweigh all others for long.
+        The batch has obs and next_obs [B, *], action [B] (whole numbers), reward [B] (summed over the window),
+        discount [B] (gamma ** steps, 0 after termination) and importance [B]. Loss: Huber (slope at most 1) of the TD
+        error, weighted by importance, averaged over the minibatch. Errors have the scale of the unscaled rewards,
+        comparable with the priority 1 of new entries, which would otherwise outweigh all others for long.
         """
         size = self.settings.minibatch_size
         parts = [
-            self._step({name: np.asarray(batch[name])[start : start + size] for name in USED})
+            self._step({name: np.asarray(batch[name])[start : start + size] for name in BATCH_COLUMNS})
             for start in range(0, len(batch["reward"]), size)
         ]
         return np.concatenate(parts) / np.float32(self.settings.reward_scale)
 
     def _step(self, batch: Batch) -> Float32Array:
-        """One gradient step; TD errors [B] in scaled rewards."""
+        """Take one gradient step, and return TD errors [B] in scaled rewards."""
         error, activations, action = self._errors(batch)
         importance = np.asarray(batch["importance"], np.float32)
         slope = np.zeros_like(activations[-1])
@@ -187,22 +180,22 @@ class DoubleQ:
         return error
 
     def _errors(self, batch: Batch) -> tuple[Float32Array, list[Float32Array], NDArray[np.intp]]:
-        """TD errors Q(obs, action) - target [B], the activations that made Q, and the actions as indices."""
+        """Return TD errors Q(obs, action) - target [B], the network's activations, and the actions as indices."""
         action = np.asarray(batch["action"]).reshape(-1).astype(np.intp)
         rows = np.arange(len(action))
-        chosen = self.network(batch["next_obs"]).argmax(axis=1)
-        judged = self.target(batch["next_obs"])[rows, chosen]
+        best_action = self.network(batch["next_obs"]).argmax(axis=1)
+        next_value = self.target(batch["next_obs"])[rows, best_action]
         reward = np.asarray(batch["reward"], np.float32).reshape(-1) * np.float32(self.settings.reward_scale)
         discount = np.asarray(batch["discount"], np.float32).reshape(-1)
         activations = self.network.activations(batch["obs"])
-        error: Float32Array = activations[-1][rows, action] - (reward + discount * judged)
+        error: Float32Array = activations[-1][rows, action] - (reward + discount * next_value)
         return error, activations, action
 
 
 def act(
     network: Network, observations: NDArray[np.generic], epsilon: float, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """An action for each of `observations` [B, *]: the best known one, or with chance `epsilon` any. int64 [B]."""
+    """Return actions int64 [B] for `observations` [B, *]: greedy, or uniformly random with probability `epsilon`."""
     actions: NDArray[np.int64] = network(observations).argmax(axis=1)
     exploring = random.random(len(actions)) < epsilon
     if exploring.any():
