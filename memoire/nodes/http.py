@@ -1,10 +1,11 @@
 """HTTP pages of a node: liveness, readiness, status, metrics and data, for probes, people and monitoring programs.
+
     GET /livez     200, or 503 when a thread of the node is stuck: restart it
     GET /readyz    200, or 503 with the reasons why it should get no new clients just now: wait
     GET /metrics   figures for Prometheus (with the extra [server])
-        GET /status    everything of stats(), the process, and the clients, one page at a time (?after=ID&most=100)
+    GET /status    everything of stats(), the process, and the clients, one page at a time (?after=ID&most=100)
     GET /settings  a server's schema, parameters and limits
-        GET /accounts  a server's ledger, for a program that merges several ledgers (?run=&seen=TIME)
+    GET /accounts  a server's ledger, for a program that merges several ledgers (?run=&seen=TIME)
     GET /episodes  episodes closed lately (?after=NUMBER&most=100)
     GET /sample    one sample of a recent batch (?table=)
     GET /logs      log lines of a server's clients (?text=&run=&client=&label=&since=&until=&after=&before=&most=&
@@ -12,6 +13,7 @@
 
 A learner or an actor opens the same pages about its server, reader, client or agent:
 `NodePages("127.0.0.1:8081", client)`.
+
 If a token is set, the first three pages are open and the others ask for the token. With a separate port for these
 three pages (`probes`), /metrics on the main port asks for the token too.
 
@@ -241,6 +243,7 @@ class NodePages(ClosingContext):
             next(iter(self._connections)).abort()
 
     def remove_connection(self, connection: _Connection) -> None:
+        """Unregister a connection that is closed."""
         self._connections.pop(connection, None)
 
     def ask(self, connection: _Connection, request: bytes) -> None:

@@ -75,7 +75,7 @@ def test_of_alternatives_the_strongest_source_says_which(tmp_path):
     assert (by_flag.schema, by_flag.tables, by_flag.env) == (None, None, "X")
     assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers == []
     assert parsed(["proxy", "--settings", file, "tcp://b:1"]).servers == ["tcp://b:1"]
-    with pytest.raises(ParameterError, match=r"server\.env must be absent beside .*server\.schema: it is one of both"):
+    with pytest.raises(ParameterError, match=r"server\.env must be left out if .*server\.schema is set: only one"):
         parsed(["server", "--settings", written(tmp_path, {"server": {"schema": "s", "env": "X"}})])
 
 
@@ -94,7 +94,7 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag of one, got 'sever'"),
+        ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag, got 'sever'"),
         ({"server": 3}, "server must be a section: an object with flags of memoire server, got 3"),
         ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
         ({"server": {"settings": "x"}}, "server.settings must be one of"),
@@ -124,7 +124,7 @@ def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
     [
         ("MEMOIRE_BYTE_LIMIT", "1GX", r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, .*, got '1GX'"),
         ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
-        ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words with blanks between them"),
+        ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words separated by blanks"),
         ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),
     ],
 )
