@@ -227,7 +227,7 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
     until(lambda: proxy.servers == ("b",))
     path.write_text("nonsense")
     listed.follow(proxy)
-    assert "is not taken" in capsys.readouterr().err
+    assert "is ignored" in capsys.readouterr().err
     path.unlink()
     listed.follow(proxy)  # it may be about to be replaced
     assert proxy.servers == ("b",)

@@ -200,9 +200,9 @@ def test_what_is_no_size_is_refused_with_examples(text):
 
 def test_limits_take_sizes_where_they_are_bytes_and_numbers_elsewhere():
     assert roles.read_limits(["model_bytes=2GiB", "new_clients=7"]).model_bytes == 2 << 30
-    with pytest.raises(ParameterError, match=r"--limit must be a size in bytes.* behind the =, got 'model_b"):
+    with pytest.raises(ParameterError, match=r"--limit must be a size in bytes.* after the =, got 'model_b"):
         roles.read_limits(["model_bytes=tons"])
-    with pytest.raises(ParameterError, match="--limit must be a number behind the ="):
+    with pytest.raises(ParameterError, match="--limit must be a number after the ="):
         roles.read_limits(["new_clients=1GiB"])
 
 

@@ -161,7 +161,7 @@ def test_other_commands_and_launched_processes_read_neither_file_nor_environment
     monkeypatch.setenv("MEMOIRE_TETHER", "0")
     monkeypatch.setenv("MEMOIRE_BYTE_LIMIT", "nonsense")
     assert main.main(["server"]) == 1
-    assert "--schema must be a file with what is stored" in capsys.readouterr().err
+    assert "--schema must be a JSON file with the table's columns" in capsys.readouterr().err
 
 
 def test_the_docs_have_every_setting_as_the_command_line_explains_it():
@@ -192,7 +192,7 @@ def test_every_setting_has_a_flag_that_a_file_can_spell():
 def test_ports_beside_the_endpoint_are_two(ports):
     with pytest.raises(ParameterError, match=r"--beside must be two ports such as 5561,5562"):
         roles.relay("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"], beside=ports)
-    with pytest.raises(ParameterError, match="beside a tcp:// address"):
+    with pytest.raises(ParameterError, match="with a tcp:// address"):
         roles.relay("ipc:///run/relay", ["tcp://127.0.0.1:9"], beside="1,2")
 
 
@@ -242,8 +242,8 @@ def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
         ("[]", "an object with a table under each name"),
         ({}, "an object with a table under each name"),
         ({"demo": 3}, "demo must be an object with the settings of a table"),
-        ({"demo": {}}, '"schema" or "env", one of both'),
-        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, '"schema" or "env", one of both'),
+        ({"demo": {}}, 'either "schema" or "env"'),
+        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, 'either "schema" or "env"'),
         ({"demo": {**PLAIN, "multistep": 3}}, "demo takes no 'multistep'. Did you mean 'multi_step'"),
         ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
         ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),

@@ -456,7 +456,7 @@ class PromptMachine(RuleBasedStateMachine):
             return
         expected = self.model.forget("d", epoch)
         if expected is None:
-            with pytest.raises(ProtocolError, match="not over yet"):
+            with pytest.raises(ProtocolError, match="neither committed nor dropped"):
                 self.table.forget("d", epoch)
         else:
             assert self.table.forget("d", epoch) == expected
