@@ -204,7 +204,7 @@ class PromptsHandler:
     def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
         lag = table.book.rules.max_model_lag
         if lag is not None and version == 0 and not row.is_evaluation:
-            text = f"max_model_lag={lag} needs the model version of each answer; pass version= to answer()"
+            text = f"max_model_lag={lag} needs each answer's model version, which is 0: pass version= to answer()"
             raise ProtocolError("value", text)
 
     # GROUPS
