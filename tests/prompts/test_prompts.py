@@ -77,7 +77,7 @@ def prompts(server):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda prompts: prompts.lease(1, 0), ParameterError, "^seconds must be above 0, or None for what the table"),
+        (lambda prompts: prompts.lease(1, 0), ParameterError, "^seconds must be above 0, or None for the table's setting"),
         (lambda prompts: prompts.renew(prompts.lease()[0], 0.0), ParameterError, "^seconds must be above 0"),
         (lambda prompts: prompts.draw(1, 2, replay=0.5), Refused, "replay=0.5, but replay_limit of this table is 0"),
         (lambda prompts: prompts.draw(0, 3), ParameterError, "^groups must be 2, with which step 0 was drawn .* got 3"),
@@ -209,7 +209,7 @@ def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server
     counts = two.counts()
     assert (counts["committed"], counts["drawn"], counts["ready"]) == (4, 0, 4)
     assert two.draw(2, 2).keys == keys[2]
-    with pytest.raises(Refused, match=r"session .* ended when session .* began by a rewind"):
+    with pytest.raises(Refused, match=r"session .* ended: session .* has rewound"):
         one.draw(2, 2)
     with pytest.raises(Refused, match="session"):
         one.commit(2)
