@@ -249,8 +249,8 @@ TOGETHER = [
     ("a model as a dict", lambda w: w.reader.publish("policy", {"w": 1}), errors.WrongType,
      re.compile("a model must be bytes or str, got dict.*serialize it first.*")),
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,
-     "no model of topic 'polizy' from SERVER within 0.1 s. Nobody published this topic there yet. It has models of 'policy' "
-     "(did you mean 'policy'?), or it cannot be reached: see client.stats().silent."),
+     "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
+     "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
     ("a model for nobody", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
      ".*It goes on being sent while this reader is open; a server that is back gets the newest.")),

@@ -439,7 +439,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.table.rewind(step, f"s{self.rewinds}")
         self.model.rewind(step, f"s{self.rewinds}")
         self.step = step + 1
-        with pytest.raises(ProtocolError, match="this trainer is over"):
+        with pytest.raises(ProtocolError, match="Stop this trainer"):
             self.table.draw(self.step, 1, former)
         assert self.table.rewind(0, f"s{self.rewinds}") == 0
 

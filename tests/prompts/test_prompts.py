@@ -77,11 +77,23 @@ def prompts(server):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda prompts: prompts.lease(1, 0), ParameterError, "^seconds must be above 0, or None for the table's setting"),
+        (
+            lambda prompts: prompts.lease(1, 0),
+            ParameterError,
+            "^seconds must be above 0, or None for the table's setting",
+        ),
         (lambda prompts: prompts.renew(prompts.lease()[0], 0.0), ParameterError, "^seconds must be above 0"),
         (lambda prompts: prompts.draw(1, 2, replay=0.5), Refused, "replay=0.5, but replay_limit of this table is 0"),
-        (lambda prompts: prompts.draw(0, 3), ParameterError, "^groups must be 2, as in the first draw of step 0, got 3"),
-        (lambda prompts: prompts.draw(0, 1), ParameterError, "^groups must be 2, as in the first draw of step 0, got 1"),
+        (
+            lambda prompts: prompts.draw(0, 3),
+            ParameterError,
+            "^groups must be 2, as in the first draw of step 0, got 3",
+        ),
+        (
+            lambda prompts: prompts.draw(0, 1),
+            ParameterError,
+            "^groups must be 2, as in the first draw of step 0, got 1",
+        ),
         (
             lambda prompts: prompts.answer(prompts.lease()[0], 2, {"reward": 1.0}),
             Refused,
@@ -134,7 +146,7 @@ def test_a_step_has_its_answers_packed_and_padded(prompts):
 
 
 def test_waits_end_at_their_timeouts_and_say_why(prompts):
-    with pytest.raises(MemoireTimeout, match="No prompt was given yet"):
+    with pytest.raises(MemoireTimeout, match="No prompt was added yet"):
         prompts.lease(timeout=0.05)
     prompts.add({0: "", 1: ""}, "d")
     lease = prompts.lease()[0]
