@@ -286,8 +286,8 @@ class Topics(ReceivedModels):
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
         self.is_kept = False
-        """True if the server keeps its models on disk, and so goes on counting after a restart. Its older models were
-        then published while this client was connected elsewhere.
+        """True if the server keeps its models on disk, and so goes on counting after a restart. Models here that
+        are newer than its models were then published while the server was away.
         """
         self.skipped = 0
         """Number of published versions that were passed over because newer ones came."""

@@ -127,7 +127,7 @@ class NodePages(ClosingContext):
         if not self._addresses:
             return
         try:
-            warn("the HTTP server of this node", self.open, guard="a token (token=)", may="read how it stands")
+            warn("the HTTP server of this node", self.open, guard="a token (token=)", may="read its pages")
         except InsecureWarning:  # the filter of warnings is "error"
             self.forget()
             raise

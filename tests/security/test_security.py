@@ -43,7 +43,7 @@ def keys_folder(tmp_path):
 
 def read_again(keys):
     """`refresh`, although a second has not passed."""
-    keys._looked = 0.0
+    keys._checked_at = 0.0
     return keys.refresh()
 
 
@@ -176,7 +176,7 @@ def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node
 def test_a_key_in_the_folder_of_another_role_lets_nobody_in(keys_folder):
     misplaced = keys_folder / "server" / "authorized" / "learner" / "actors.pub"
     (keys_folder / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
-    with pytest.raises(KeyFileError, match="of an actor, and would let it in as a learner.*Move it"):
+    with pytest.raises(KeyFileError, match="of an actor, but admits clients as a learner.*Move it"):
         Keys(keys_folder / "server")
 
 
@@ -189,7 +189,7 @@ def test_a_secret_among_public_keys_is_refused(keys_folder):
 
 
 def test_a_folder_without_keys_says_what_is_missing(tmp_path, keys_folder):
-    with pytest.raises(KeyFileError, match=r"is no folder.*memoire keys new"):
+    with pytest.raises(KeyFileError, match=r"does not exist or is not a folder.*memoire keys new"):
         Keys(tmp_path / "nowhere", "actor")
     with pytest.raises(KeyFileError, match="has no own.key, nor boss/own.key"):
         Keys(keys_folder, "boss")
@@ -210,7 +210,7 @@ def test_keys_are_given_by_value_path_or_environment(keys_folder, monkeypatch):
 def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
     keys = Keys(keys_folder / "server")
     key_writer.authorize(keys_folder / "server", key_files.make("reader", "extra"))
-    keys._looked = 0.0
+    keys._checked_at = 0.0
     threads = [in_thread(keys.refresh) for _ in range(8)]
     for thread, _ in threads:
         thread.join(100)
@@ -346,7 +346,7 @@ def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsy
     found = mounted(capsys.readouterr().out, tmp_path / "made") / "ant-actor"
     assert Keys(found).own.name == "team-b"
     assert main.main(["keys", "export", str(tmp_path / "nowhere"), "--kubernetes", "ant"]) == 1
-    assert "is no folder" in capsys.readouterr().err
+    assert "does not exist or is not a folder" in capsys.readouterr().err
 
 
 def test_the_command_line_knows_the_roles_of_keys():
@@ -490,7 +490,7 @@ def test_an_address_of_this_machine_is_local(address):
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_an_address_that_others_reach_is_not(address):
     assert not access.is_local(address) and access.reachable([*HERE, address]) == [address]
-    with pytest.raises(ParameterError, match=r"or a token, or --insecure: everybody may come"):
+    with pytest.raises(ParameterError, match=r"or a token, or --insecure to allow every client"):
         access.refuse("--listen", address, guard="a token")
 
 
@@ -498,7 +498,7 @@ def test_a_warning_names_the_addresses_and_what_to_do():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         access.warn("this server", HERE, guard="keys")
-    with pytest.warns(InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2 for everybody .* keys"):
+    with pytest.warns(InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2, which other machines .* keys"):
         access.warn("this server", ["tcp://*:1", *HERE, "tcp://*:2"], guard="keys")
 
 
@@ -507,7 +507,7 @@ def test_a_server_that_is_open_warns_of_each_address_once():
         assert server.add_pull_worker("tcp://*:0") in str(said[1].message)
         server.add_request_worker("tcp://127.0.0.1:0")
         bound = ", ".join([server.endpoint, server.push_endpoint, server.pub_endpoint])
-        assert f"server 'wide' listens at {bound} for everybody" in str(said[0].message) and len(said) == 2
+        assert f"server 'wide' listens at {bound}, which other machines can reach" in str(said[0].message) and len(said) == 2
         assert "keys (keys=)" in str(said[0].message) and said[0].filename == __file__
 
 
@@ -537,7 +537,7 @@ def test_who_makes_the_warning_an_error_gets_no_open_server():
         warnings.simplefilter("error", InsecureWarning)
         with pytest.raises(InsecureWarning):
             memoire.Server(memoire.Endpoints(f"tcp://*:{port}", push="tcp://*:0", publish="tcp://*:0"), netkit.SCHEMA)
-        with pytest.raises(InsecureWarning, match="may read how it stands"):
+        with pytest.raises(InsecureWarning, match="may read its pages"):
             NodePages("*:0")
     until(lambda: not is_taken(port))  # its address is free again
 
@@ -567,7 +567,7 @@ def test_a_command_that_would_be_open_to_everybody_is_refused(command, capsys, m
     words, option = COMMANDS[command]
     assert main.main(words) == 1
     said = capsys.readouterr().err
-    assert f"{option}" in said and "--insecure: everybody may come" in said
+    assert f"{option}" in said and "--insecure to allow every client" in said
 
 
 def test_what_nobody_chose_is_this_machine_only():
@@ -589,7 +589,7 @@ def test_settings_that_would_be_open_to_everybody_are_refused_like_flags(place, 
     else:
         monkeypatch.setenv("MEMOIRE_ENDPOINT", "tcp://*:5560")
     assert main.main(words) == 1
-    assert "--insecure: everybody may come" in capsys.readouterr().err
+    assert "--insecure to allow every client" in capsys.readouterr().err
 
 
 def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_path):
