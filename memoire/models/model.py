@@ -69,9 +69,7 @@ class StaleVersion(MemoireError, ValueError):
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it is valid: text of 1 to 255 bytes without control characters. Raise WrongType or
-    ParameterError.
-    """
+    """Return a valid topic: text of 1 to 255 bytes without control characters. Raise WrongType or ParameterError."""
     if not isinstance(topic, str):
         raise WrongType("topic", "a str", type(topic).__name__)
     if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not is_name(topic, TOPIC_BYTES):
@@ -388,9 +386,7 @@ def check_text(body: bytes, topic: str, version: int) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(
-            "value", f"model {topic!r} version {version} is announced as text, but is not UTF-8"
-        ) from error
+        raise ProtocolError("value", f"text of model {topic!r} version {version} is not UTF-8") from error
 
 
 def stretch_of(request: messages.Fetch, limits: Limits) -> int:
@@ -401,10 +397,7 @@ def stretch_of(request: messages.Fetch, limits: Limits) -> int:
 def chunk_of(
     model: Model | None, body: messages.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0
 ) -> tuple[messages.Chunk, memoryview | None]:
-    """Return the requested part of a model, and its bytes; `home` and `epoch` are those of its notice.
-
-    Args:
-        body: Request for the part.
+    """Return the part of a model that `body` requests, and its bytes; `home` and `epoch` are those of its notice.
 
     Raises:
         ProtocolError: (code "missing") there is no such model, or the offset is beyond its end.

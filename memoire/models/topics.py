@@ -324,9 +324,7 @@ class Topics(ReceivedModels):
         self._post(lambda: self._begin(topic))
 
     def subscribe(self, name: str) -> Subscription:
-        """Return a new receiver of a topic, which is followed from now on; begins with the newest model if there is
-        one.
-        """
+        """Follow a topic, and return a new receiver of it, which begins with the newest model if there is one."""
         self.want(name)
         return super().subscribe(name)
 

@@ -71,7 +71,7 @@ ACCEPTED_AT_ONCE = 16
 LISTEN_BACKLOG = 1024
 """Connections that the kernel queues until they are accepted; a dropped one costs its client a second."""
 REQUEST_TIMEOUT = 5.0
-"""Default `request_timeout`, in seconds."""
+"""Default `request_timeout` of a connection, in seconds."""
 AT_ONCE = tuple(path.encode() for path in PROBES)
 """Paths of the pages that the serving thread answers at once."""
 MAX_WAITING = 16
@@ -114,7 +114,7 @@ class NodePages(ClosingContext):
     ) -> None:
         self.request_timeout = request_timeout
         self.refused: Counter[str] = Counter()
-        """Rejected requests, by reason."""
+        """Number of rejected requests, by reason."""
         self._pages = pages
         self._node = None if node is None else node_of(node)
         self._tokens, self._guesses = Tokens.of(token), WrongTokens()
@@ -363,7 +363,7 @@ class _Connection(asyncio.Protocol):
         self._request = b""
         self._has_request = False
         self.peer = ""
-        """The client's address."""
+        """IP address of the client, without its port."""
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
 

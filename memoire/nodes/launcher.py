@@ -1,4 +1,4 @@
-"""Launcher of child processes: nodes and actors that report readiness, restart when they die, and end with it.
+"""Launcher of child processes, which report readiness, are restarted after a death, and end with the launcher.
 
 Each child has a socket to this process (see `supervision`). Through the socket the child reports its readiness and
 its figures, and each side notices the other's death. Nothing waits for a fixed time, and no child is left behind when
@@ -179,9 +179,7 @@ class Child:
 
     @property
     def ready_at(self) -> float | None:
-        """Time at which a running program will count as ready; None for a node, and for a child that is ready or has
-        ended.
-        """
+        """Time at which a running program counts as ready; None for a node, and for a child that is ready or dead."""
         if self.ready_after is None or self.facts is not None or self.status is not None:
             return None
         return self.started_at + self.ready_after
@@ -200,9 +198,7 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Exit status, negative for a signal; None while the child runs. Reading the status of an ended child kills its
-        group.
-        """
+        """Exit status, negative for a signal; None while the child runs. A read after its end kills its group."""
         if self.process.returncode is None and _has_ended(self.process.pid):
             self._kill_group()  # before the process is reaped and its id can be reused
         return self.process.poll()
@@ -232,8 +228,7 @@ class Child:
     def lines(self, source: str, data: bytes) -> list[bytes]:
         """Return the whole lines of "line" or "output" after adding `data`; keep the rest for the next call.
 
-        A carriage return in output starts the line again, as on a terminal: only the last state of a progress bar is
-        kept.
+        A carriage return restarts a line of output, as on a terminal: of a progress bar the last state is kept.
         """
         *whole, rest = (self._partial[source] + data).split(b"\n")
         if source == "output":
@@ -267,8 +262,7 @@ STOP_GRACE = 10.0
 class Launcher(ClosingContext):
     """Parent of child processes: starts them, reads their output and reports, restarts them, and ends them.
 
-    All children end with the launcher at the latest. While it is open, SIGINT and SIGTERM make `pump` and `await_ready`
-    return False. For the main thread only.
+    While the launcher is open, SIGINT and SIGTERM make `pump` and `await_ready` return False. For the main thread only.
 
     Args:
         on_output: Called with (child's name, line) for each line that a child prints; None only keeps the last lines.
@@ -361,9 +355,7 @@ class Launcher(ClosingContext):
             remaining = deadline - self._clock()
             if remaining <= 0:
                 late = waiting[0]
-                advice = (
-                    "Its last lines of output: " + (" | ".join(late.tail) or "(none)") + ". Is the machine overloaded?"
-                )
+                advice = f"Its last output: {' | '.join(late.tail) or '(none)'}. Is the machine overloaded?"
                 raise MemoireTimeout("readiness", late.name, timeout, advice)
             if not self.pump(remaining):
                 return False
@@ -390,9 +382,7 @@ class Launcher(ClosingContext):
         return self.stop_signal is None
 
     def wait_for(self, children: Iterable[Child], timeout: float) -> bool:
-        """Wait until all of `children` have ended by themselves. Return False if one still runs after `timeout`
-        seconds.
-        """
+        """Wait until all `children` have ended by themselves. Return False if one runs after `timeout` seconds."""
         deadline = self._clock() + timeout
         while any(child.status is None for child in children):
             if self._clock() >= deadline or not self.pump(min(0.5, deadline - self._clock())):
@@ -464,7 +454,7 @@ class Launcher(ClosingContext):
             child.kill()  # the restart failed
 
     def _handle_death(self, child: Child) -> None:
-        """Schedule a restart. Raise ChildDied if there is none and the other children need this one."""
+        """Schedule a restart. Raise ChildDied if the child is given up and the run needs it."""
         now, restarts = self._clock(), child.restarts
         if restarts is not None and child.facts is not None:
             restarts.ready(now)  # it was ready for a moment

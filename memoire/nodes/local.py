@@ -1,4 +1,4 @@
-"""Runs on this machine: servers, proxies, a dashboard, a learner and actors as child processes of one `Launcher`.
+"""Local runs: servers, proxies, a dashboard, a learner and actors as child processes of one `Launcher`.
 
 `memoire up`, `demo` and `launch` and `python -m memoire.rl up` use this module.
 
@@ -108,8 +108,7 @@ class Nodes(Counts):
 
 
 def start(launcher: Launcher, nodes: Nodes, meanwhile: Callable[[], object] = lambda: None) -> LocalCluster | None:
-    """Start servers, then proxies in front of them, and wait until all are ready. Return None if asked to end
-    meanwhile.
+    """Start servers, then proxies, and wait until all are ready. Return None if asked to end meanwhile.
 
     Args:
         meanwhile: Called while servers start.
@@ -542,9 +541,7 @@ class LaunchedRun(LocalRun):
         has_ended = self._launcher.wait_for(self.actors, self._options.finish_timeout)
         if not has_ended and self._launcher.stop_signal is None:
             late = [actor.name for actor in self.actors if actor.status is None]
-            note(
-                f"{', '.join(late)}: killed after {self._options.finish_timeout:g} s without an end (--finish-timeout)"
-            )
+            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s; memoire ends them now")
 
 
 def seed_of(seed: int, role: str, rank: int) -> int:

@@ -192,8 +192,7 @@ def metrics(node: Node | None, request: PageRequest) -> Page:
 
 
 def accounts(node: Node | None, request: PageRequest) -> Page:
-    """Return rows of a run's ledger at a server, unchanged (`rows.ACCOUNT`), so that a program can merge several
-    exactly.
+    """Return rows of a run's ledger at a server (`rows.ACCOUNT`), from which a program can merge several ledgers.
 
     The body is MessagePack, a page at a time: `next` is the `after` of the following page, "" on the last one. With
     `seen`, less than half a minute ago, the rows are only accounts whose client was heard since then. `inherited` grows
@@ -263,10 +262,9 @@ def settings(node: Node | None, request: PageRequest) -> Page:
 
 
 def sample(node: Node | None, request: PageRequest) -> Page:
-    """Return one sample that a table of a server holds, and leave it in the table.
-
-    The sample is drawn at random as in a draw, or is the one of `client` and `number`. Each array has its dtype, its
-    shape, its bytes (C order, in base64) and the number of its axes before those of its column.
+    """Return one sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`. It
+    stays in the table. Each array has its dtype, its shape, its bytes (C order, in base64) and the number of its axes
+    before those of its column.
     """
     table = _table(node, request, "samples")
     client = _value(request.query, "client", bytes.fromhex, "an id in hex")

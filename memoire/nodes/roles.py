@@ -100,8 +100,8 @@ def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable
     if as_json:
         say(json.dumps(facts))
     else:
-        taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["taken"]))
-        say(f"{path}: server {facts['server']!r}, run {facts['run']!r}, taken at {taken}, {facts['bytes']} bytes")
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["taken"]))
+        say(f"{path}: server {facts['server']!r}, run {facts['run']!r}, taken at {timestamp}, {facts['bytes']} bytes")
         for table in facts["tables"]:
             say(_line(table))
         if not facts["complete"] and not facts["damage"]:
@@ -262,9 +262,7 @@ def parameters_from(changes: Mapping[str, Any]) -> Parameters:
 
 
 def read_parameters(settings: Sequence[str]) -> Parameters:
-    """Return parameters from "name=value" texts with values in JSON ("multi_step=3", "discount=[0.99]",
-    "start=repeat").
-    """
+    """Return parameters from texts with values in JSON, such as "multi_step=3", "discount=[0.99]", "start=repeat"."""
     return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
 
 

@@ -68,19 +68,15 @@ class NodeSettings:
     beside: Annotated[str | None, Setting(show="PORT,PORT")] = None
     """Ports for caches and notices, 0 for any free one (default: the next two ports after that of --endpoint)."""
     insecure: Annotated[bool, Setting()] = False
-    """Listen on addresses that other machines reach, without keys or tokens: every client may push, draw, read, and end
-    the process.
-    """
+    """Listen beyond this machine without keys or tokens: every client may push, draw, read, and end the process."""
     io_threads: Annotated[int, Setting(low=1)] = 1
     """Threads that move and encrypt bytes, each for its own connections. More use more cores, if encryption limits the
     incoming bytes."""
     http: Annotated[str, Setting(show="HOST:PORT")] = "127.0.0.1:0"
-    """Address of the pages /livez, /readyz, /metrics, /status and so on; port 0 takes a free one, "off" opens no pages.
-    """
+    """Address of the pages /livez, /readyz, /metrics, /status and so on; port 0 takes a free one, "off" opens none."""
     http_token_file: Annotated[str | None, Setting(show="FILE")] = None
-    """File with the token of these pages; /livez, /readyz and /metrics need no token. A changed file is read again. The
-    file may hold an old and a new token, each on its own line.
-    """
+    """File with the token of these pages; /livez, /readyz and /metrics need no token. The file is read again when it
+    changes, and may hold an old and a new token, each on its own line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +96,7 @@ class LaunchSettings:
     actors: Annotated[int, Setting(low=1)] = 1
     """Number of actor processes to start."""
     threads: Annotated[int | None, Setting(low=1)] = None
-    """Threads in which NumPy and torch of each actor compute (default: $OMP_NUM_THREADS and similar variables, or 1).
-    """
+    """Threads of NumPy and torch in each actor (default: $OMP_NUM_THREADS and similar variables, or 1)."""
     seed: Annotated[int, Setting(low=-math.inf, show="S")] = 0
     """Seed of the run, from which $MEMOIRE_SEED of each process is derived."""
     port: Annotated[int, NUMBER] = 5560
@@ -268,9 +263,8 @@ def _resolve(
         strongest = max((each.strength for each in rivals.values()), default=0)
         best = [each for each in rivals.values() if each.strength == strongest]
         if len(best) > 1:
-            raise ParameterError(
-                best[1].where, best[1].value, f"left out if {best[0].where} is set: only one of both is allowed"
-            )
+            expected = f"left out if {best[0].where} is set: only one of both is allowed"
+            raise ParameterError(best[1].where, best[1].value, expected)
         for name, each in rivals.items():
             if each.strength < strongest:
                 del settings[name]
@@ -366,8 +360,7 @@ def _printer(
 
 
 def make_envs(env: str, count: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Make `count` environments that step together in this process and reset themselves in the step that ends an
-    episode.
+    """Make `count` environments that step together and reset themselves in the step that ends an episode.
 
     Raises:
         SchemaError: Gymnasium does not know the environment, or a package that it needs is missing.

@@ -54,10 +54,8 @@ BEGIN = (
     "sys.path[:] = first + [folder for folder in sys.path if folder not in first]; "
     "from memoire.nodes.supervision import run_child; run_child()"
 )
-"""Code for `python -P -c` of a launched process, before the words of its command.
-
-The child searches modules in the launcher's `sys.path`. `python -m` would search the working directory first, which may
-be a checkout with a folder named memoire.
+"""Code for `python -P -c` of a launched process, before the words of its command. The child searches the launcher's
+`sys.path`. `python -m` would search the working directory first, which may be a checkout with a folder memoire.
 """
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a write to a file that cannot grow, such as on a full disk."""
@@ -355,10 +353,8 @@ class LauncherLine(ClosingContext):
 
 
 def run_child() -> None:
-    """Run the module or program named by the arguments as `__main__`.
-
-    A user's program finds the modules that `python FILE.py` or `python -m MODULE` would find, and ends with its
-    launcher.
+    """Run the module or program named by the arguments as `__main__`. A user's program finds the modules that `python
+    FILE.py` or `python -m MODULE` would find, and ends with its launcher.
     """
     is_program = sys.argv[1] == PROGRAM
     del sys.argv[: 2 if is_program else 1]
@@ -426,9 +422,7 @@ def _end_at_once(number: int) -> NoReturn:
 
 
 def _inherited_line() -> socket.socket | None:
-    """Return the line that the launcher passed in the environment; remove its variable, which child processes must not
-    see.
-    """
+    """Return the line that the launcher passed in the environment; remove the variable, which children must not see."""
     number = os.environ.pop(LINE, "")
     if not number:
         return None
@@ -439,8 +433,7 @@ def _inherited_line() -> socket.socket | None:
 
 
 def _signal_with_parent(number: int) -> bool:
-    """Have the kernel send a signal when the thread that started this process ends. Return False if it has ended
-    already.
+    """Have the kernel send a signal when the thread that started this process ends. Return False if it has ended.
 
     Only Linux does so. A `Launcher` lives in its process' main thread, which ends with the process.
     """

@@ -274,9 +274,8 @@ class PromptBook:
         rows = [row for row in self.rows.values() if (row.dataset, row.epoch) == (dataset, epoch)]
         if any(row.state not in over and not row.is_evaluation for row in rows):
             open_rows = sum(row.state not in over for row in rows)
-            raise ProtocolError(
-                "busy", f"{open_rows} prompts of epoch {epoch} of {dataset!r} are neither committed nor dropped"
-            )
+            text = f"{open_rows} prompts of epoch {epoch} of {dataset!r} are neither committed nor dropped"
+            raise ProtocolError("busy", text)
         if rows:
             epochs = self.facts.forgotten.setdefault(dataset, {})
             self.bytes += 0 if epoch in epochs else _epoch_size(dataset)

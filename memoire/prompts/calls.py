@@ -146,22 +146,18 @@ class ListenerCalls(TableCalls):
         return bytes(self._at_home(key, request, self._deadline(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
-        """Return the number of prompts in each state, and of removed ones ("forgotten"); their sum is all added
-        prompts.
-        """
+        """Return the number of prompts in each state, and of removed ones ("forgotten"); their sum is all prompts."""
         figures = self.figures(timeout)
         return {name: figures[name] for name in (*STATES, "forgotten")}
 
     def figures(self, timeout: float | None = None) -> dict[str, int]:
         """Return `counts` and all other figures of the table, summed over servers: leases, late answers, bytes, ..."""
         replies = self._servers.every(messages.Prompts(call="counts"), self._deadline(timeout))
-        figures: dict[str, int] = {}
+        sums: dict[str, int] = {}
         for reply in replies.values():
             for name, count in reply.body.counts.items():
-                figures[name] = (
-                    max(figures.get(name, 0), count) if name == "newest_model" else figures.get(name, 0) + count
-                )
-        return figures
+                sums[name] = max(sums.get(name, 0), count) if name == "newest_model" else sums.get(name, 0) + count
+        return sums
 
 
 def _info(row: messages.PromptFacts, schema: Schema, server: str) -> PromptInfo:
@@ -251,15 +247,11 @@ class GiverCalls(TableCalls):
         return self._order("prioritise", timeout, keys=checked_keys(keys), priority=finite("priority", priority))
 
     def finish(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> None:
-        """Mark an epoch as finished: no more prompts are added, the last step may be shorter, and `groups` ends after
-        it.
-        """
+        """Mark an epoch as finished, without more prompts: its last step may be shorter, and `groups` ends after it."""
         self._order("finish", timeout, dataset=checked_dataset(dataset), epoch=whole("epoch", epoch, 0))
 
     def forget(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> int:
-        """Remove the prompts of an epoch, which must all be committed or dropped. Return how many were removed.
-
-        Removed prompts still count in `counts`.
+        """Remove the prompts of an epoch, which must be committed or dropped, and return how many; `counts` keeps them.
 
         Raises:
             Refused: a server holds prompts that are neither; other servers have removed theirs.
@@ -267,18 +259,14 @@ class GiverCalls(TableCalls):
         return self._order("forget", timeout, dataset=checked_dataset(dataset), epoch=whole("epoch", epoch, 0))
 
     def shares(self, shares: Mapping[str, float], timeout: float | None = None) -> None:
-        """Set the shares in which data sets are leased and drawn, such as {"math": 0.7, "code": 0.3}; {} sorts by age
-        alone.
-        """
+        """Set the shares of data sets in leases and draws, such as {"math": 0.7, "code": 0.3}; {} goes by age alone."""
         checked = {checked_dataset(name): float(share) for name, share in mapping("shares", shares).items()}
         if any(not 0.0 < share < float("inf") for share in checked.values()):
             raise ParameterError("shares", shares, "positive numbers by data set")
         self._order("shares", timeout, shares=checked)
 
     def saw_model(self, version: int, timeout: float | None = None) -> None:
-        """Report that the model of this version is published elsewhere than at these servers; `max_model_lag` counts
-        from it.
-        """
+        """Report the version of a model that is published elsewhere than at these servers, for `max_model_lag`."""
         self._order("model", timeout, version=model_version(version, "version"))
 
     def _order(self, call: Order, timeout: float | None, **facts: Any) -> int:

@@ -97,9 +97,7 @@ class PromptsHandler:
 
     def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
         """Return columns of answers, as many as a page has room for, or a part of an answer that alone is too long.
-
-        If a prompt has changed since a part of its answer was sent, the reply has only the change, and the client
-        begins again.
+        If a prompt has changed since a part of its answer was sent, the client has to begin again.
         """
         if (body.after or body.offset) and _changed(table, body, 0) != body.changed:
             return self._reply(table, changed=_changed(table, body, 0))
@@ -183,14 +181,14 @@ class PromptsHandler:
             pieces.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
         flags, taken = bytearray(), dict[Key, PromptRow]()
         try:
-            for row, sent, piece in zip(rows, body.pieces, pieces, strict=True):
+            for row, sent, columns in zip(rows, body.pieces, pieces, strict=True):
                 if body.call == "fail":
                     outcome = table.fail(row, sent.lease, sent.answer, sent.failed, sent.is_again)
                 elif body.call == "amend":
-                    outcome = table.amend(row, sent.answer, piece)
+                    outcome = table.amend(row, sent.answer, columns)
                 else:
                     outcome = table.answer(
-                        row, sent.lease, sent.answer, piece, piece=sent.piece, is_last=sent.is_last,
+                        row, sent.lease, sent.answer, columns, piece=sent.piece, is_last=sent.is_last,
                         version=sent.version,
                     )  # fmt: skip
                     if outcome == "taken":

@@ -5,8 +5,7 @@
        └── attempts ─────┤  the lease expires, or its worker gives up: whole answers stay
                          └─ no attempts left: missing answers have failed, and the group is closed without them
 
-The first whole answer for a place in the group counts, from any worker. A later one is acknowledged and counted as
-late.
+The first whole answer for a place in the group counts, from any worker. A later one is acknowledged as late.
 """
 
 from __future__ import annotations
@@ -134,8 +133,7 @@ class PromptLeases:
         self, row: PromptRow, lease: int, index: int, columns: int, *,
         piece: int = 0, is_last: bool = True, version: int = 0, tokens: int = 0,
     ) -> Outcome:  # fmt: skip
-        """Record a piece of an answer. Only a "taken" piece is to be stored; then the caller touches and settles the
-        row.
+        """Record a piece of an answer. The caller stores only a "taken" piece, then touches and settles the row.
 
         Raises:
             ProtocolError: (code "index") there is no such answer, or a piece before this one is missing.

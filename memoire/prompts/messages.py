@@ -143,9 +143,7 @@ class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.ANSWERS)
 class Answers(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Request of a worker to lease prompts, answer them or give them back, or of any client to amend answers. Answered
-    by PROMPTED.
-    """
+    """Request to lease prompts, answer them, give them back or amend answers. Answered by PROMPTED."""
 
     changes: ClassVar = True
     call: Literal["lease", "renew", "answer", "amend", "fail", "release"]

@@ -175,22 +175,17 @@ def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_hei
 def _unpacked(table: PromptTable, body: bytes, columns: bytes) -> tuple[PromptRow, dict[int, Packed]]:
     try:
         row = msgspec.msgpack.decode(body, type=PromptRow)
-        packed_by_index = msgspec.msgpack.decode(columns, type=dict[int, Packed])
+        sent = msgspec.msgpack.decode(columns, type=dict[int, Packed])
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError("container", f"malformed record of a prompt: {error}") from None
-    if len(row.answers) != table.book.rules.group or not set(packed_by_index) <= set(range(table.book.rules.group)):
-        raise ProtocolError(
-            "container", f"a prompt with {len(row.answers)} answers, but the table has group={table.book.rules.group}"
-        )
-    packed_answers = {
-        i: checked(table.schema, each.columns, each.lengths, memoryview(each.data))
-        for i, each in packed_by_index.items()
-    }
+    if len(row.answers) != table.book.rules.group or not set(sent) <= set(range(table.book.rules.group)):
+        raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.book.rules.group}")
+    answers = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in sent.items()}
     for index, answer in enumerate(row.answers):
-        held = packed_answers.get(index, NOTHING).columns
+        held = answers.get(index, NOTHING).columns
         if held != (answer.columns if row.has_columns and not answer.failed else 0):
             raise ProtocolError("container", f"columns of answer {index} differ from its row")
-    return row, packed_answers
+    return row, answers
 
 
 NO_PAYLOAD: Final = "payload is missing"

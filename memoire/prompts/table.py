@@ -1,5 +1,4 @@
-"""One table of prompts: its prompts, leases, steps and bytes, with figures and reasons of waits. Pure: time is passed
-in.
+"""One table of prompts, with its figures and the reasons of waits. Pure: time is passed in.
 
 PromptBook    prompts and their states              PromptSteps   draws, commits and rewinds of a trainer
 PromptLeases  leases of workers, answers            PromptBytes   payloads, columns
@@ -184,9 +183,7 @@ class PromptTable:
         return self._no_room(0, 1)
 
     def _make_room(self, size: int) -> None:
-        """Make room by dropping parts of unfinished answers without a lease, then the oldest ready groups if
-        `is_bounded`.
-        """
+        """Drop unfinished answers without a lease, then the oldest ready groups if `is_bounded`, to make room."""
         if size <= self.room:
             return
         for row in [row for row in self.book.waiting.rows() if row.attempts]:

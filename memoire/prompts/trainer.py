@@ -97,9 +97,7 @@ class Step:
         ends = np.cumsum(lengths)
         segment = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-        columns = {
-            name: value.values if isinstance(value, Ragged) else value for name, value in self._same_lengths(lengths)
-        }
+        columns = {name: value.values if isinstance(value, Ragged) else value for name, value in self._even(lengths)}
         return PackedStep(columns, lengths, positions, segment)
 
     def padded(self) -> dict[str, NDArray[Any]]:
@@ -107,8 +105,7 @@ class Step:
         lengths = self._lengths()
         longest = max(1, int(lengths.max(initial=0)))
         columns = {
-            name: value.padded(longest) if isinstance(value, Ragged) else value
-            for name, value in self._same_lengths(lengths)
+            name: value.padded(longest) if isinstance(value, Ragged) else value for name, value in self._even(lengths)
         }
         return columns | {"is_token": np.arange(longest) < lengths[:, None]}
 
@@ -118,7 +115,7 @@ class Step:
                 return value.lengths
         raise ParameterError("columns", ", ".join(self.columns), "columns with a ragged one, such as tokens")
 
-    def _same_lengths(self, lengths: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+    def _even(self, lengths: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
         for name, value in self.columns.items():
             if not isinstance(value, Ragged) or np.array_equal(value.lengths, lengths):
                 yield name, value

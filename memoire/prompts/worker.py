@@ -96,9 +96,7 @@ class WorkerCalls(TableCalls):
         return self._keep("renew", checked_lease(lease), _duration(seconds), self._deadline(timeout))
 
     def release(self, lease: Lease, timeout: float | None = None) -> bool:
-        """Give a prompt back, so that another worker gets it at once; whole answers stay. Return False if it was not
-        leased.
-        """
+        """Give a prompt back to other workers; whole answers stay. Return False if this worker does not hold it."""
         return self._keep("release", checked_lease(lease), 0.0, self._deadline(timeout))
 
     @checked_names()
@@ -113,7 +111,7 @@ class WorkerCalls(TableCalls):
         last: bool = True,
         timeout: float | None = None,
     ) -> bool:
-        """Send an answer, or a piece of one. Return False if a whole answer of another lease came before.
+        """Send an answer, or a piece of one. Return False if it is late: after another lease's.
 
         Args:
             index: Place of the answer in the group, from 0.
@@ -152,9 +150,8 @@ class WorkerCalls(TableCalls):
         last: bool = True,
         timeout: float | None = None,
     ) -> list[list[bool]]:
-        """Send answers to several prompts, each with its lease, in as few requests as possible.
-
-        This is the fastest way for a worker with several groups. Returns for each prompt whether its answers count.
+        """Send answers to several prompts, each with its lease, in as few requests as possible: the fastest way for
+        several groups. Return for each prompt whether its answers count.
         """
         deadline, flags = self._deadline(timeout), dict[tuple[int, int], bool]()
         leased = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
@@ -190,9 +187,8 @@ class WorkerCalls(TableCalls):
                 are settled, its group is ready if at least `at_least` answers are whole.
         """
         index, reason = whole("index", index, 0), text("reason", str(reason))[:1000]
-        piece = messages.AnswerPiece(
-            *checked_lease(lease).key, lease.number, index, 0, True, 0, 0, [], 0, reason, again
-        )
+        key = checked_lease(lease).key
+        piece = messages.AnswerPiece(*key, lease.number, index, 0, True, 0, 0, [], 0, reason, again)
         body = messages.Answers(call="fail", pieces=[piece])
         was_wanted = bool(self._servers.one(lease.server, Request(body), self._deadline(timeout)).body.flags[0] < 2)
         if not again:

@@ -248,9 +248,7 @@ def refuse(option: str, address: str, *, guard: str) -> None:
         ParameterError: other machines can reach the address.
     """
     if not is_local(address):
-        expected = (
-            f"an address of this machine only, such as 127.0.0.1, or {guard}, or --insecure to allow every client"
-        )
+        expected = f"an address of this machine only, such as 127.0.0.1, or {guard}, or --insecure for open access"
         raise ParameterError(option, address, expected)
 
 

@@ -215,9 +215,7 @@ def read_own(path: Path) -> Key:
     keys = load(path)
     check_status(path, path.stat())
     if len(keys) != 1 or keys[0].secret is None:
-        raise KeyFileError(
-            str(path), "does not hold one secret key", "Restore the own.key that `memoire keys new` wrote."
-        )
+        raise KeyFileError(str(path), "does not hold one secret key", "Restore the file of `memoire keys new`.")
     return keys[0]
 
 
@@ -349,8 +347,8 @@ class Keys:
         self._seen = seen
         faults: dict[str, str] = {}
         former = None if is_first else (self.own, self.servers, self.authorized)
-        own, servers = (None, None) if former is None else former[:2]
-        self.own = self._or_former(faults, paths["own.key"], read_own, own)
+        own_key, servers = (None, None) if former is None else former[:2]
+        self.own = self._or_former(faults, paths["own.key"], read_own, own_key)
         self.servers = self._or_former(faults, paths["server.pub"], read_servers, servers)
         files: dict[str, tuple[Key, ...]] = {}
         for role, path in files_by_role:

@@ -78,9 +78,7 @@ def write_one(folder: Path, key: Key, servers: str = "") -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a new file. A secret is readable only for its owner from the first moment on. Raise KeyFileError if it
-    exists.
-    """
+    """Write a new file, a secret readable only for its owner from the start. Raise KeyFileError if it exists."""
     mode = 0o600 if path.name == "own.key" else 0o644
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -102,9 +100,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def authorize(folder: Path, key: Key) -> Path:
-    """Admit a key at the process of a keys folder, beside others of its role and name. Return the file that has the
-    key.
-    """
+    """Admit a key at the process of a keys folder, beside others of its role and name. Return the key's file."""
     path = folder / "authorized" / key.role / f"{key.name}.pub"
     present = read_public(path, key.role) if path.exists() else ()
     if all(key.public != other.public for other in present):
@@ -135,9 +131,7 @@ def _replace(path: Path, keys: Iterable[Key]) -> None:
             path.unlink()
             sync(path.parent)
     except OSError as error:
-        raise KeyFileError(
-            str(path), f"cannot be changed: {error.strerror}", "Change it on the machine that makes this folder."
-        ) from error
+        raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change the original folder.") from error
 
 
 def public_keys(path: Path) -> list[Key]:
@@ -222,15 +216,15 @@ def missing_keys(found_files: Mapping[str, Files | None], prefix: str = "") -> l
     Raises:
         KeyFileError: an existing Secret holds no keys of its role.
     """
-    own = {role: own_key(role, files, prefix + role) for role, files in found_files.items() if files is not None}
-    new = {role: make(role) for role in ROLES if role not in own}
+    present = {role: own_key(role, files, prefix + role) for role, files in found_files.items() if files is not None}
+    new = {role: make(role) for role in ROLES if role not in present}
     updates = [
         SecretChange(role, added, is_new=False)
         for role, files in found_files.items()
         if files is not None and (added := _additions(role, files, new))
     ]
     return updates + [
-        SecretChange(role, secret_files(role, _files(key, own | new)), is_new=True) for role, key in new.items()
+        SecretChange(role, secret_files(role, _files(key, present | new)), is_new=True) for role, key in new.items()
     ]
 
 

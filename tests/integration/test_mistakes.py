@@ -226,8 +226,8 @@ COMMANDS = [
      "1: memoire: --set must be NAME=VALUE, such as multi_step=3, got 'multi_step'. Nothing was changed."),
     ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), Said, "1:      Give 'tcp://127.0.0.1:5560'."),
     ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), Said,
-     "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure to "
-     "allow every client, got 'tcp://*:5560'. Nothing was changed."),
+     "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure for "
+     "open access, got 'tcp://*:5560'. Nothing was changed."),
 ]  # fmt: skip
 
 ALONE = [*CONSTRUCTORS, *STEPS, *BATCHES, *ADDRESSES, *COMMANDS]
