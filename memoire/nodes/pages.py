@@ -199,8 +199,8 @@ def accounts(node: Node | None, request: PageRequest) -> Page:
     with each account that came from another server, which may be older than that.
     """
     server = _server(node, "accounts")
-    seen = _value(request.query, "seen", float, "seconds since 1970") or 0.0
-    after = _value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
+    seen = _parsed_value(request.query, "seen", float, "seconds since 1970") or 0.0
+    after = _parsed_value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
     ledger, has_more = server.account_page(request.query.get("run") or None, after, seen=seen)
     body = {
         "name": server.name,
@@ -224,8 +224,8 @@ def episodes(node: Node | None, request: PageRequest) -> Page:
     `next` is the `after` of the following page; `missed` is the number of episodes between that the server forgot.
     """
     server = _server(node, "episodes")
-    after = _whole(request.query, "after", 0, 0, 1 << 53)
-    most = _whole(request.query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    after = _whole_number(request.query, "after", 0, 0, 1 << 53)
+    most = _whole_number(request.query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     run, first, closed = server.episodes_after(after, most)
     rows = [
         {
@@ -267,8 +267,8 @@ def sample(node: Node | None, request: PageRequest) -> Page:
     before those of its column.
     """
     table = _table(node, request, "samples")
-    client = _value(request.query, "client", bytes.fromhex, "an id in hex")
-    key = None if client is None else (client, _whole(request.query, "number", 0, 0, 1 << 62))
+    client = _parsed_value(request.query, "client", bytes.fromhex, "an id in hex")
+    key = None if client is None else (client, _whole_number(request.query, "number", 0, 0, 1 << 62))
     drawn = table.peek(key)
     if drawn is None:
         what = "no sample now" if key is None else f"no sample of entry {key[1]} any longer"
@@ -309,16 +309,16 @@ def logs(node: Node | None, request: PageRequest) -> Page:
     """Return log lines of a server's clients."""
     query = request.query
     server = _server(node, "log lines")
-    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    most = _whole_number(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     entries = server.search(
         query.get("text", ""),
         run=query.get("run") or server.run,
-        client=_value(query, "client", bytes.fromhex, "an id in hex"),
-        label=_value(query, "label", _label, "up to 8 digits in hex"),
-        since=_value(query, "since", float, "seconds since 1970"),
-        until=_value(query, "until", float, "seconds since 1970"),
-        after=_whole(query, "after", 0, 0, 1 << 53),
-        before=_whole(query, "before", 1 << 53, 0, 1 << 53),
+        client=_parsed_value(query, "client", bytes.fromhex, "an id in hex"),
+        label=_parsed_value(query, "label", _label, "up to 8 digits in hex"),
+        since=_parsed_value(query, "since", float, "seconds since 1970"),
+        until=_parsed_value(query, "until", float, "seconds since 1970"),
+        after=_whole_number(query, "after", 0, 0, 1 << 53),
+        before=_whole_number(query, "before", 1 << 53, 0, 1 << 53),
         most=most,
         newest_first="newest" in query,
     )
@@ -344,7 +344,7 @@ def logs(node: Node | None, request: PageRequest) -> Page:
 
 def client_page(server: Server, query: Query) -> dict[str, Any]:
     """Return one page of the clients; `next` is the `after` of the following page, None on the last one."""
-    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    most = _whole_number(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
     clients = server.clients(query.get("after", ""), most + 1)
     rows: list[msgspec.Raw] = []
     size = 0
@@ -357,7 +357,7 @@ def client_page(server: Server, query: Query) -> dict[str, Any]:
     return {"rows": rows, "next": clients[len(rows) - 1].client if len(rows) < len(clients) else None}
 
 
-def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
+def _whole_number(query: Query, name: str, default: int, least: int, most: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise EarlyAnswer(
@@ -366,7 +366,7 @@ def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
     return int(text)
 
 
-def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
+def _parsed_value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
     if name not in query:
         return None
     try:

@@ -143,7 +143,7 @@ class ListenerCalls(TableCalls):
     def payload(self, key: Key, timeout: float | None = None) -> bytes:
         """Return the payload of a prompt. Raise Refused (code "missing") if the table does not hold the prompt."""
         request = Request(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
-        return bytes(self._at_home(key, request, self._deadline(timeout)).payload)
+        return bytes(self._ask_home(key, request, self._deadline(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
         """Return the number of prompts in each state, and of removed ones ("forgotten"); their sum is all prompts."""

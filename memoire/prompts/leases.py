@@ -203,7 +203,7 @@ class PromptLeases:
             return
         if not row.is_settled:
             if row.given_up and set(row.missing) <= set(row.given_up):
-                self._give_back(row)
+                self._end_unfinished(row)
             return
         self.end(row)
         required = self._book.rules.required_mask
@@ -244,11 +244,11 @@ class PromptLeases:
         while self.next_time() <= now:
             row = self._rows[heapq.heappop(self._ends)[1]]
             self.counts["expired"] += 1
-            self._give_back(row)
+            self._end_unfinished(row)
             ended.append(row)
         return ended
 
-    def _give_back(self, row: PromptRow) -> None:
+    def _end_unfinished(self, row: PromptRow) -> None:
         """End a lease with missing answers: the prompt waits again, or they have failed if no attempt is left."""
         self.end(row)
         if row.attempts < self._book.rules.attempts:

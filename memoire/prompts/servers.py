@@ -88,7 +88,7 @@ class TableCalls:
                 self._homes.clear()  # if a prompt's server is not known, each server is asked
             self._homes.update((key, server) for key in keys)
 
-    def _at_home(self, key: Key, request: Request, deadline: float) -> CallReply:
+    def _ask_home(self, key: Key, request: Request, deadline: float) -> CallReply:
         """Send a request to the server of a prompt, or to each server if the prompt's server is not known."""
         with Held(self._lock):
             home = self._homes.get(key, "")

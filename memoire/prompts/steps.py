@@ -131,7 +131,7 @@ class PromptSteps:
                 self._leaving[row.key] = row
             elif row.key not in replayed:
                 self.hold(row)
-        self._let_go()
+        self._release_old()
 
     def lose(self, row: PromptRow, *, is_over: bool) -> None:
         """Remove a damaged prompt from the steps, before `restore`: no step draws or replays it any more.
@@ -165,7 +165,7 @@ class PromptSteps:
                 )
                 raise ProtocolError("busy", text)
 
-    def _by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
+    def _sorted_by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
         """Return rows in the order in which their steps drew them."""
         places = {key: (step.step, i) for step in self.steps.values() for i, key in enumerate(step.keys)}
         return sorted(rows, key=lambda row: places.get(row.key, (row.step, row.order)))
@@ -187,10 +187,10 @@ class PromptSteps:
         if facts.session == session:
             return
         if facts.session or session in facts.former:
-            raise ProtocolError("session", self._other_session(session))
+            raise ProtocolError("session", self._session_text(session))
         facts.session, self._book.has_new_facts = session, True
 
-    def _other_session(self, session: str) -> str:
+    def _session_text(self, session: str) -> str:
         facts = self._book.facts
         if session in facts.former:
             return f"session {session!r} ended: session {facts.session!r} has rewound this table. Stop this trainer"
@@ -206,7 +206,7 @@ class PromptSteps:
         if session == facts.session:
             return 0
         if session in facts.former:
-            raise ProtocolError("session", self._other_session(session))
+            raise ProtocolError("session", self._session_text(session))
         if facts.session not in ("", RESTORED):
             facts.former = [*facts.former, facts.session][-MAX_SESSIONS:]
         facts.session, facts.committed, self._book.has_new_facts = session, step, True
@@ -216,16 +216,16 @@ class PromptSteps:
         for row in self._book.rows.values():
             if row.state is PromptState.DRAWN and row.step <= step:
                 self._commit_row(row)
-        self._take_back(back)
+        self._return_drawn(back)
         for number in [number for number in self.steps if number > step]:
             del self.steps[number]
             self.dirty[number] = None
         self._kept = {number: rows for number, rows in self._kept.items() if number <= step}
-        self._let_go()
+        self._release_old()
         return len(back)
 
-    def _take_back(self, rows: list[PromptRow]) -> None:
-        rows = self._by_step(rows)
+    def _return_drawn(self, rows: list[PromptRow]) -> None:
+        rows = self._sorted_by_step(rows)
         self._book.put_first(rows)
         for row in rows:
             self.ring.discard(row.key)
@@ -244,10 +244,10 @@ class PromptSteps:
         self.enter(session)
         drawn = self.steps.get(step)
         if drawn is None and step <= self._book.facts.committed - self._book.rules.keep:
-            raise self._gone(step)
+            raise self._gone_error(step)
         return drawn
 
-    def _gone(self, step: int) -> ProtocolError:
+    def _gone_error(self, step: int) -> ProtocolError:
         newest = self._book.facts.committed
         return ProtocolError("value", f"the groups of step {step} are gone: all steps up to {newest} are committed")
 
@@ -262,7 +262,7 @@ class PromptSteps:
         """
         drawn = self.find(step, session) or StepRow(step)
         if step not in self.steps and step <= self._book.facts.committed:
-            raise self._gone(step)
+            raise self._gone_error(step)
         missing = count - len(drawn.keys) - len(drawn.replayed)
         if drawn.is_closed or (step in self.steps and missing <= 0):
             return self._fix(drawn, count, is_last) if is_last and not drawn.is_closed else drawn
@@ -346,7 +346,7 @@ class PromptSteps:
         for row in drawn:
             self._commit_row(row)
         facts.committed, self._book.has_new_facts = step, True
-        self._let_go()
+        self._release_old()
         return len(drawn)
 
     def _commit_row(self, row: PromptRow) -> None:
@@ -356,13 +356,13 @@ class PromptSteps:
     def _keep(self, row: PromptRow) -> None:
         self._kept.setdefault(row.step, []).append(row)
 
-    def _let_go(self) -> None:
+    def _release_old(self) -> None:
         """Release the columns of committed groups, except those of the last `keep` steps, those in the ring, and those
         that a step replays which may be drawn again.
         """
         least = self._book.facts.committed - self._book.rules.keep
         for step in sorted(number for number in self._kept if number <= least):
-            for row in self._by_step(self._kept.pop(step)):
+            for row in self._sorted_by_step(self._kept.pop(step)):
                 if row.key not in self._book.rows:  # removed with its epoch
                     continue
                 leaving = self.ring.add(row)

@@ -165,7 +165,7 @@ class PromptTable:
         known, rows = set(having), list[PromptRow]()
         while len(rows) < count:
             is_forgotten = self.leases.has_forgotten(worker, known)
-            why = "" if is_forgotten else self.leases.why_not(version) or self._full()
+            why = "" if is_forgotten else self.leases.why_not(version) or self._wait_reason()
             row = None if why else self.leases.next_of(worker, known)
             if row is None:
                 return rows, why or nothing_waits(self.book)
@@ -177,7 +177,7 @@ class PromptTable:
             rows.append(row)
         return rows, ""
 
-    def _full(self) -> str:
+    def _wait_reason(self) -> str:
         """Return the reason why there is no room for answers now, or ""."""
         self._make_room(1)
         return self._no_room(0, 1)

@@ -285,7 +285,7 @@ class TrainerCalls(TableCalls):
 
     def _poll(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[DrawnGroup] | None, str]:
         body = self._body(step, groups, replay, None, count=0)
-        replies = self._whole(self._servers.every(body, deadline), step, deadline)
+        replies = self._fetch_remaining(self._servers.every(body, deadline), step, deadline)
         plan = max(
             (each.body.plan for each in replies.values() if each.body.plan), key=lambda plan: plan.version, default=None
         )
@@ -333,7 +333,7 @@ class TrainerCalls(TableCalls):
         requests = {
             name: Request(self._body(step, groups, replay, plan, count=count)) for name, count in plan.groups.items()
         }
-        replies = self._whole(self._servers.all(requests, deadline), step, deadline)
+        replies = self._fetch_remaining(self._servers.all(requests, deadline), step, deadline)
         if (drawn := _complete(plan, replies)) is not None:
             self._short_since.pop(step, None)
             return drawn or None, ""
@@ -380,7 +380,7 @@ class TrainerCalls(TableCalls):
             is_last=is_last, after=0,
         )  # fmt: skip
 
-    def _whole(self, replies: Mapping[str, CallReply], step: int, deadline: float) -> dict[str, CallReply]:
+    def _fetch_remaining(self, replies: Mapping[str, CallReply], step: int, deadline: float) -> dict[str, CallReply]:
         """Fetch the remaining groups of a step, and return the replies with all groups."""
         whole = dict(replies)
         for name, reply in replies.items():

@@ -93,11 +93,11 @@ class WorkerCalls(TableCalls):
 
     def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
         """Extend a lease to so many seconds from now. Return False if this worker does not hold it any more."""
-        return self._keep("renew", checked_lease(lease), _duration(seconds), self._deadline(timeout))
+        return self._renew_or_release("renew", checked_lease(lease), _duration(seconds), self._deadline(timeout))
 
     def release(self, lease: Lease, timeout: float | None = None) -> bool:
         """Give a prompt back to other workers; whole answers stay. Return False if this worker does not hold it."""
-        return self._keep("release", checked_lease(lease), 0.0, self._deadline(timeout))
+        return self._renew_or_release("release", checked_lease(lease), 0.0, self._deadline(timeout))
 
     @checked_names()
     def answer(
@@ -202,7 +202,7 @@ class WorkerCalls(TableCalls):
         added = packed(schema, raw_columns(schema, columns))
         piece = piece_of(key, 0, index, added)
         request = Request(messages.Answers(call="amend", pieces=[piece]), added.data)
-        return bool(self._at_home(key, request, deadline).body.flags[0] < 2)
+        return bool(self._ask_home(key, request, deadline).body.flags[0] < 2)
 
     # Leases
 
@@ -214,7 +214,7 @@ class WorkerCalls(TableCalls):
         for place in range(len(names)):
             name = names[(self._turn + place) % len(names)]
             patience = deadline if len(names) == 1 else min(deadline, self._transport.now() + LEASE_TIMEOUT)
-            having = self._having(name)
+            having = self._known_leases(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
             answer = self._servers.some({name: Request(body)}, patience)[name]
             if isinstance(answer, Refused):
@@ -223,11 +223,11 @@ class WorkerCalls(TableCalls):
                 reasons.append(f"server {name!r} does not answer")
                 continue
             if answer.body.leases:
-                return self._take(name, answer), ""
+                return self._add_leases(name, answer), ""
             reasons.append(answer.body.wait if len(names) == 1 else f"server {name!r}: {answer.body.wait}")
         return None, "; ".join(reasons) or "no server is known"
 
-    def _take(self, name: str, answer: CallReply) -> list[Lease]:
+    def _add_leases(self, name: str, answer: CallReply) -> list[Lease]:
         leases, begin, now = [], 0, self._transport.now()
         for leased in answer.body.leases:
             payload = bytes(answer.payload[begin : begin + leased.bytes])
@@ -244,13 +244,13 @@ class WorkerCalls(TableCalls):
         self._learn([lease.key for lease in leases], name)
         return leases
 
-    def _let_go(self, lease: Lease) -> None:
+    def _forget_lease(self, lease: Lease) -> None:
         """Forget a lease that has ended for this worker."""
         with Held(self._lock):
             self._held.get(lease.server, {}).pop(lease.number, None)
             self._ends.pop((lease.server, lease.number), None)
 
-    def _renewed(self, lease: Lease, seconds: float) -> None:
+    def _record_renewal(self, lease: Lease, seconds: float) -> None:
         """Record the new end of a lease. Without `seconds` it is unknown, because the table sets it."""
         with Held(self._lock):
             if seconds:
@@ -258,7 +258,7 @@ class WorkerCalls(TableCalls):
             else:
                 self._ends.pop((lease.server, lease.number), None)
 
-    def _having(self, name: str) -> list[int]:
+    def _known_leases(self, name: str) -> list[int]:
         """Return the numbers of this worker's leases at a server, without expired ones."""
         now = self._transport.now()
         with Held(self._lock):
@@ -274,16 +274,18 @@ class WorkerCalls(TableCalls):
             if wanted is not None:
                 wanted.difference_update(indexes)
         if wanted is not None and not wanted:
-            self._let_go(lease)
+            self._forget_lease(lease)
 
-    def _keep(self, call: Literal["renew", "release"], lease: Lease, seconds: float, deadline: float) -> bool:
+    def _renew_or_release(
+        self, call: Literal["renew", "release"], lease: Lease, seconds: float, deadline: float
+    ) -> bool:
         """Renew a lease, or give it back. Return True if it was this worker's."""
         body = messages.Answers(call=call, leases=[lease.number], seconds=seconds)
         is_mine = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0])
         if call == "release" or not is_mine:
-            self._let_go(lease)
+            self._forget_lease(lease)
         else:
-            self._renewed(lease, seconds)
+            self._record_renewal(lease, seconds)
         return is_mine
 
     # Answers

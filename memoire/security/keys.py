@@ -177,8 +177,8 @@ def authorized_files(folder: Path) -> list[tuple[str, Path]]:
     """Return the role and path of each file with keys of admitted clients. Raise KeyFileError if there are too many."""
     files: list[tuple[str, Path]] = []
     for role in ROLES:
-        files += [(role, path) for path in _listed(folder / "authorized" / role) if path.suffix == ".pub"]
-    for path in _listed(folder):
+        files += [(role, path) for path in _files_in(folder / "authorized" / role) if path.suffix == ".pub"]
+    for path in _files_in(folder):
         flat = _FLAT.fullmatch(path.name)
         if flat is not None and flat[1] in ROLES:
             files.append((flat[1], path))
@@ -188,7 +188,7 @@ def authorized_files(folder: Path) -> list[tuple[str, Path]]:
     return files
 
 
-def _listed(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError:
@@ -348,12 +348,12 @@ class Keys:
         faults: dict[str, str] = {}
         former = None if is_first else (self.own, self.servers, self.authorized)
         own_key, servers = (None, None) if former is None else former[:2]
-        self.own = self._or_former(faults, paths["own.key"], read_own, own_key)
-        self.servers = self._or_former(faults, paths["server.pub"], read_servers, servers)
+        self.own = self._read_or_keep(faults, paths["own.key"], read_own, own_key)
+        self.servers = self._read_or_keep(faults, paths["server.pub"], read_servers, servers)
         files: dict[str, tuple[Key, ...]] = {}
         for role, path in files_by_role:
             kept = None if is_first else self._files.get(str(path), ())
-            files[str(path)] = self._or_former(faults, path, functools.partial(read_public, role=role), kept)
+            files[str(path)] = self._read_or_keep(faults, path, functools.partial(read_public, role=role), kept)
         self._files, self._faults = files, faults
         self.authorized = MappingProxyType({key.public: key for keys in files.values() for key in keys})
         if former is None or former == (self.own, self.servers, self.authorized):
@@ -362,7 +362,7 @@ class Keys:
         _log.info("the keys in %s have changed: %d clients are admitted", self.folder, len(self.authorized))
         return True
 
-    def _or_former(
+    def _read_or_keep(
         self, faults: dict[str, str], path: Path, read: Callable[[Path], _Read], former: _Read | None
     ) -> _Read:
         """Return the content of a file, or its former content if it cannot be read, such as during a change."""
