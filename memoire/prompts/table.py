@@ -111,7 +111,7 @@ class PromptTable:
         if size > self.room:
             return (
                 f"waiting for room: {size} bytes are needed and {self.room} are free; the table holds "
-                f"{self.memory_bytes} of byte_limit={self.byte_limit}, and the server has held_bytes"
+                f"{self.memory_bytes} of byte_limit={self.byte_limit}, and all tables share held_bytes"
             )
         return ""
 
