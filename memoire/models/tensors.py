@@ -166,6 +166,6 @@ def check_fit(what: str, arrays: Mapping[str, Array], wanted: Mapping[str, Any],
         if array.shape != tuple(shape) or not is_alike:
             problems.append(f"has {name!r} as {array}, but the network has {dtype}{list(shape)}")
     if problems:
-        rest = f", and {len(problems) - 3} rest" if len(problems) > 3 else ""
+        rest = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         advice = "Build the network as its publisher does; load(..., cast=True) takes floats of another width."
         raise WrongModel(what, "; ".join(problems[:3]) + rest, advice)

@@ -127,7 +127,7 @@ class IdOwners:
             self._owners.expire(now)
             if self._ids[principal] >= MAX_OWNERS // 2:
                 text = f"the key {principal} has {MAX_OWNERS // 2} client ids here, the limit of one key. Try "
-                raise ProtocolError("busy", f"{text}again: an id without messages for {OWNER_TIMEOUT:g} s is removed")
+                raise ProtocolError("busy", f"{text}again: an id without messages for {OWNER_TIMEOUT:g} s leaves")
         self._owners.put(client, principal, now)
         self._ids[principal] += 1
 

@@ -649,7 +649,7 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
     with pytest.raises(MemoireTimeout, match="It has models of 'police'"):
         models.receive(subscription, 0.0, lambda: checks.append(1), "tcp://a:1")
     models.named = ("policy",)
-    with pytest.raises(MemoireTimeout, match="newer than version 3.*published no newer one"):
+    with pytest.raises(MemoireTimeout, match="newer than version 3.*published no newer model"):
         models.wait("policy", 3, 0.0, lambda: checks.append(1), "tcp://a:1")
     assert len(checks) == 3
     later = threading.Timer(0.01, lambda: models.put("policy", model(4), is_renewed=False))
