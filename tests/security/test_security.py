@@ -127,7 +127,7 @@ def test_a_secret_that_others_may_read_is_refused(keys_folder):
     own = keys_folder / "actor" / "own.key"
     for mode in (0o604, 0o660, 0o602):
         own.chmod(mode)
-        with pytest.raises(KeyFileError, match=rf"others may read \(mode 0{mode:o}\).*chmod 600"):
+        with pytest.raises(KeyFileError, match=rf"other users may read \(mode 0{mode:o}\).*chmod 600"):
             Keys(keys_folder / "actor")
     own.chmod(0o440)  # as a kubelet mounts it for fsGroup: root's, and readable for the group
     real = os.stat(own)
