@@ -214,7 +214,7 @@ class NodeRow:
     """Whether only peers with a key are let in; None where it has not said."""
     open: Annotated[tuple[str, ...], shown("Access", "What a peer needs to come in: a key, nothing beyond being on "
         "this machine, or nothing at all (open to everybody).", docs="security.md")] = ()
-    """Addresses that other machines reach and that ask nobody for a key or token."""
+    """Addresses that other machines reach and that ask for no key or token."""
     refused: Annotated[int, figure_of(PageGuard, "refused")] = 0
     cpu: Annotated[float | None, shown("CPU", "Processor time that the process used over the newest 10 s. 100 % is one "
         "core at work all the time.", unit="share", formula="processor seconds ÷ seconds", curve=True)] = None

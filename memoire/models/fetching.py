@@ -1,13 +1,13 @@
-"""Which versions of one topic are fetched, and when: announced, on their way, here.
+"""Fetching of one topic's models: announced versions, chunks on their way, complete models. Pure.
 
-    notice v7 ─┐                                  ┌─ is it here already, or at a neighbour? then nothing is fetched
-    UPDATED v7 ┴▶ queue of the topic ─▶ fetching ─┼─ first chunk: says size and hash
+    notice v7 ─┐                                  ┌─ here already, or found elsewhere? then nothing is fetched
+    UPDATED v7 ┴▶ queue of the topic ─▶ fetching ─┼─ first chunk: has size and hash
                                                   └─ a random pause, if many ask, then a few chunks at a time
-                                                                                         ─▶ sum ─▶ delivered
+                                                                                         ─▶ checksum ─▶ delivered
 
-Bodies are fetched one at a time, in chunks, and are seen by nobody before their sum is right. What fails is forgotten,
-and asked for again when its version is announced the next time: that happens every few seconds. Pure: each call takes
-the time and returns what is to be done.
+Bodies are fetched one at a time, in chunks, and are delivered only after their checksum is right. A failed fetch is
+forgotten, and the version is fetched at its next announcement: that happens every few seconds. Each call takes the time
+and returns the steps to take.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ from memoire.wire.frames import Answer
 from .model import Model, ModelAssembly, model_of
 
 MAX_MISSED = 64
-"""Versions that are fetched after a gap in what was heard."""
+"""Largest number of missed versions that are fetched after a gap in the announcements."""
 MAX_QUEUED = 256
-"""Versions of one topic that wait until the one that is being fetched is here; the oldest are skipped beyond."""
+"""Versions of one topic that wait during a fetch; beyond, the oldest are skipped."""
 STALL_TIMEOUT = 10.0
-"""Seconds without a chunk after which a newer version is fetched instead, where there is one."""
-QUICK = 0.2
-"""Seconds within which a chunk comes where the way has room for more of them at a time."""
-ALONE = 0.05
-"""Seconds within which a chunk comes if few clients ask: then each asks for all chunks that it may, without a pause."""
+"""Seconds without a chunk after which a newer version, if there is one, is fetched instead."""
+QUICK_TIME = 0.2
+"""Seconds within which a chunk comes if the connection has room for more chunks at a time."""
+ALONE_TIME = 0.05
+"""Seconds within which a chunk comes if few clients fetch: then a client asks for all chunks without a pause."""
 MAX_HOMES = 4096
-"""Servers whose newest epoch is kept for each topic: as many as a WELCOME can name."""
+"""Servers of each topic whose newest epochs are kept: as many as a WELCOME can name."""
 LARGE_BODY_BYTES = 16 << 20
-"""Bytes of a body from which on the whole of `limits.tuning.model_spread` is used."""
+"""Bytes of a body from which on the pause is drawn from all of `limits.tuning.model_spread`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WantedVersion:
-    """A version that was announced, 0 for the newest; its checksum where a notice said it."""
+    """Announced version, 0 for the newest; with its checksum if a notice had it."""
 
     version: int
     checksum: int | None = None
 
 
 class _Fetching:
-    """A body on its way."""
+    """Fetch of one body that is under way."""
 
     def __init__(self, version: int, now: float) -> None:
         self.version = version
-        self.heard_at = now  # when the newest chunk came
-        self.waited = 0.0  # seconds until it came
+        self.heard_at = now  # time of the newest chunk
+        self.waited = 0.0  # seconds from the request of the newest chunk to its arrival
         self.assembly: ModelAssembly | None = None
-        self.asked = 0  # everything before this offset was asked for
-        self.open = 0  # chunks that were asked for and have not come
-        self.stride = 0  # bytes of a chunk, as the first one came
-        self.resume_at = 0.0  # when the random pause is over
-        self.window = 1  # chunks that may be on their way: more while they come quickly, fewer where many clients fetch
+        self.asked = 0  # all bytes before this offset were requested
+        self.open = 0  # requested chunks that have not come
+        self.stride = 0  # bytes of the first chunk, and so of each
+        self.resume_at = 0.0  # end of the random pause
+        self.window = 1  # chunks to request at once: more while they come quickly, fewer if many clients fetch
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """A stretch of a body is to be asked for; the answer goes to `TopicFetcher.answered`."""
+    """Request for a part of a body; the answer goes to `TopicFetcher.answered`."""
 
     version: int
-    """0: the newest one."""
+    """Version of the model; 0 is the newest one."""
     offset: int
     size: int
     asked_at: float
@@ -78,26 +78,26 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompleteModel:
-    """A model is complete."""
+    """Delivery of a complete model."""
 
     model: Model
     is_renewed: bool
-    """Its publisher began anew, so that its version may be lower than before."""
+    """True if the publisher restarted its numbering, so that the version may be lower than before."""
     source: tuple[int, int]
-    """Of the topic's newest notice: hash of the server's name, and its epoch; zeros where there was none."""
+    """Origin of the topic's newest notice: hash of the server's name, and its epoch; zeros before any notice."""
     skipped: int
-    """Versions between this one and the one before."""
+    """Number of versions between this one and the one before."""
 
 
 Step: TypeAlias = ChunkRequest | CompleteModel
 
 
 class TopicFetcher:
-    """Decides which versions of a topic's models are fetched, from where and when. Pure.
+    """Fetcher of one topic's models, which decides what to fetch, and when. Pure.
 
     Args:
-        has_receivers: Whether anybody wants every version, and not only the newest.
-        find: Looks up, by version and checksum, a model that came from another server already.
+        has_receivers: Function that returns True if every version is wanted, not only the newest.
+        find: Function that returns a model that another server sent already, by version and checksum.
         rng: Random numbers for the pauses.
     """
 
@@ -110,49 +110,49 @@ class TopicFetcher:
     ) -> None:
         self._limits, self._has_receivers, self._find, self._rng = limits, has_receivers, find, rng
         self._newest: Model | None = None
-        self._epochs: OrderedDict[int, int] = OrderedDict()  # newest one of a notice, by the hash of its server's name
-        self._source = (0, 0)  # of the newest notice: hash of the server's name, epoch
+        self._epochs: OrderedDict[int, int] = OrderedDict()  # newest epoch of each server, by the hash of its name
+        self._source = (0, 0)  # of the newest notice: server (hash of the name), epoch
         self._heard = 0  # newest version that was announced, fetched or not
-        self._queue: deque[Model | _WantedVersion] = deque()  # in order: a body that is here, or a version to fetch
+        self._queue: deque[Model | _WantedVersion] = deque()  # in order: complete models, and versions to fetch
         self._fetching: _Fetching | None = None
         self._asked_newest = False
-        self._is_renewed = False  # the publisher began anew: a version that we know may name another model
-        self._steps: list[Step] = []  # of the call that is under way
+        self._is_renewed = False  # a known version may name another model, because its publisher restarted
+        self._steps: list[Step] = []  # steps of the present call
         self.refused: Counter[str] = Counter()
-        """Bodies that were refused, by code."""
+        """Number of rejected bodies, by code."""
         self.fetched_bytes = 0
-        """Of all chunks that came."""
+        """Number of bytes in all received chunks."""
 
-    def _taken(self) -> list[Step]:
+    def _take_steps(self) -> list[Step]:
         steps, self._steps = self._steps, []
         return steps
 
     def begin(self, now: float) -> list[Step]:
-        """Ask for the newest model, once."""
+        """Ask for the newest model, at the first call."""
         if not self._asked_newest:
             self._asked_newest = True
-            # In front of what was announced before: behind it, it would be taken for what is newer than that.
+            # In front of announced versions: behind them it would count as newer than those.
             self._queue.appendleft(_WantedVersion(0))
             self._advance(now)
-        return self._taken()
+        return self._take_steps()
 
     @property
     def heard(self) -> int:
-        """The newest version that was announced, fetched or not; 0: none."""
+        """Newest version that was announced, fetched or not; 0 before any."""
         return self._heard
 
     def announced(self, version: int, now: float) -> list[Step]:
-        """The server says what its newest version is: a notice may have been missed."""
+        """Record the newest version that a reply named, in case its notice was lost."""
         if version > self._heard:
             self._enqueue(_WantedVersion(version), version)
             self._advance(now)
-        return self._taken()
+        return self._take_steps()
 
     def noticed(self, notice: messages.Notice, payload: Any, now: float) -> list[Step]:
-        """A model was published; its body may be here already. After `is_anew`.
+        """Record a notice of a published model, with its body if it is small. Call `is_anew` before.
 
         Raises:
-            ProtocolError: the body is not the one that was announced.
+            ProtocolError: the body differs from the notice.
         """
         if notice.version <= self._heard:
             return []
@@ -162,11 +162,11 @@ class TopicFetcher:
             item = model_of(notice, b"" if payload is None else bytes(payload))
         self._enqueue(item, notice.version)
         self._advance(now)
-        return self._taken()
+        return self._take_steps()
 
     def _enqueue(self, item: Model | _WantedVersion, version: int) -> None:
-        """Put a version behind those that were heard of; who receives every one gets those in between too, as far as
-        the node still has them.
+        """Queue a version. If every version is wanted, queue the missed ones before it too, which the node may still
+        have.
         """
         if self._has_receivers() and self._heard:
             between = range(max(self._heard + 1, version - MAX_MISSED), version)
@@ -177,18 +177,20 @@ class TopicFetcher:
             self._queue.popleft()
 
     def is_anew(self, notice: messages.Notice, home: int, *, is_kept: bool = False) -> bool:
-        """Whether the notice shows that its publisher began anew and counts from 1: the epoch of its server is newer,
-        and its versions name other models. That another server has a newer epoch says nothing: it may only be younger.
+        """Return True if a notice shows that its publisher restarted and counts from 1.
+
+        That is so if the epoch of its server is newer and its versions name other models. A newer epoch of another
+        server means nothing: that server may only have started later.
 
         Args:
-            home: Hash of that server's name.
-            is_kept: The server keeps its models on disk: one that began anew goes on counting.
+            home: Hash of the server's name.
+            is_kept: True if the server keeps its models on disk and so goes on counting after a restart.
         """
         self._source = (home, notice.epoch)
         former, newest = self._epochs.get(home, 0), self._newest
-        # By size and not by equality: notices of two lives may come in any order, by several ways, and an epoch is the
-        # time at which a life began. If a clock was set back, the later life has the smaller epoch and is not seen
-        # here; HELLO compares for equality, and `renew` is called because of its answer.
+        # By size and not by equality: notices of two lives may come in any order, over several connections. An epoch
+        # is the start time of a life. If a clock was set back, the later life has the smaller epoch and is not detected
+        # here; HELLO compares for equality, and its answer leads to `renew`.
         if notice.epoch <= former:
             return False
         goes_back = newest is not None and notice.version <= newest.version and notice.checksum != newest.checksum
@@ -201,30 +203,30 @@ class TopicFetcher:
         return is_anew
 
     def renew(self) -> None:
-        """The publisher began anew: its versions may be lower than those we know, and count from here on."""
+        """Accept lower versions from now on, because the publisher restarted its numbering."""
         self._is_renewed = True
         self._forget_announced()
 
     def forget(self) -> None:
-        """Another run is counted: the model that is here belongs to the former one. Versions go on counting."""
+        """Forget the newest model, because another run began. Versions go on counting."""
         self._newest = None
         self._forget_announced()
 
     def _forget_announced(self) -> None:
         self._heard = 0
-        self._fetching = None  # its chunks belong to a version of before
+        self._fetching = None  # its chunks belong to a former version
         self._queue.clear()
 
     def is_coming(self, version: int) -> bool:
-        """Whether this version (0: any) is being fetched now, or waits for it; until `begin`, the newest waits."""
+        """Return True if this version (0: any) is queued or being fetched; before `begin`, always True."""
         if not self._asked_newest:
             return True
-        there = [*([self._fetching] if self._fetching else []), *self._queue]
-        return any(version in (0, item.version) or item.version == 0 for item in there)
+        coming = [*([self._fetching] if self._fetching else []), *self._queue]
+        return any(version in (0, item.version) or item.version == 0 for item in coming)
 
     @property
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Time at which `turn` has something to do."""
         fetching = self._fetching
         if fetching is None:
             return float("inf")
@@ -233,19 +235,19 @@ class TopicFetcher:
         return fetching.heard_at + STALL_TIMEOUT if self._queue else float("inf")
 
     def turn(self, now: float) -> list[Step]:
-        """Go on with a body whose pause is over, and give up one that stalls."""
+        """Continue a fetch after its pause, and give up one that stalls."""
         fetching = self._fetching
         if fetching is not None and fetching.open and self._queue and now >= fetching.heard_at + STALL_TIMEOUT:
-            self._fetching = None  # its server is away, perhaps; another one may have what came after it
+            self._fetching = None  # its server may be gone; another server may have newer versions
             self._advance(now)
         elif fetching is not None and not fetching.open and now >= fetching.resume_at:
-            self._ask(fetching, now)
-        return self._taken()
+            self._request(fetching, now)
+        return self._take_steps()
 
     # What is next
 
     def _advance(self, now: float) -> None:
-        """Deliver what is next in the queue, or fetch it."""
+        """Deliver or fetch the next versions of the queue."""
         while self._queue and self._fetching is None:
             if not self._has_receivers() and len(self._queue) > 1:
                 self._queue.popleft()  # only the newest counts
@@ -255,20 +257,20 @@ class TopicFetcher:
                 self._deliver(item)
             elif not self._is_here(item.version, item.checksum):
                 self._fetching = _Fetching(item.version, now)
-                self._ask(self._fetching, now)
+                self._request(self._fetching, now)
 
     def _is_here(self, version: int, checksum: int | None) -> bool:
-        """Whether this version need not be fetched: it is the newest one here, or a neighbour has it."""
+        """Return True if this version need not be fetched, because it is here or was found elsewhere."""
         newest = self._newest
         if newest is not None and not self._is_renewed and version <= newest.version:
-            return True  # what came after it is announced, also where the newest was asked for
+            return True  # a newer version will be announced
         if newest is not None and (version, checksum) == (newest.version, newest.checksum):
-            self._is_renewed = False  # published again, by a server that began anew
+            self._is_renewed = False  # published again by a restarted server
             return True
-        found = None if checksum is None else self._find(version, checksum)
-        if found is not None:
-            self._deliver(found)
-        return found is not None
+        elsewhere = None if checksum is None else self._find(version, checksum)
+        if elsewhere is not None:
+            self._deliver(elsewhere)
+        return elsewhere is not None
 
     def _deliver(self, model: Model) -> None:
         newest = self._newest
@@ -281,15 +283,15 @@ class TopicFetcher:
 
     # Chunks
 
-    def _ask(self, fetching: _Fetching, now: float) -> None:
-        """Ask for the first chunk, or for as many as may be on their way at once."""
+    def _request(self, fetching: _Fetching, now: float) -> None:
+        """Request the first chunk, or as many chunks as may be on their way at once."""
         assembly = fetching.assembly
         if assembly is None:
             fetching.open += 1
             self._steps.append(ChunkRequest(fetching.version, 0, self._limits.tuning.model_chunk, now, fetching))
             return
         if not fetching.open:
-            fetching.asked = assembly.offset  # again from here, should a node have sent less than it was asked for
+            fetching.asked = assembly.offset  # from here again, if a node sent less than requested
         end = min(assembly.size, assembly.offset + self._limits.tuning.model_window * fetching.stride)
         while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
@@ -297,12 +299,12 @@ class TopicFetcher:
             self._steps.append(ChunkRequest(assembly.version, offset, fetching.stride, now, fetching))
 
     def answered(self, request: ChunkRequest, answer: Answer, now: float) -> list[Step]:
-        """The answer to a request: a chunk, or why there is none."""
+        """Process the answer to a request: a chunk or an error."""
         fetching = request.fetching
         fetching.waited = now - request.asked_at
         fetching.window = self._window(fetching)
         if isinstance(answer, Closed) or self._fetching is not fetching:
-            return []  # or it was given up meanwhile
+            return []  # closed, or given up meanwhile
         fetching.open -= 1
         fetching.heard_at = now
         try:
@@ -312,39 +314,39 @@ class TopicFetcher:
                 self.refused[error.code] += 1
             self._give_up(fetching.version, now)
         else:
-            self._go_on(fetching, model, now)
+            self._continue(fetching, model, now)
         self._advance(now)
-        return self._taken()
+        return self._take_steps()
 
     def _window(self, fetching: _Fetching) -> int:
-        """Chunks that may be on their way, by how long the newest one took."""
+        """Return the number of chunks that may be on their way, from the time that the newest one took."""
         most = self._limits.tuning.model_window
-        if fetching.waited < ALONE:
+        if fetching.waited < ALONE_TIME:
             return most
-        return min(most, fetching.window + 1) if fetching.waited < QUICK else 1
+        return min(most, fetching.window + 1) if fetching.waited < QUICK_TIME else 1
 
     def _give_up(self, version: int, now: float) -> None:
-        """It is not there (any more), or damaged. The newest one is tried once instead; then the next announcement of
-        this version, or a newer one, fetches it.
+        """Give up a version that is missing or damaged, and try the newest one once instead. A later announcement
+        fetches this version, or a newer one.
         """
         self._fetching = None
         known = self._newest.version if self._newest and not self._is_renewed else 0
         self._heard = max([known, *(item.version for item in self._queue)])
         if version and not self._queue:
             self._fetching = _Fetching(0, now)
-            self._ask(self._fetching, now)
+            self._request(self._fetching, now)
 
-    def _go_on(self, fetching: _Fetching, model: Model | None, now: float) -> None:
+    def _continue(self, fetching: _Fetching, model: Model | None, now: float) -> None:
         if model is None and fetching.assembly is not None:
             if now >= fetching.resume_at:
-                self._ask(fetching, now)
+                self._request(fetching, now)
             return
         self._fetching = None
         if model is not None:
             self._deliver(model)
 
     def _assemble(self, fetching: _Fetching, answer: Answer) -> Model | None:
-        """Take a chunk; returns the model when it is whole, or here already (then there is no assembly)."""
+        """Add a chunk. Return the model once it is whole; None with no assembly if the model is here already."""
         if isinstance(answer, MemoireError):
             raise answer
         chunk = answer.body
@@ -353,12 +355,12 @@ class TopicFetcher:
         payload = b"" if answer.payload is None else memoryview(answer.payload)
         self.fetched_bytes += len(payload)
         if fetching.assembly is None:
-            self._heard = max(self._heard, chunk.version)  # the newest was asked for, and it is newer than expected
-            if chunk.epoch:  # its notice may come later, or never: its publisher may begin anew before
+            self._heard = max(self._heard, chunk.version)  # the newest was requested, and is newer than announced
+            if chunk.epoch:  # its notice may come later, or never if the publisher restarts before
                 self._source = (chunk.home, max(chunk.epoch, self._epochs.get(chunk.home, 0)))
                 self._epochs.setdefault(*self._source)
             if self._is_here(chunk.version, chunk.checksum):
-                return None  # not again, however large
+                return None  # do not fetch it again
             self._start(fetching, chunk, len(payload))
         assembly = fetching.assembly
         assert assembly is not None
@@ -367,8 +369,8 @@ class TopicFetcher:
         return assembly.add(chunk.offset, payload, answer.header.payload_checksum)
 
     def _start(self, fetching: _Fetching, chunk: messages.Chunk, stride: int) -> None:
-        """The first chunk says what is coming. Many clients hear of a model at once: if the chunk was long in coming,
-        each takes the rest a little later, at random.
+        """Begin the assembly with the first chunk, which has size and hash. Many clients hear of a model at once: if
+        the chunk took long, each client requests the rest after a random pause.
         """
         fetching.assembly = ModelAssembly(
             chunk.topic,
@@ -380,7 +382,7 @@ class TopicFetcher:
             early=4 * self._limits.tuning.model_window,
         )
         fetching.stride = fetching.asked = stride
-        if fetching.waited < ALONE:
+        if fetching.waited < ALONE_TIME:
             return
         spread = self._limits.tuning.model_spread * min(1.0, chunk.size / LARGE_BODY_BYTES)
         fetching.resume_at = fetching.heard_at + self._rng.uniform(0.0, spread)

@@ -1,11 +1,10 @@
-"""Where an inference node's weights come from: the models of one topic, of a server or proxy.
-
-What a node publishes: the socket that notices come by, and the requests for bodies of models.
+"""Sockets for a node's models: the subscription to its notices, and requests for bodies of models.
 
     node ──PUB──▶ SUB ──▶ Feed: whole and right? ──▶ its owner: NEWS, or a notice of a model ──▶ Topics
          ◀─ROUTER── channel ◀── Feed: FETCH ◀───────────────────────────────────────────────────────┘
 
-Belongs to the worker that owns its sockets; every method is called inside of it.
+`ModelLink` gets an inference node's weights: the models of one topic of a server or proxy. All objects belong to the
+worker that owns their sockets, and all methods are called inside of it.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from .topics import Topics, fetch_patience
 NOTICES_PER_TURN = 100
 
 Take = Callable[[Message, Sequence[Buffer]], None]
-"""Takes NEWS or a notice, with the frames that it came in. Raises ProtocolError where it is not what it says."""
+"""Function that takes NEWS or a notice with its frames. Raises ProtocolError if a body differs from its notice."""
 
 
 class Feed:
-    """The notices and models of one node; hears nothing before `open`.
+    """Notices and models of one node; receives nothing before `open`.
 
     Args:
-        channel: Requests to the same node.
+        channel: Channel for requests to the same node.
     """
 
     def __init__(self, doors: Poller, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None) -> None:
@@ -60,27 +59,28 @@ class Feed:
         self._socket: Socket | None = None
 
     def open(self, endpoint: str) -> None:
-        """Hear what is published at this address: NEWS from now on, notices of topics once these are subscribed to."""
+        """Subscribe to an address: to NEWS at once, to notices of topics by `subscribe`."""
         self.close()
-        made = sockets.subscriber(self._context, max(self._limits.tuning.request_bytes, MAX_INLINE))
-        link.dial(self._doors, made, endpoint, keys=self._keys)
-        made.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
-        self._socket = self._doors.add(made)
+        socket = sockets.subscriber(self._context, max(self._limits.tuning.request_bytes, MAX_INLINE))
+        link.dial(self._doors, socket, endpoint, keys=self._keys)
+        socket.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
+        self._socket = self._doors.add(socket)
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Close the socket of the subscription."""
         if self._socket is not None:
             self._doors.drop(self._socket)
         self._socket = None
 
     @property
     def is_open(self) -> bool:
-        """Whether NEWS are heard."""
+        """True if the feed is subscribed to NEWS."""
         return self._socket is not None
 
     def subscribe(self, prefix: bytes, is_wanted: bool) -> bool:
-        """Start or stop hearing of topics whose frame begins with this; False while there is no socket. As often as
-        one was started it has to be stopped.
+        """Subscribe to topics whose frame begins with a prefix, or unsubscribe. Return False without a socket.
+
+        Each subscription needs an unsubscription of its own.
         """
         if self._socket is None:
             return False
@@ -88,7 +88,7 @@ class Feed:
         return True
 
     def turn(self, ready: dict[object, int], take: Take, refuse: Callable[[str], None]) -> None:
-        """Hand over what came, and the codes of what is refused; the rest of a flood waits for the next turn."""
+        """Pass received messages to `take`, and codes of rejected ones to `refuse`; `NOTICES_PER_TURN` at most."""
         if self._socket is None or self._socket not in ready:
             return
         for _ in range(NOTICES_PER_TURN):
@@ -103,23 +103,23 @@ class Feed:
                 return
 
     def fetch(self, topic: str, version: int, offset: int, size: int, finish: Callable[[Answer], Any]) -> None:
-        """Ask for a stretch of a body; see `Topics`."""
+        """Request a part of a body; see `Topics`."""
         most = self._limits.tuning.request_bytes
-        asked = messages.Fetch(topic=topic, version=version, offset=offset, size=min(size or most, most))
-        self._channel.ask(asked, finish, patience=fetch_patience(self._limits))
+        request = messages.Fetch(topic=topic, version=version, offset=offset, size=min(size or most, most))
+        self._channel.ask(request, finish, patience=fetch_patience(self._limits))
 
 
 _log = logging.getLogger(__name__)
 
 HELLO_INTERVAL = 2.0
-"""Seconds between two HELLO messages: is it there, is it the same one, what is its newest version."""
+"""Seconds between two HELLO messages, which check that the node is the same and what its newest version is."""
 
 
 class ModelLink:
-    """The channel and the notices of one address. Belongs to the node's thread.
+    """Channel and feed of one address. Belongs to the node's thread.
 
     Args:
-        on_model: Gets each model that is complete.
+        on_model: Function that gets each complete model.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class ModelLink:
             worker.doors, context, endpoint, client=client, limits=limits, rng=random.Random(client), keys=keys
         )
         self._feed = Feed(worker.doors, self.channel, context=context, limits=limits, keys=keys)
-        self.topics = Topics(limits, self._feed.fetch, self._hear, worker.post, lambda model, _, __: on_model(model))
+        self.topics = Topics(
+            limits, self._feed.fetch, self._subscribe, worker.post, lambda model, _, __: on_model(model)
+        )
         self._hello = HelloSchedule()
         self._renewals = self._epoch = 0
         self._publish = ""
@@ -148,21 +150,21 @@ class ModelLink:
 
     @property
     def trouble(self) -> str:
-        """Why there may be no model, for people. From any thread; tries to connect, which takes 0.2 s at most."""
+        """Reason why there may be no model, as text. From any thread; a connection attempt takes up to 0.2 s."""
         denied = self.channel.denied_for_good
         return str(denied) if denied else f"{self._endpoint} has not answered. {self.channel.link.explain()}"
 
     @property
     def is_met(self) -> bool:
-        """Whether the address has answered since it was dialled."""
+        """True if the address has answered since the link was opened."""
         return self.channel.heard_at > 0.0
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time at which `turn` has something to do."""
         return min(self.channel.next_time(), self.topics.next_time(), self._hello.next_time())
 
     def turn(self, ready: dict[object, int]) -> None:
-        """Take what came, ask for what is due."""
+        """Process received messages, and send due requests."""
         now = time.monotonic()
         self.channel.turn(ready)
         if self.channel.renewals != self._renewals:
@@ -175,31 +177,31 @@ class ModelLink:
         self.topics.turn()
 
     def close(self) -> None:
-        """End every open request."""
+        """Close the channel and the topics; open requests fail with Closed."""
         self.channel.close(Closed("this inference node"))
         self.topics.close()
 
-    def _hear(self, topic: str, is_wanted: bool) -> bool:
+    def _subscribe(self, topic: str, is_wanted: bool) -> bool:
         return self._feed.subscribe(topic_frame(topic), is_wanted)
 
     def _welcomed(self, answer: Answer) -> None:
         self._hello.answered()
         try:
-            header, told = welcome_of(answer, self._endpoint)
+            header, welcome = welcome_of(answer, self._endpoint)
         except MemoireError as error:
             if not isinstance(error, Closed):
                 _log.warning("inference node %s: %s", self._name, error)
             return
-        self.channel.learned(header, told)
-        publish = seen_from(self.channel.link.address, told.endpoints.publish) if told.endpoints.publish else ""
+        self.channel.learned(header, welcome)
+        publish = seen_from(self.channel.link.address, welcome.endpoints.publish) if welcome.endpoints.publish else ""
         if publish and (not self._feed.is_open or publish != self._publish):
             self._publish = publish
             self._feed.open(publish)
             self.topics.opened()
-        if self._epoch and told.epoch != self._epoch:
+        if self._epoch and welcome.epoch != self._epoch:
             self.topics.restarted()
-        self._epoch = told.epoch
-        self.topics.announced(told.models)
+        self._epoch = welcome.epoch
+        self.topics.announced(welcome.models)
 
     def _take_notice(self, message: Message, _: Sequence[Buffer]) -> None:
         if isinstance(message.body, messages.Notice):

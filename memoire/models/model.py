@@ -1,13 +1,10 @@
-"""The newest models of each topic, and how a body comes together from chunks. Pure: no socket.
+"""Published models: newest versions by topic, assembly from chunks, and notices. Pure: time is passed in, no socket.
 
-A model is what a learner publishes: bytes (or text) under a topic, with a version that never goes back. Nodes keep
-the newest few of each topic; who comes late asks for the newest.
+A model is bytes (or text) that a learner publishes under a topic, with a version that never goes back. Nodes keep the
+newest few models of each topic; a late client asks for the newest.
 
-Notices of models: what they say, and to whom and when each is said again.
-
-A model is announced once when it is published, with its body where that is small. Who was not there yet, or whose
-notice or subscription was lost on the way, hears of it from the repetitions, which carry no body: whoever has the
-version already ignores them. Pure: time is passed in.
+A model is announced once when it is published, with its body if that is small. Repeated notices, without body, reach
+clients that connected later, or that lost a notice or their subscription. Clients that have the version ignore them.
 """
 
 from __future__ import annotations
@@ -28,37 +25,37 @@ TOPIC_BYTES = 255
 MAX_TOPICS = 256
 MAX_VERSIONS = 256
 SMALL_BYTES = 1 << 22
-"""Bytes of a topic's versions that are kept beyond the newest few: short messages can be fetched by who missed them."""
+"""Bytes of a topic's versions that are kept beyond the newest few, so that short messages can be fetched later."""
 LEASE = 10.0
-"""Seconds for which a version that somebody fetches is kept, however many newer ones come: where models are published
-faster than a slow client can fetch one, it would never hold a whole one otherwise.
+"""Seconds for which a version is kept after a client fetched a chunk of it, however many newer ones come. Otherwise a
+slow client could never complete a model where models are published faster than it fetches.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One version of a topic: immutable, so that it may be shared between threads and sent without a copy."""
+    """One version of a topic: immutable, so that threads may share it and sockets send it without a copy."""
 
     topic: str
     version: int
     body: bytes = field(repr=False)
     is_text: bool
     checksum: int = field(repr=False)
-    """XXH3 of the body, computed where it is published and compared wherever it is taken in."""
+    """XXH3 of the body, computed by the publisher and compared by each receiver."""
 
     @property
     def value(self) -> bytes | str:
-        """What was published, in the type in which it was."""
+        """Published content in its type, bytes or str."""
         return self.body.decode() if self.is_text else self.body
 
     @property
     def size(self) -> int:
-        """Bytes of the body."""
+        """Number of bytes in the body."""
         return len(self.body)
 
 
 class StaleVersion(MemoireError, ValueError):
-    """A model was published under a version that its topic has passed."""
+    """Model version that is not newer than the topic's newest one."""
 
     def __init__(self, topic: str, version: int, newest: int) -> None:
         super().__init__(topic, version, newest)
@@ -66,13 +63,13 @@ class StaleVersion(MemoireError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"version {self.version} of topic {self.topic!r} cannot be published: {self.newest} is out already, and "
-            f"versions never go back. Publish it again without a version: it gets the next one."
+            f"version {self.version} of topic {self.topic!r} cannot be published: version {self.newest} is published "
+            f"already, and versions never go back. Publish without a version to get the next one."
         )
 
 
 def check_topic(topic: str) -> str:
-    """`topic` itself when it may be one: text of 1 to 255 bytes without control characters."""
+    """Return a valid topic: text of 1 to 255 bytes without control characters. Raise WrongType or ParameterError."""
     if not isinstance(topic, str):
         raise WrongType("topic", "a str", type(topic).__name__)
     if not 0 < len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES or not is_name(topic, TOPIC_BYTES):
@@ -81,7 +78,7 @@ def check_topic(topic: str) -> str:
 
 
 def make(topic: str, content: bytes | bytearray | memoryview | str, version: int) -> Model:
-    """A model of this content; bytes-like content is copied unless it is `bytes`."""
+    """Return a model with this content; bytes-like content is copied unless it is `bytes`."""
     is_text = isinstance(content, str)
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
         raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
@@ -90,93 +87,89 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
 
 
 def model_of(notice: messages.Notice, body: bytes) -> Model:
-    """The model of a notice that carries its body.
+    """Return the model of a notice that carries its body.
 
     Raises:
-        ProtocolError: it has another size or checksum than the notice says.
+        ProtocolError: size or checksum of the body differ from the notice.
     """
     if len(body) != notice.size or _bytes.checksum(body) != notice.checksum:
-        raise ProtocolError(
-            "payload", f"the body of {notice.topic!r} version {notice.version} is not the announced one"
-        )
+        raise ProtocolError("payload", f"the body of {notice.topic!r} version {notice.version} differs from its notice")
     if notice.text:
         check_text(body, notice.topic, notice.version)
     return Model(notice.topic, notice.version, body, notice.text, notice.checksum)
 
 
 class ModelStore:
-    """The newest few models of each topic, within a number of bytes; more while they are small or being fetched.
+    """Newest few models of each topic, within a number of bytes; more while they are small or being fetched.
 
     Not thread-safe: the owner locks.
 
     Args:
-        byte_limit: Bytes over all topics; the newest of each stays, whatever it weighs.
+        byte_limit: Bytes over all topics; the newest model of each topic is kept whatever its size.
         keep: Versions of a topic that are kept at least, within the bytes.
-        clock: Seconds, of any beginning.
+        clock: Function that returns monotonic seconds.
     """
 
     def __init__(self, byte_limit: int, *, keep: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics: dict[str, dict[int, Model]] = {}  # versions ascend
-        self._passed: dict[str, int] = {}  # newest versions that former runs had
-        self._numbered: dict[str, Model] = {}  # newest that got a version and is not put in yet
-        self._leases: dict[tuple[str, int], float] = {}  # until when somebody fetches this version
+        self._passed: dict[str, int] = {}  # newest versions of former runs
+        self._numbered: dict[str, Model] = {}  # newest models that have a version and are not stored yet
+        self._leases: dict[tuple[str, int], float] = {}  # ends of the leases of versions that clients fetch
         self._byte_limit = byte_limit
         self._keep = keep
         self._clock = clock
         self.bytes = 0
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
-        """Store a new version (0: the next one); returns it.
+        """Store a new version (0: the next one), and return its model.
 
         Raises:
             StaleVersion: the topic has this version or a newer one.
-            ParameterError: the topic is malformed, or one too many.
+            ParameterError: the topic is malformed, or there are too many topics.
         """
         return self.add(make(topic, content, 0), version)
 
-    def add(self, made: Model, version: int = 0) -> Model:
-        """`publish` of a model that was made (and summed up) before, perhaps outside of the owner's lock."""
-        model = self.number(made, version)
-        self.put(model)
-        return model
+    def add(self, model: Model, version: int = 0) -> Model:
+        """Store a model that `make` returned, perhaps outside of the owner's lock. Like `publish`."""
+        numbered = self.number(model, version)
+        self.put(numbered)
+        return numbered
 
-    def number(self, made: Model, version: int = 0) -> Model:
-        """The model with its version, which is nobody else's from now on; it is here once it is `put` in.
+    def number(self, model: Model, version: int = 0) -> Model:
+        """Return the model with its version, which is reserved from now on; `put` stores the model.
 
         Raises:
             StaleVersion, ParameterError: as `publish`.
         """
-        newest = max(self.version(check_topic(made.topic)), self._passed.get(made.topic, 0))
-        if made.topic in self._numbered:
-            newest = max(newest, self._numbered[made.topic].version)
+        newest = max(self.version(check_topic(model.topic)), self._passed.get(model.topic, 0))
+        if model.topic in self._numbered:
+            newest = max(newest, self._numbered[model.topic].version)
         if version and version <= newest:
-            raise StaleVersion(made.topic, version, newest)
+            raise StaleVersion(model.topic, version, newest)
         known = self._topics.keys() | self._numbered.keys()
-        if made.topic not in known and len(known) >= MAX_TOPICS:
-            raise ParameterError(
-                "topic", made.topic, f"none but the {MAX_TOPICS} that a node keeps: it is one too many"
-            )
-        model = self._numbered[made.topic] = replace(made, version=version or newest + 1)
-        return model
+        if model.topic not in known and len(known) >= MAX_TOPICS:
+            raise ParameterError("topic", model.topic, f"a known topic: a node keeps at most {MAX_TOPICS} topics")
+        numbered = self._numbered[model.topic] = replace(model, version=version or newest + 1)
+        return numbered
 
     @property
     def numbered_bytes(self) -> int:
-        """Bytes of models that have a version and are not put in yet. From any thread."""
+        """Bytes of models that have a version and are not stored yet. From any thread."""
         return sum(model.size for model in list(self._numbered.values()))
 
     def bytes_beside(self, topic: str) -> int:
-        """Bytes of the newest models of all other topics, which stay whatever is published."""
+        """Return the bytes of the newest models of all other topics, which are kept whatever is published."""
         newest = {known: next(reversed(versions.values())) for known, versions in self._topics.items()}
         return sum(model.size for known, model in (newest | self._numbered).items() if known != topic)
 
     def is_numbered(self, topic: str, version: int, checksum: int) -> bool:
-        """Whether exactly this version is here, or about to be."""
+        """Return True if exactly this version is stored, or has its version and is not stored yet."""
         known = (self.get(topic, version), self._numbered.get(topic))
         return any(model is not None and (model.version, model.checksum) == (version, checksum) for model in known)
 
     def put(self, model: Model) -> bool:
-        """Store a model that was published elsewhere; returns True. If there is one of its topic here that is as new
-        or newer, nothing is stored, and False is returned.
+        """Store a model. Return False, and store nothing, if the topic has this version or a newer one, or if there are
+        too many topics.
         """
         if self._numbered.get(model.topic) is model:
             del self._numbered[model.topic]
@@ -194,7 +187,7 @@ class ModelStore:
         return True
 
     def _thin(self, topic: str, versions: dict[int, Model]) -> None:
-        """Drop the topic's versions beyond those that are kept, but for those that somebody fetches now."""
+        """Drop versions of the topic beyond the kept ones, except those that clients fetch."""
         size = self._topic_bytes(topic)
         for version in list(versions)[:-1]:
             if len(versions) <= self._keep or (size <= SMALL_BYTES and len(versions) <= MAX_VERSIONS):
@@ -211,7 +204,7 @@ class ModelStore:
         return self._leases.get((topic, version), 0.0) > self._clock()
 
     def _shrink(self) -> None:
-        """Keep to the bytes: the oldest of the largest topic goes first, one that is being fetched only at the end."""
+        """Keep to the byte limit: drop old versions of the largest topic first, and leased ones last."""
         while self.bytes > self._byte_limit:
             older = [(topic, version) for topic, versions in self._topics.items() for version in list(versions)[:-1]]
             if not older:
@@ -224,19 +217,19 @@ class ModelStore:
         return sum(model.size for model in self._topics[topic].values())
 
     def newest(self, topic: str) -> Model | None:
-        """The topic's newest model, when it has one."""
+        """Return the topic's newest model; None if it has no models."""
         versions = self._topics.get(topic)
         return versions[next(reversed(versions))] if versions else None
 
     def get(self, topic: str, version: int) -> Model | None:
-        """The version asked for, or the newest where `version` is 0; None when it is not (or no longer) here."""
+        """Return this version, or the newest if `version` is 0; None if the store does not hold it."""
         return self._topics.get(topic, {}).get(version) if version else self.newest(topic)
 
     def serve(self, topic: str, version: int, chunk: int = 0) -> Model | None:
-        """`get` for somebody who fetches it chunk by chunk: it stays until nobody asked for `LEASE` seconds.
+        """Return a model as `get` does, to a client that fetches it in chunks. The version is kept for `LEASE` seconds.
 
         Args:
-            chunk: Bytes of one chunk: a body that fits is given as a whole, and need not stay.
+            chunk: Bytes of one chunk: a body that fits is sent at once, and needs no lease.
         """
         model = self.get(topic, version)
         if model is not None and model.size > chunk:
@@ -244,16 +237,16 @@ class ModelStore:
         return model
 
     def version(self, topic: str) -> int:
-        """Newest version of the topic, or where this run has none, of a former one; 0 when there is none."""
+        """Return the topic's newest version; without models in this run that of a former run; 0 if there is none."""
         versions = self._topics.get(topic)
         return next(reversed(versions)) if versions else self._passed.get(topic, 0)
 
     def versions(self) -> dict[str, int]:
-        """Newest version of each topic."""
+        """Return the newest version of each topic."""
         return {topic: next(reversed(versions)) for topic, versions in self._topics.items()}
 
     def forget(self, topic: str) -> None:
-        """Drop a topic with all its versions: its publisher began anew and counts from 1."""
+        """Drop a topic with all its versions, because its publisher restarted and counts from 1."""
         self._passed.pop(topic, None)
         self._numbered.pop(topic, None)
         for version in list(self._topics.get(topic, {})):
@@ -261,7 +254,7 @@ class ModelStore:
         self._topics.pop(topic, None)
 
     def renew(self) -> None:
-        """Begin a new run: nothing is here, and versions go on counting, so that they go back for nobody."""
+        """Begin a new run: drop all models; versions go on counting, so that no client sees them go back."""
         newest = self.versions() | {topic: model.version for topic, model in self._numbered.items()}
         if len(self._passed) >= MAX_TOPICS:
             self._passed = {topic: self._passed.get(topic, 0) for topic in newest}
@@ -273,8 +266,8 @@ class ModelStore:
         self.bytes = 0
 
     def go_on_from(self, versions: Mapping[str, int]) -> None:
-        """Number what is published from here on above these versions: entries that were made by those models may be
-        here, and clients may hold them.
+        """Number further models above these versions: clients may hold those models, and stored entries may be made by
+        them.
         """
         for topic, version in versions.items():
             if topic in self._passed or len(self._passed) < MAX_TOPICS:
@@ -284,7 +277,7 @@ class ModelStore:
         return (model for versions in self._topics.values() for model in versions.values())
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the count of bytes or the order of versions is wrong."""
+        """Raise AssertionError if the count of bytes or the order of versions is wrong."""
         assert self.bytes == sum(model.size for model in self)
         for topic, versions in self._topics.items():
             assert versions and list(versions) == sorted(versions)
@@ -298,14 +291,14 @@ class ModelStore:
 
 
 class ModelAssembly:
-    """A body on its way, chunk by chunk; checked against its size and its XXH3 before anybody sees it.
+    """Assembly of a body from chunks, checked against its size and its XXH3 before it is handed out.
 
-    A body is handed out without another copy: it is in memory once. One that came in a single chunk is read once:
-    copied and summed in the same pass.
+    The body is handed out without another copy. A body in a single chunk is read once: copied and summed in the same
+    pass.
 
     Args:
         checksum: XXH3 of the body.
-        early: Chunks that are kept at most until the one before them has come.
+        early: Largest number of chunks that are kept before the chunk that precedes them.
     """
 
     def __init__(
@@ -321,31 +314,31 @@ class ModelAssembly:
     ) -> None:
         if not 0 <= size <= byte_limit:
             raise ProtocolError(
-                "too_large", f"model {topic!r} version {version} has {size} bytes, allowed are {byte_limit}"
+                "too_large", f"model {topic!r} version {version} has {size} bytes; the limit is {byte_limit}"
             )
         self.topic, self.version, self.size = topic, version, size
         self.checksum, self._is_text = checksum, is_text
-        # Grown as chunks come, never reserved by what a notice claims. A BytesIO gives its bytes away uncopied.
+        # Grown as chunks come, never reserved by the size in a notice. A BytesIO returns its bytes without a copy.
         self._body = io.BytesIO()
         self._most_early = early
         self._early: dict[int, bytes] = {}
         self.offset = 0
-        """Where the next chunk begins: all before it is here."""
+        """Start of the next chunk: all bytes before it were received."""
 
     def add(self, offset: int, chunk: bytes | memoryview, checksum: int | None = None) -> Model | None:
-        """Take a chunk; a repeated one is ignored. Returns the model when it is whole.
+        """Add a chunk. Return the model once it is whole; ignore a repeated chunk.
 
         Args:
-            checksum: XXH3 of the chunk, as its message says; None: it was compared before.
+            checksum: XXH3 of the chunk in its message; None if it was compared before.
 
         Raises:
-            ProtocolError: the chunk changed on its way, leaves a gap or goes beyond the end, or the whole has another
+            ProtocolError: the chunk changed on its way, leaves a gap or exceeds the end, or the body has another
                 checksum.
         """
         if offset < self.offset:
             return None
         if offset + len(chunk) > self.size or (offset > self.offset and len(self._early) >= self._most_early):
-            detail = f"chunk {offset}+{len(chunk)} does not follow {self.offset} of {self.size} bytes"
+            detail = f"chunk {offset}+{len(chunk)} does not follow the first {self.offset} of {self.size} bytes"
             raise ProtocolError("index", detail)
         if not len(chunk) and self.size:
             raise ProtocolError("index", f"an empty chunk at {offset} of {self.size} bytes")
@@ -367,12 +360,12 @@ class ModelAssembly:
         return self._finish(body, _bytes.checksum(body))
 
     def _take_whole(self, chunk: bytes | memoryview, checksum: int | None) -> Model:
-        """The body in one chunk."""
-        body, found = _bytes.copied(chunk)
+        """Return the model of a body in one chunk."""
+        body, computed = _bytes.copied(chunk)
         if checksum is not None:
-            compare_checksum(found, checksum)
+            compare_checksum(computed, checksum)
         self.offset = self.size
-        return self._finish(body, found)
+        return self._finish(body, computed)
 
     def _append(self, chunk: bytes | memoryview) -> None:
         self._body.write(chunk)
@@ -389,29 +382,29 @@ class ModelAssembly:
 
 
 def check_text(body: bytes, topic: str, version: int) -> None:
-    """Raise ProtocolError (code "value") unless a body that says it is text is UTF-8."""
+    """Raise ProtocolError (code "value") if the body of a text model is not UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("value", f"model {topic!r} version {version} says it is text and is not UTF-8") from error
+        raise ProtocolError("value", f"text of model {topic!r} version {version} is not UTF-8") from error
 
 
-def stretch_of(asked: messages.Fetch, limits: Limits) -> int:
-    """Bytes of a body that are handed out at most to who asks so."""
-    return min(asked.size or limits.tuning.model_chunk, limits.tuning.model_chunk)
+def stretch_of(request: messages.Fetch, limits: Limits) -> int:
+    """Return the largest number of bytes in the answer to a request for a chunk."""
+    return min(request.size or limits.tuning.model_chunk, limits.tuning.model_chunk)
 
 
 def chunk_of(
     model: Model | None, body: messages.Fetch, limits: Limits, *, home: int = 0, epoch: int = 0
 ) -> tuple[messages.Chunk, memoryview | None]:
-    """The stretch of a model that was asked for, with its bytes; `home` and `epoch` are those of its notice.
+    """Return the part of a model that `body` requests, and its bytes; `home` and `epoch` are those of its notice.
 
     Raises:
-        ProtocolError: (code "missing") there is no such model here, or no such stretch in it.
+        ProtocolError: (code "missing") there is no such model, or the offset is beyond its end.
     """
     if model is None:
         what = f"version {body.version}" if body.version else "model"
-        raise ProtocolError("missing", f"no {what} of topic {body.topic!r} is here")
+        raise ProtocolError("missing", f"this node has no {what} of topic {body.topic!r}")
     if body.offset > model.size:
         raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
     end = body.offset + stretch_of(body, limits)
@@ -429,26 +422,26 @@ def chunk_of(
 
 
 def known_checksum(chunk: messages.Chunk, payload: memoryview | None) -> dict[str, int]:
-    """The header's field that says the checksum of a chunk, if it is known without reading the payload once more."""
+    """Return the header's field with the checksum of a whole body, which needs no second pass; {} for a part."""
     is_whole = payload is not None and len(payload) == chunk.size
     return {"payload_checksum": chunk.checksum} if is_whole else {}
 
 
 MAX_INLINE = Limits().tuning.request_bytes // 2
-"""Bytes of a body that a notice may have: a publisher cannot know what its subscribers take, and all take this."""
+"""Largest body in a notice, in bytes: a publisher does not know the limits of its subscribers, and all accept this."""
 REPEAT_INTERVAL = 5.0
 """Seconds between two notices of the newest model of each topic."""
 GATHER_INTERVAL = 0.05
-"""Seconds for which subscriptions are gathered before their topics are announced again: a notice goes to everybody, so
-one for each of a thousand actors that join would be a million.
+"""Seconds for which subscriptions are gathered before their topics are announced again. A notice goes to every client,
+so that a notice for each of a thousand joining actors would make a million messages.
 """
 
 
 class Notices:
-    """Which models are to be announced again, and when. Belongs to the thread that publishes.
+    """Schedule of repeated notices. Belongs to the thread that publishes.
 
     Args:
-        now: time.monotonic().
+        now: Present time of time.monotonic().
     """
 
     def __init__(self, now: float) -> None:
@@ -457,33 +450,33 @@ class Notices:
         self._asked_at = float("inf")
 
     def subscribed(self, subscriptions: Iterable[bytes], models: ModelStore, now: float) -> None:
-        """Peers subscribed to this; an empty subscription is to everything."""
+        """Record subscriptions of peers; an empty subscription is for all topics."""
         known = {b"", *(topic_frame(topic) for topic in models.versions())}
-        self._asked.update(known.intersection(subscriptions))  # a stranger's topics are not kept
+        self._asked.update(known.intersection(subscriptions))  # unknown topics are not kept
         if self._asked:
             self._asked_at = min(self._asked_at, now + GATHER_INTERVAL)
 
     def next_time(self) -> float:
-        """When `due` has something."""
+        """Return the time at which `due` returns something."""
         return min(self._all_at, self._asked_at)
 
     def due(self, models: ModelStore, now: float) -> list[Model]:
-        """The models to announce again now."""
+        """Return the models to announce again now."""
         if now >= self._all_at:
-            self._all_at, asked = now + REPEAT_INTERVAL, {b""}
+            self._all_at, topics = now + REPEAT_INTERVAL, {b""}
         elif now >= self._asked_at:
-            asked = self._asked
+            topics = self._asked
         else:
             return []
         self._asked, self._asked_at = set(), float("inf")
-        return newest_of(models, asked)
+        return newest_of(models, topics)
 
 
 def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: int, again: bool = False) -> list[Any]:
-    """Frames that tell subscribers of a model; a small body is in them, unless the notice is repeated.
+    """Return the frames of a model's notice; a small body is in them, unless the notice is repeated.
 
     Args:
-        home, epoch: Hash of the name of the server that it was published at, and its epoch.
+        home, epoch: Server of the publication: hash of its name, and its epoch.
         run: Hash of the run's name: clients of another run ignore the notice.
     """
     body = messages.Notice(
@@ -499,10 +492,10 @@ def notice_of(model: Model, limits: Limits, *, home: int = 0, epoch: int, run: i
 
 
 def newest_of(models: ModelStore, subscriptions: Iterable[bytes]) -> list[Model]:
-    """The newest model of each topic that was subscribed to; an empty subscription is to all of them."""
-    asked = set(subscriptions)
+    """Return the newest model of each subscribed topic; an empty subscription is for all topics."""
+    topics = set(subscriptions)
     return [
         model
         for topic in models.versions()
-        if (b"" in asked or topic_frame(topic) in asked) and (model := models.newest(topic)) is not None
+        if (b"" in topics or topic_frame(topic) in topics) and (model := models.newest(topic)) is not None
     ]

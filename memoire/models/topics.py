@@ -1,14 +1,12 @@
-"""The models of all topics that a client or proxy follows.
+"""Models of all topics that a client or proxy follows, and the threads that wait for them.
 
     notices, answers ──▶ Topics ──▶ TopicFetcher of the topic    which version is fetched, in which chunks
                            │            SubscriptionWatch        whether notices still come
-                           └ is a ReceivedModels                 the newest ones, and who waits for them
+                           └ is a ReceivedModels                 newest models, and waiting receivers
 
-No socket: it is told of notices and answers, and asks through the functions it was made with.
-
-A version that a reply named, and that no notice did, shows that notices of a topic do not come (`SubscriptionWatch`).
-
-The models that are here, and the threads that wait for them. Only this waits; what to fetch is decided elsewhere.
+No socket: the owner passes notices and answers in, and `Topics` sends requests through functions that the owner gave.
+`ReceivedModels` alone waits; what to fetch is decided elsewhere. If a reply names a version that no notice named,
+notices of the topic are lost (`SubscriptionWatch`).
 """
 
 from __future__ import annotations
@@ -30,21 +28,21 @@ from .fetching import ChunkRequest, CompleteModel, Step, TopicFetcher
 from .model import MAX_TOPICS, Model
 
 MAX_WAITING_MODELS = 64
-"""Models that wait for one subscription; the oldest are skipped beyond."""
+"""Models that wait for one subscription; beyond, the oldest are skipped."""
 MAX_WAITING_BYTES = 1 << 28
 
 
 class Subscription:
-    """Models of a topic that one receiver has not taken yet; belongs to its `ReceivedModels`."""
+    """Models of a topic that one receiver has not taken yet. Belongs to its `ReceivedModels`."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.models: deque[Model] = deque()
         self.skipped = 0
-        self.newest = 0  # version of the newest model that was put in or skipped
+        self.newest = 0  # version of the newest model that was added or skipped
 
     def put(self, model: Model) -> None:
-        """Add a model; what was published in between and did not come is counted as skipped."""
+        """Add a model. Versions since the one before count as skipped."""
         if self.newest > 0 and model.version > self.newest + 1:
             self.skipped += model.version - self.newest - 1
         self.newest = model.version
@@ -57,34 +55,32 @@ class Subscription:
 
 
 class ReceivedModels:
-    """The newest model of each followed topic, and models that receivers have not yet taken. Thread-safe."""
+    """Newest model of each followed topic, and models that receivers have not taken yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = _core.Condition()
-        """Guards everything here, and tells who waits."""
+        """Lock of all attributes, and the condition that waiting threads wait for."""
         self._newest: dict[str, Model] = {}
-        self._subscriptions: dict[str, list[Subscription]] = {}  # of each topic that is followed
+        self._subscriptions: dict[str, list[Subscription]] = {}  # by followed topic
         self.named: tuple[str, ...] = ()
-        """Topics that the server has named last, for errors."""
+        """Topics in the server's newest reply, for errors."""
 
     def follow(self, name: str) -> bool:
-        """Follow a topic from now on; False if it was followed before.
+        """Follow a topic. Return False if it was followed before.
 
         Raises:
-            ParameterError: too many are followed.
+            ParameterError: too many topics are followed.
         """
         with self._changed.held():
             if name in self._subscriptions:
                 return False
             if len(self._subscriptions) >= MAX_TOPICS:
-                raise ParameterError(
-                    "topic", name, f"none but the {MAX_TOPICS} that a client follows: it is one too many"
-                )
+                raise ParameterError("topic", name, f"a followed topic: a client follows at most {MAX_TOPICS} topics")
             self._subscriptions[name] = []
             return True
 
     def subscribe(self, name: str) -> Subscription:
-        """A new receiver of a topic that is followed; begins with the newest model, if there is one."""
+        """Return a new receiver of a followed topic, which begins with the newest model if there is one."""
         subscription = Subscription(name)
         with self._changed.held():
             self._subscriptions[name].append(subscription)
@@ -93,31 +89,31 @@ class ReceivedModels:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a receiver."""
+        """Remove a receiver of a topic."""
         with self._changed.held():
             subscriptions = self._subscriptions.get(subscription.topic, [])
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
 
     def has_receivers(self, name: str) -> bool:
-        """Whether anybody wants every model of this topic, and not only the newest."""
+        """Return True if a receiver wants every model of this topic, not only the newest."""
         return bool(self._subscriptions.get(name))
 
     def newest(self, name: str) -> Model | None:
-        """The newest model that is here."""
+        """Return the newest model of a topic; None before the first."""
         with self._changed.held():
             return self._newest.get(name)
 
     def versions(self) -> dict[str, int]:
-        """Version of the newest model of each topic that has one."""
+        """Return the version of the newest model of each topic that has one."""
         with self._changed.held():
             return {name: self._newest[name].version for name in self._subscriptions if name in self._newest}
 
     def put(self, name: str, model: Model, *, is_renewed: bool) -> None:
-        """A model has come, and is the newest one; wakes who waits.
+        """Store the newest model of a topic, and wake waiting threads.
 
         Args:
-            is_renewed: Its publisher began anew: a version that was put before may name another model.
+            is_renewed: True if the publisher restarted its numbering, so that a former version may name another model.
         """
         with self._changed.held():
             self._newest[name] = model
@@ -127,7 +123,7 @@ class ReceivedModels:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Forget all models: another run is counted."""
+        """Forget all models, because another run began."""
         with self._changed.held():
             self._newest.clear()
             for subscriptions in self._subscriptions.values():
@@ -135,44 +131,44 @@ class ReceivedModels:
                     subscription.models.clear()
 
     def close(self) -> None:
-        """Wake up whoever waits."""
+        """Wake all threads that wait for a model."""
         with self._changed.held():
             self._changed.notify_all()
 
     # Waiting
 
     def wait(self, name: str, after: int, seconds: float, check: Callable[[], None], endpoint: str) -> Model:
-        """The newest model as soon as its version is above `after`.
+        """Return the newest model as soon as its version is above `after`.
 
         Args:
-            check: Called before each wait; raises when waiting is over.
-            endpoint: Whose models these are, for errors.
+            check: Function that is called before each wait, and raises to end the wait.
+            endpoint: Address of the server, for errors.
 
         Raises:
-            MemoireTimeout: none came in time.
+            MemoireTimeout: no such model came in time.
         """
 
-        def found() -> Model | None:
+        def find() -> Model | None:
             newest = self._newest.get(name)
             return newest if newest is not None and newest.version > after else None
 
         what = f"model of topic {name!r}" + (f" newer than version {after}" if after else "")
-        return self._wait_for(found, seconds, check, what, endpoint, name)
+        return self._wait_for(find, seconds, check, what, endpoint, name)
 
     def receive(
         self, subscription: Subscription, seconds: float | None, check: Callable[[], None], endpoint: str
     ) -> Model:
-        """The next model of a receiver; None waits without an end. See `wait`."""
+        """Return the next model of a receiver; `seconds` None waits without a limit. See `wait`."""
 
-        def found() -> Model | None:
+        def find() -> Model | None:
             return subscription.models.popleft() if subscription.models else None
 
         topic = subscription.topic
-        return self._wait_for(found, seconds, check, f"message on topic {topic!r}", endpoint, topic)
+        return self._wait_for(find, seconds, check, f"message on topic {topic!r}", endpoint, topic)
 
     def _wait_for(
         self,
-        found: Callable[[], Model | None],
+        find: Callable[[], Model | None],
         seconds: float | None,
         check: Callable[[], None],
         what: str,
@@ -183,61 +179,61 @@ class ReceivedModels:
         with self._changed.held():
             while True:
                 check()
-                model = found()
+                model = find()
                 if model is not None:
                     return model
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise MemoireTimeout(what, endpoint, seconds or 0.0, self._advice(name))
-                self._changed.wait(min(left, 3600.0))
+                self._changed.wait(min(remaining, 3600.0))
 
     def _advice(self, name: str) -> str:
-        """Why nothing of a topic may have come."""
+        """Return the possible reasons why a topic has no newer model."""
         if name in self.named:
-            return "The server has published no newer one, or cannot be reached: see client.stats().silent."
+            return "The server has published no newer model, or cannot be reached: see client.stats().silent."
         guess = hint(name, self.named)
-        there = f"It has models of {', '.join(map(repr, self.named))}{guess}, or" if self.named else "Or"
-        return f"Nobody published this topic there yet. {there} it cannot be reached: see client.stats().silent."
+        others = f" It has models of {', '.join(map(repr, self.named))}{guess}." if self.named else ""
+        return f"The server has no model of this topic, or cannot be reached: see client.stats().silent.{others}"
 
 
 Fetch: TypeAlias = Callable[[str, int, int, int, Callable[[Answer], None]], None]
 
 
 UNHEARD_TIMEOUT = 12.0
-"""Seconds after which a version that a reply named, and no notice did, shows that the subscription was lost: notices
-are repeated more often.
+"""Seconds after a reply named a version that no notice named, until the subscription counts as lost. Notices are
+repeated more often.
 """
 
 
 class SubscriptionWatch:
-    """Watches over the subscription of one topic."""
+    """Detector of a lost subscription to one topic's notices."""
 
     def __init__(self) -> None:
-        self._noticed = 0  # newest version that a notice named
-        self._named: tuple[int, float] | None = None  # a version that a reply named before any notice, and when
+        self._noticed = 0  # newest version in a notice
+        self._named: tuple[int, float] | None = None  # version in a reply but in no notice, and its time
 
     def named(self, version: int, now: float) -> None:
-        """A reply has named the newest version."""
+        """Record the newest version in a reply."""
         if self._named is None and version > self._noticed:
             self._named = (version, now)
 
     def noticed(self, version: int) -> None:
-        """A notice has named a version."""
+        """Record the version in a notice."""
         self._noticed = max(self._noticed, version)
         if self._named is not None and self._named[0] <= self._noticed:
             self._named = None
 
     def reset(self) -> None:
-        """Versions count from the beginning again."""
+        """Forget all versions, because they count from the beginning again."""
         self._noticed, self._named = 0, None
 
     @property
     def next_time(self) -> float:
-        """When the subscription is lost unless a notice comes."""
+        """Time at which the subscription is lost unless a notice comes."""
         return float("inf") if self._named is None else self._named[1] + UNHEARD_TIMEOUT
 
     def is_lost(self, now: float) -> bool:
-        """Whether to subscribe again. It is said once."""
+        """Return True, once, if the subscription is lost and has to be renewed."""
         if now < self.next_time:
             return False
         self._named = None
@@ -245,31 +241,31 @@ class SubscriptionWatch:
 
 
 class _Topic:
-    """One topic; belongs to the thread."""
+    """State of one topic. Belongs to the thread."""
 
     def __init__(self, name: str, fetcher: TopicFetcher) -> None:
         self.name, self.fetcher = name, fetcher
         self.watch = SubscriptionWatch()
-        self.is_heard = False  # the socket is subscribed
+        self.is_heard = False  # True if the socket is subscribed
 
 
 class Topics(ReceivedModels):
     """All topics of one client, or of one server behind a proxy.
 
-    Methods from `want` to `published`, and those of `ReceivedModels`, are called from any thread; the others inside of
-    the thread that owns the sockets, which calls `turn` when `next_time` has come.
+    Any thread may call the methods from `want` to `published`, and those of `ReceivedModels`. The other methods belong
+    to the thread that owns the sockets, which calls `turn` at `next_time`.
 
     Args:
-        fetch: Asks for a stretch of a body (topic, version or 0 for the newest, offset, bytes or 0 for as many as the
-            node likes, what to do with the answer).
-        hear: Subscribes the socket to a topic, or ends that; False while there is none.
-        post: Has the thread call a function soon.
-        on_model: Told of each model that is complete, inside of the thread; whether its publisher began anew, so that
-            the version may be lower than before; and of the topic's newest notice the server (the hash of its name)
-            and its epoch, zeros where there was none.
-        find: A model that is here already, from another server, by topic, version and checksum.
-        rng: Of the random pauses.
-        clock: Seconds, as the thread that calls `turn` counts them.
+        fetch: Function that requests a part of a body (topic, version or 0 for the newest, offset, bytes or 0 for the
+            node's choice, function that takes the answer).
+        hear: Function that subscribes the socket to a topic, or ends that; returns False without a socket.
+        post: Function that has the thread call a function soon.
+        on_model: Function that gets each complete model, inside of the thread. Its second argument is True if the
+            publisher restarted, so that the version may be lower than before. The third is the origin of the topic's
+            newest notice: server (hash of its name) and epoch, zeros before any notice.
+        find: Function that returns a model that another server sent already, by topic, version and checksum.
+        rng: Random numbers of the pauses.
+        clock: Function that returns the seconds of the thread that calls `turn`.
     """
 
     def __init__(
@@ -290,27 +286,28 @@ class Topics(ReceivedModels):
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
         self.is_kept = False
-        """Whether the server keeps its models on disk: one that began anew goes on counting, and what it has that is
-        older than what is here was published while it was away."""
+        """True if the server keeps its models on disk, and so goes on counting after a restart. Models here that
+        are newer than its models were then published while the server was away.
+        """
         self.skipped = 0
-        """Versions between two that came: published, and passed over because newer ones were there."""
+        """Number of published versions that were passed over because newer ones came."""
         self.resubscribed = 0
-        """Topics that were subscribed to again, because notices of them did not come."""
+        """Number of renewed subscriptions to topics whose notices did not come."""
 
     @property
     def refused(self) -> Counter[str]:
-        """Bodies that were refused, by code."""
+        """Number of rejected bodies, by code."""
         return sum((topic.fetcher.refused for topic in list(self._topics.values())), Counter[str]())
 
     @property
     def fetched_bytes(self) -> int:
-        """Of all chunks that came."""
+        """Number of bytes in all received chunks."""
         return sum(topic.fetcher.fetched_bytes for topic in list(self._topics.values()))
 
     # From any thread
 
     def want(self, name: str) -> None:
-        """Keep the newest model of this topic here from now on.
+        """Follow a topic, and keep its newest model.
 
         Raises:
             ParameterError: too many topics are followed.
@@ -327,36 +324,36 @@ class Topics(ReceivedModels):
         self._post(lambda: self._begin(topic))
 
     def subscribe(self, name: str) -> Subscription:
-        """A new receiver of this topic; begins with the newest model, if there is one."""
+        """Follow a topic, and return a new receiver of it, which begins with the newest model if there is one."""
         self.want(name)
         return super().subscribe(name)
 
     def version(self, name: str) -> int:
-        """Its version, or 0."""
+        """Return the version of a topic's newest model, or 0."""
         model = self.newest(name)
         return model.version if model else 0
 
     def published(self, name: str) -> int:
-        """The newest version of it that the server has told of, or 0; its body may be on its way."""
+        """Return the newest version that the server announced, or 0; its body may be on its way."""
         topic = self._topics.get(name)
         return 0 if topic is None else topic.fetcher.heard
 
     # Inside of the thread
 
     def opened(self) -> None:
-        """There is a socket to hear with now, the first or one made anew."""
+        """Subscribe to all topics with a new socket."""
         for topic in list(self._topics.values()):
             topic.is_heard = False
             self._begin(topic)
 
     def _begin(self, topic: _Topic) -> None:
-        # Heard first and asked for afterwards, so that nothing is published in between.
+        # Subscribe before the first fetch, so that nothing is published in between.
         if not topic.is_heard:
             topic.is_heard = self._hear(topic.name, True)
         self._perform(topic, topic.fetcher.begin(self._clock()))
 
     def announced(self, versions: Mapping[str, int]) -> None:
-        """The server says what its newest versions are: a notice may have been missed."""
+        """Record the newest versions in a server's reply, in case notices were lost."""
         self.named = tuple(versions)
         for name, version in versions.items():
             topic = self._topics.get(name)
@@ -367,10 +364,10 @@ class Topics(ReceivedModels):
             self._perform(topic, topic.fetcher.announced(version, self._clock()))
 
     def noticed(self, notice: messages.Notice, payload: Any, home: int = 0) -> None:
-        """A model was published at `home` (the hash of that server's name); its body may be here already.
+        """Record a notice of a model that was published at `home` (the hash of that server's name), with a small body.
 
         Raises:
-            ProtocolError: the body is not the one that was announced.
+            ProtocolError: the body differs from the notice.
         """
         topic = self._topics.get(notice.topic)
         if topic is None:
@@ -381,34 +378,31 @@ class Topics(ReceivedModels):
         self._perform(topic, topic.fetcher.noticed(notice, payload, self._clock()))
 
     def restarted(self) -> None:
-        """The server began anew: its versions may be lower than those we know, and count from here on."""
+        """Accept lower versions of all topics, because the server restarted."""
         for topic in list(self._topics.values()):
             topic.watch.reset()
             topic.fetcher.renew()
 
     def begin_run(self) -> None:
-        """Another run is counted: its models are others, and those that are here belong to the former one.
-
-        Versions go on counting over runs.
-        """
+        """Forget all models, because another run began. Versions go on counting over runs."""
         self.clear()
         for topic in list(self._topics.values()):
             topic.watch.reset()
             topic.fetcher.forget()
 
     def is_coming(self, name: str, version: int) -> bool:
-        """Whether this version (0: any) is being fetched now, or waits for it."""
+        """Return True if this version (0: any) is queued or being fetched."""
         topic = self._topics.get(name)
         return topic is not None and topic.fetcher.is_coming(version)
 
     def next_time(self) -> float:
-        """When `turn` has something to do."""
+        """Return the time at which `turn` has something to do."""
         if not self._topics:
             return float("inf")
         return min([min(topic.watch.next_time, topic.fetcher.next_time) for topic in list(self._topics.values())])
 
     def turn(self) -> None:
-        """Go on with the bodies whose pause is over, give up those that stall, and look after subscriptions."""
+        """Continue fetches after their pauses, give up those that stall, and renew lost subscriptions."""
         now = self._clock()
         for topic in list(self._topics.values()):
             self._perform(topic, topic.fetcher.turn(now))
@@ -418,7 +412,7 @@ class Topics(ReceivedModels):
                 topic.is_heard = self._hear(topic.name, True)
 
     def _perform(self, topic: _Topic, steps: Iterable[Step]) -> None:
-        """Ask for what is to be fetched, and hand out what is complete."""
+        """Send the requests of steps, and deliver complete models."""
         for step in steps:
             if isinstance(step, CompleteModel):
                 self.skipped += step.skipped
@@ -432,7 +426,7 @@ class Topics(ReceivedModels):
 
 
 def fetch_patience(limits: Limits) -> float:
-    """Seconds before a chunk is asked for again: where many clients fetch at once it takes its time, and each chunk
-    that is sent twice makes it worse.
+    """Return the seconds before a chunk is requested again. Chunks take long if many clients fetch at once, and each
+    repeated chunk adds to that.
     """
     return 5.0 * limits.tuning.resend_after

@@ -1,24 +1,19 @@
-"""A cluster on one machine: nodes and actors as child processes that are ready when they say so, are started again when
-they die, and never outlive us.
+"""Launcher of child processes, which report readiness, are restarted after a death, and end with the launcher.
 
-Each child has a line to this process (see `supervision`): through it the child says that it is ready, and reports;
-through its end either side notices that the other has died. So nothing here sleeps and hopes, and no process is left
-behind when this one is interrupted, terminated, or killed.
+Each child has a socket to this process (see `supervision`). Through the socket the child reports its readiness and
+its figures, and each side notices the other's death. Nothing waits for a fixed time, and no child is left behind when
+this process is interrupted, terminated or killed.
 
     with Launcher() as launcher:
         child = launcher.start("server-0", "memoire", "server", "--endpoint", "tcp://127.0.0.1:0")
-        launcher.await_ready([child])          # raises ChildDied with the child's last words
+        launcher.await_ready([child])          # raises ChildDied with the child's last lines of output
         while launcher.pump(1.0):              # False once this process is asked to end
             print(child.reports)               # reports arrive
 
-One launched process, as its launcher knows it, and how it is begun.
+A *node* is a module of memoire, or another module that uses a `LauncherLine` to report when it is ready (see
+`supervision`). A *program* is any Python file or module: the launcher counts it as ready after some seconds of running.
 
-A *node* is a module of memoire, or one that knows what a launcher is: it says when it is ready (see `supervision`). A
-*program* is any Python file or module: it counts as ready once it has run for a few seconds.
-
-When a process that died is started again: after longer and longer pauses, and not if it cannot start at all.
-
-Decides only; `launch` starts and ends processes.
+`Restarts` decides when a process that died is restarted: after pauses that grow, and not if it cannot start at all.
 """
 
 from __future__ import annotations
@@ -42,24 +37,24 @@ from memoire.errors import ChildDied, MemoireTimeout
 from .supervision import BEGIN, LINE, PATH, PROGRAM, SignalWatch
 
 MIN_PAUSE = 0.5
-"""Seconds between a death and the next start; each further death in a row doubles them."""
+"""Seconds between a death and the next start; each further death in a row doubles the pause."""
 MAX_PAUSE = 30.0
 MIN_UPTIME = 60.0
 """Seconds of work after which former deaths are forgotten."""
 MAX_FAILED_STARTS = 5
-"""Starts in a row that come to nothing before a process that has worked is given up."""
+"""Failed starts in a row after which a process that has worked before is given up."""
 
 
 class Restarts:
-    """The deaths of one process, and when it is to be started next.
+    """Restart policy of one process: its deaths, and the time of the next start. Starts nothing itself.
 
     Args:
-        most: Deaths in a row, each less than `MIN_UPTIME` seconds after it began to work, that are followed by another
-            start; None sets no limit.
+        most: Deaths in a row that are followed by another start; None sets no limit. A death ends the row if the
+            process had worked for `MIN_UPTIME` seconds.
 
     Attributes:
-        due: When it is to be started again; None while it runs, or is given up.
-        count: How often that was decided.
+        due: Time of the next start; None while the process runs, or once it is given up.
+        count: Restarts that were decided.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -72,19 +67,19 @@ class Restarts:
         self._failed_starts = 0  # in a row
 
     def started(self) -> None:
-        """It was started."""
+        """Record that the process was started."""
         self.due = None
 
     def ready(self, now: float) -> None:
-        """It does its work."""
+        """Record that the process works."""
         if self._ready_since is None:
             self._has_worked, self._ready_since, self._failed_starts = True, now, 0
 
     def died(self, now: float, *, is_killed: bool = False) -> float | None:
-        """Take in a death; seconds until it is to be started again, None where that is of no use.
+        """Record a death. Return the seconds until the next start, or None if the process is given up.
 
         Args:
-            is_killed: A signal ended it: that says nothing about whether it can start.
+            is_killed: True if a signal ended the process, which does not show that it cannot start.
         """
         if self._ready_since is None:
             self._failed_starts += 1
@@ -101,43 +96,43 @@ class Restarts:
         return pause
 
     def is_due(self, now: float) -> bool:
-        """Whether to start it now."""
+        """True if the process should be started now."""
         return self.due is not None and now >= self.due
 
 
 LAST_LINES = 40
 """Lines of each child's output that are kept."""
 LONGEST_LINE = 1 << 16
-"""Bytes of output without a line's end after which a line ends there."""
+"""Bytes of output without a line break after which a line is cut."""
 POLL_INTERVAL = 0.005
-"""Seconds between two looks whether a process has ended that has closed its files."""
+"""Seconds between two checks of a process that has closed its files but has not ended yet."""
 PROGRAM_READY = 5.0
-"""Seconds after which a program that runs is taken to work."""
+"""Seconds of running after which a program counts as ready."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables of a process that is one of many on the machine: thread pools of their own would fight each other for its
+"""Environment variables set to 1 for each of many processes on a machine, whose thread pools would compete for its
 cores."""
 
 
 class Child:
-    """One launched process, and those that took its place when it died, as their launcher knows them.
+    """Launched process under one name, with the processes that replaced it after deaths.
 
     Attributes:
-        name: What it is called in messages.
-        command: What it was started with: module, arguments.
-        environment: Variables of its own.
-        facts: What it said when it became ready; None before.
-        reports: The newest value of each fact that it reported.
-        tail: The last lines of its standard output and error.
-        may_die: The others go on without it, whatever it ends with.
-        restarts: When it is started again; None where its death is everybody's.
-        again: What the command has in addition then, by what it said when it was ready.
-        ready_after: Of a program, which knows nothing of its launcher: seconds of its run after which it is taken to
-            work; None for one that says so.
+        name: Name of the child in messages.
+        command: Module or file, and arguments.
+        environment: Environment variables that the launcher adds.
+        facts: Facts that the child sent when it became ready; None before.
+        reports: Newest value of each fact that the child reported.
+        tail: Last lines of the child's standard output and error.
+        may_die: True if the other children go on after a failure of this one.
+        restarts: Restart policy; None if a death of this child ends the whole run.
+        again: Function from the child's facts to the arguments that a restart adds to the command.
+        ready_after: Seconds of running after which a program counts as ready; None for a node, which reports its
+            readiness.
     """
 
     process: subprocess.Popen[bytes]
     line: socket.socket
-    """Its launcher's end."""
+    """The launcher's end of the socket pair."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name, self.command, self.environment = name, tuple(command), environment
@@ -150,22 +145,22 @@ class Child:
         self.may_die = False
         self.ready_after: float | None = None
         self.started_at = 0.0
-        self._known: dict[str, Any] = {}  # facts of the newest life that had any
+        self._known: dict[str, Any] = {}  # facts of the newest process that sent any
         self._partial = {"line": b"", "output": b""}
 
     def begin(self, now: float) -> None:
-        """Start a process, which is this child from now on."""
+        """Start a process under this child's name."""
         self._known = self.facts or self._known
-        self.line, theirs = socket.socketpair()
-        with theirs:
+        self.line, child_end = socket.socketpair()
+        with child_end:
             self.process = subprocess.Popen(
                 self._interpreter(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 # The pipe is read as UTF-8, whatever the terminal's encoding is.
-                env={**os.environ, "PYTHONIOENCODING": "utf-8", **self.environment, **_inherited(theirs)},
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **self.environment, **_inherited(child_end)},
                 process_group=0,
             )
         os.set_blocking(self.output.fileno(), False)
@@ -179,61 +174,61 @@ class Child:
 
     @property
     def is_program(self) -> bool:
-        """Whether it knows nothing of its launcher."""
+        """True if the child is a program that does not report to its launcher."""
         return self.ready_after is not None
 
     @property
     def ready_at(self) -> float | None:
-        """When it is to be taken to work, if it runs then; None if it did or says so itself."""
+        """Time at which a running program counts as ready; None for a node, and for a child that is ready or dead."""
         if self.ready_after is None or self.facts is not None or self.status is not None:
             return None
         return self.started_at + self.ready_after
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints: standard output and error."""
+        """Pipe with the child's standard output and error."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     @property
     def next_command(self) -> tuple[str, ...]:
-        """What its next process is started with."""
+        """Command of the next process: with the arguments of a restart once the child was ready."""
         facts = self.facts or self._known
         return (*self.command, *(self.again(facts) if facts else ()))
 
     @property
     def status(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs. What it has left running ends when it does."""
+        """Exit status, negative for a signal; None while the child runs. A read after its end kills its group."""
         if self.process.returncode is None and _has_ended(self.process.pid):
-            self._kill_group()  # while its number is still its own
+            self._kill_group()  # before the process is reaped and its id can be reused
         return self.process.poll()
 
     def await_end(self, timeout: float) -> None:
-        """Wait until it has ended, at most `timeout` seconds."""
+        """Wait until the child has ended, at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self.status is None and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
 
     def kill(self) -> None:
-        """End it and all that it has started, now; returns when it is gone."""
+        """Kill the child and all processes that it has started; return when the child has ended."""
         if self.status is None:
             self._kill_group()
         self.process.kill()
         self.process.wait()
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for a group of the dead
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses if the whole group has ended
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def order(self, order: str) -> None:
-        """Send an order; a child that is gone hears nothing."""
+        """Send an order to the child; do nothing if the child has ended."""
         with contextlib.suppress(OSError):
             self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
 
     def lines(self, source: str, data: bytes) -> list[bytes]:
-        """Whole lines of "line" or "output", `data` added; the rest is kept for the next call.
+        """Return the whole lines of "line" or "output" after adding `data`; keep the rest for the next call.
 
-        A carriage return begins a line of output again, as on a terminal: of a progress bar the last state is kept.
+        A carriage return restarts a line of output, as on a terminal: of a progress bar the last state is kept.
         """
         *whole, rest = (self._partial[source] + data).split(b"\n")
         if source == "output":
@@ -245,7 +240,7 @@ class Child:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended and was not waited for yet."""
+    """Return True if a child of this process has ended and was not reaped yet."""
     if not hasattr(os, "waitid"):  # macOS
         return False
     with contextlib.suppress(ChildProcessError):
@@ -254,7 +249,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _inherited(line: socket.socket) -> dict[str, str]:
-    """What a child takes out of its environment at its beginning: its end of the line, and where to find modules."""
+    """Return the environment variables with the child's end of the socket pair and the module search path."""
     return {LINE: str(line.fileno()), PATH: json.dumps(sys.path)}
 
 
@@ -265,14 +260,14 @@ STOP_GRACE = 10.0
 
 
 class Launcher(ClosingContext):
-    """Starts children, hears them, and ends them all: together with itself at the latest.
+    """Parent of child processes: starts them, reads their output and reports, restarts them, and ends them.
 
-    Takes over SIGINT and SIGTERM while it is open: they end `pump` and `await_ready` orderly. For the main thread only.
+    While the launcher is open, SIGINT and SIGTERM make `pump` and `await_ready` return False. For the main thread only.
 
     Args:
-        on_output: Called with (child's name, line) for each line that a child prints; None only keeps the last ones.
-        say: Called with a line about each child that is started again.
-        clock: Monotonic seconds.
+        on_output: Called with (child's name, line) for each line that a child prints; None only keeps the last lines.
+        say: Called with a message about each child that died and is restarted or given up.
+        clock: Function that returns monotonic seconds.
     """
 
     def __init__(
@@ -290,33 +285,33 @@ class Launcher(ClosingContext):
 
     @property
     def stop_signal(self) -> int | None:
-        """The signal that asked this process to end."""
+        """Signal that asked this process to end; None before."""
         return self._signals.first
 
     def forget_signal(self) -> None:
-        """Go on although this process was asked to end; the next signal counts."""
+        """Continue after a request to end; the next signal counts as the first."""
         self._signals.forget()
 
     # ---------------------------------------------------------------------------------------------- starting
 
     def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
-        """Start `python -m module arguments` as a child with this process' interpreter; returns at once.
+        """Start `python -m module arguments` as a child with this process' interpreter. Return at once.
 
-        The child finds the modules that this process finds, whatever the working directory holds. Its standard input is
-        empty; its output and error are one stream, kept here. A group of its own keeps Ctrl-C on the terminal away from
-        it: this process hears it, and ends the children in order.
+        The child searches this process' module path, whatever the working directory holds. Its standard input is empty;
+        its output and error are one stream, which the launcher reads. The child gets a process group of its own, so
+        that Ctrl-C on the terminal reaches only this process, which ends the children in order.
         """
-        usual = {"MEMOIRE_NAME": name} | dict.fromkeys(ONE_THREAD, "1")
-        child = Child(name, (module, *arguments), usual | dict(environment or {}))
+        variables = {"MEMOIRE_NAME": name} | dict.fromkeys(ONE_THREAD, "1")
+        child = Child(name, (module, *arguments), variables | dict(environment or {}))
         return self._add(child)
 
     def start_program(
         self, name: str, words: Iterable[str], environment: Mapping[str, str], ready_after: float = PROGRAM_READY
     ) -> Child:
-        """Start a Python file, or a module by its dotted name, with its arguments, as `python` would; returns at once.
+        """Start a Python file, or a module by its dotted name, with its arguments, as `python` would. Return at once.
 
-        It need not know that it is launched: it is ready when it has run for `ready_after` seconds. When it ends, all
-        processes end that it has started. The rest is as with `start`.
+        The program need not report to its launcher: it counts as ready after `ready_after` seconds. When it ends, all
+        processes that it has started end too. The rest is as with `start`.
         """
         child = Child(name, tuple(words), {"MEMOIRE_NAME": name} | dict(environment))
         child.ready_after = ready_after
@@ -333,73 +328,74 @@ class Launcher(ClosingContext):
         again: Callable[[dict[str, Any]], tuple[str, ...]] | None = None,
         most: int | None = None,
     ) -> None:
-        """Start `children` again when they die, once they have been ready (`pump` does); say so before they are.
+        """Restart `children` after a death, in `pump`. Call it before the children are ready.
 
         Args:
-            again: Arguments that are added then, by what the child said when it was ready: an address, so that others
-                find it where it was.
+            again: Function from the child's facts to arguments that a restart adds, such as the child's former address.
             most: Deaths in a row that are followed by another start, see `Restarts`.
         """
         for child in children:
             child.restarts, child.again = Restarts(most), again or child.again
 
     def abandon(self, children: Iterable[Child]) -> None:
-        """Start these never again: what they have done counts."""
+        """Never restart these children. A child that waits for its restart counts as ended."""
         for child in children:
             child.is_stopping |= child.restarts is not None and child.restarts.due is not None
             child.restarts = None
 
     def await_ready(self, children: Iterable[Child], timeout: float = READY_TIMEOUT) -> bool:
-        """Wait until all of `children` said that they are ready; False when this process is asked to end meanwhile.
+        """Wait until all of `children` are ready. Return False if this process is asked to end meanwhile.
 
         Raises:
-            ChildDied: one of them ended instead; its last words are in the message.
-            MemoireTimeout: one of them said nothing for `timeout` seconds.
+            ChildDied: a child ended instead; its last lines of output are in the message.
+            MemoireTimeout: a child was not ready after `timeout` seconds.
         """
         deadline = self._clock() + timeout
         while waiting := [child for child in children if child.facts is None]:
-            left = deadline - self._clock()
-            if left <= 0:
+            remaining = deadline - self._clock()
+            if remaining <= 0:
                 late = waiting[0]
-                advice = "Its last words: " + (" | ".join(late.tail) or "(none)") + ". Is the machine overloaded?"
+                advice = f"Its last output: {' | '.join(late.tail) or '(none)'}. Is the machine overloaded?"
                 raise MemoireTimeout("readiness", late.name, timeout, advice)
-            if not self.pump(left):
+            if not self.pump(remaining):
                 return False
         return True
 
     # ----------------------------------------------------------------------------------------------- running
 
     def pump(self, timeout: float) -> bool:
-        """Wait for news of the children, at most `timeout` seconds, and take it in; False once we are asked to end.
+        """Wait at most `timeout` seconds for events of the children, and process them. Return False once asked to end.
 
         Raises:
-            ChildDied: a child ended that was not told to, and is not supervised, or cannot start. One that ends with
-                status 0 is fine.
+            ChildDied: a child failed that was not stopped, and that is not supervised or cannot start. A child may end
+                with status 0.
         """
         if self.stop_signal is None:
-            self._take(min([timeout, *(at - self._clock() for child in self.children for at in _due(child))]))
+            self._read_events(
+                min([timeout, *(at - self._clock() for child in self.children for at in _check_times(child))])
+            )
         for child in self.children:
             if self.stop_signal is None and child.restarts and child.restarts.due is not None:
                 self._start_again(child, child.restarts)
             elif not child.is_stopping:
-                self._look_after(child)
+                self._check(child)
         return self.stop_signal is None
 
     def wait_for(self, children: Iterable[Child], timeout: float) -> bool:
-        """Wait until all of `children` have ended by themselves; False when one still runs after `timeout` seconds."""
+        """Wait until all `children` have ended by themselves. Return False if one runs after `timeout` seconds."""
         deadline = self._clock() + timeout
         while any(child.status is None for child in children):
             if self._clock() >= deadline or not self.pump(min(0.5, deadline - self._clock())):
                 return False
         for child in children:
-            self._listen_out(child)
+            self._read_rest(child)
         return True
 
     # ------------------------------------------------------------------------------------------------ ending
 
     def stop(self, children: Iterable[Child], grace: float = STOP_GRACE) -> None:
-        """End `children` together: SIGTERM, and SIGKILL for those that still run after `grace` seconds, or when this
-        process is asked to end once more.
+        """End `children` together with SIGTERM. Kill those that still run after `grace` seconds, or after another
+        signal to this process.
         """
         group = list(children)
         for child in group:
@@ -409,13 +405,13 @@ class Launcher(ClosingContext):
         while any(child.status is None for child in group) and self._clock() < deadline:
             if self._signals.is_urgent:
                 break
-            self._take(min(0.2, deadline - self._clock()))
+            self._read_events(min(0.2, deadline - self._clock()))
         for child in group:
             child.kill()
-            self._listen_out(child)
+            self._read_rest(child)
 
     def close(self, grace: float = STOP_GRACE) -> None:
-        """End all children, the newest first: actors can still say goodbye to proxies, and these to servers."""
+        """End all children, the newest kind first: actors can still unregister at proxies, and proxies at servers."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -423,30 +419,30 @@ class Launcher(ClosingContext):
             for group in _by_kind(self.children):
                 self.stop(group, grace)
         finally:
-            for child in self.children:  # also when somebody interrupted the orderly end
+            for child in self.children:  # also if the loop above was interrupted
                 child.kill()
                 child.line.close()
                 child.output.close()
             self._selector.close()
             self._signals.close()
 
-    # ----------------------------------------------------------------------------------------------- its parts
+    # ------------------------------------------------------------------------------------------------ private
 
     def _begin(self, child: Child) -> None:
-        """Start a process for a child, and listen to it."""
+        """Start a process for a child, and read its socket and output."""
         child.begin(self._clock())
         self._selector.register(child.line, selectors.EVENT_READ, (child, "line"))
         self._selector.register(child.output, selectors.EVENT_READ, (child, "output"))
 
-    def _look_after(self, child: Child) -> None:
-        """See whether a child works, and what to do if it has died."""
+    def _check(self, child: Child) -> None:
+        """Check whether a child works; act on its death."""
         if child.status is None:
-            self._see_work(child)
+            self._check_readiness(child)
         elif child.status != 0 and not (child.may_die and child.restarts is None):
-            self._listen_out(child)
-            self._see_death(child)
+            self._read_rest(child)
+            self._handle_death(child)
 
-    def _see_work(self, child: Child) -> None:
+    def _check_readiness(self, child: Child) -> None:
         now, restarts = self._clock(), child.restarts
         if child.ready_at is not None and now >= child.ready_at:
             child.facts = {}
@@ -455,20 +451,20 @@ class Launcher(ClosingContext):
         if child.facts is not None:
             restarts.ready(now)
         elif restarts.count and now - child.started_at > READY_TIMEOUT:
-            child.kill()  # its start came to nothing
+            child.kill()  # the restart failed
 
-    def _see_death(self, child: Child) -> None:
-        """Decide when it is started again. Raises ChildDied where it is not, and the others need it."""
+    def _handle_death(self, child: Child) -> None:
+        """Schedule a restart. Raise ChildDied if the child is given up and the run needs it."""
         now, restarts = self._clock(), child.restarts
         if restarts is not None and child.facts is not None:
-            restarts.ready(now)  # it was, for a moment
+            restarts.ready(now)  # it was ready for a moment
         pause = None if restarts is None else restarts.died(now, is_killed=child.process.returncode < 0)
         died = ChildDied(child.name, child.process.returncode, tuple(child.tail))
         if pause is not None:
-            self._say(f"{child.name} {died.how}; it is started again in {pause:g} s{_last(child.tail)}")
+            self._say(f"{child.name} {died.how}; it restarts in {pause:g} s{_last(child.tail)}")
         elif child.may_die:
             child.restarts = None
-            self._say(f"{child.name} {died.how}, and is not started again{_last(child.tail)}")
+            self._say(f"{child.name} {died.how}, and is not restarted{_last(child.tail)}")
         else:
             raise died
 
@@ -479,26 +475,26 @@ class Launcher(ClosingContext):
             restarts.started()
 
     def _forget(self, child: Child) -> None:
-        """Close what is left of a dead process."""
+        """Close the files of a dead process."""
         for end in (child.line, child.output):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(end)
             end.close()
 
     def _reap_orphans(self) -> None:
-        """As process 1, as in a container, wait for processes that children have left behind and that have ended."""
-        own = {child.process.pid for child in self.children}
+        """As process 1 in a container, reap ended processes that children have left behind."""
+        child_pids = {child.process.pid for child in self.children}
         while os.getpid() == 1:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None or ended.si_pid in own:  # the launcher waits for its own
+            if ended is None or ended.si_pid in child_pids:  # `status` reaps children
                 return
             os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _take(self, timeout: float) -> None:
-        """Read what there is to read, waiting for the first of it."""
+    def _read_events(self, timeout: float) -> None:
+        """Wait for the first readable file, then read all that are readable."""
         self._reap_orphans()
         for key, _ in self._selector.select(max(0.0, timeout)):
             if key.data is None:
@@ -507,35 +503,35 @@ class Launcher(ClosingContext):
                 self._read(*key.data)
 
     def _read(self, child: Child, source: str) -> bool:
-        """Take in what a child said on its "line" or printed; whether more may come."""
+        """Read what a child sent on its "line" or printed. Return True if more may come."""
         end: socket.socket | IO[bytes] = child.line if source == "line" else child.output
         try:
             data = os.read(end.fileno(), 1 << 16)
         except BlockingIOError:
             return True
-        except ConnectionResetError:  # it died with an order unread
+        except ConnectionResetError:  # the child died with an order unread
             data = b""
-        more = bool(data)
+        may_continue = bool(data)
         if not data and source == "output":
             data = b"\n"  # the last line may lack its end
         for text in child.lines(source, data):
             if source == "output":
-                self._heard(child, text.decode(errors="replace").rstrip())
+                self._keep_line(child, text.decode(errors="replace").rstrip())
             else:
-                _told(child, json.loads(text))
-        if not more:
+                _record(child, json.loads(text))
+        if not may_continue:
             self._selector.unregister(end)
-            child.await_end(1.0)  # its files are closed, so it is as good as gone: let `status` say so
-        return more
+            child.await_end(1.0)  # the child closed its files: wait until `status` reports its end
+        return may_continue
 
-    def _heard(self, child: Child, line: str) -> None:
+    def _keep_line(self, child: Child, line: str) -> None:
         if line:
             child.tail.append(line)
             if self._on_output is not None:
                 self._on_output(child.name, line)
 
-    def _listen_out(self, child: Child) -> None:
-        """Take in all that a dead child has left in its pipes."""
+    def _read_rest(self, child: Child) -> None:
+        """Read all that a dead child has left in its pipes."""
         for source, end in (("line", child.line), ("output", child.output)):
             while end in self._selector.get_map() and _has_data(end):
                 self._read(child, source)
@@ -548,15 +544,15 @@ def _has_data(end: socket.socket | IO[bytes]) -> bool:
 
 
 def _by_kind(children: Iterable[Child]) -> list[list[Child]]:
-    """Children by the kind in their name ("server-0"), the newest kind first."""
+    """Return children grouped by the kind in their name ("server-0"), the newest kind first."""
     kinds: dict[str, list[Child]] = {}
     for child in children:
         kinds.setdefault(child.name.rpartition("-")[0] or child.name, []).append(child)
     return list(reversed(kinds.values()))
 
 
-def _due(child: Child) -> Iterable[float]:
-    """When this child wants to be looked at, though nothing is heard of it."""
+def _check_times(child: Child) -> Iterable[float]:
+    """Yield the time at which a child needs a check even if it sends nothing."""
     if child.restarts is not None and child.restarts.due is not None:
         yield child.restarts.due
     elif child.ready_at is not None:
@@ -564,12 +560,12 @@ def _due(child: Child) -> Iterable[float]:
 
 
 def _last(tail: Iterable[str]) -> str:
-    """The last line of a child's output, as the end of a sentence about it."""
-    said = [line.strip() for line in tail]
-    return f" (its last words: {said[-1]})" if said else ""
+    """Return the last line of a child's output as the end of a sentence, or "" without output."""
+    lines = [line.strip() for line in tail]
+    return f" (its last output: {lines[-1]})" if lines else ""
 
 
-def _told(child: Child, message: dict[str, Any]) -> None:
+def _record(child: Child, message: dict[str, Any]) -> None:
     if "ready" in message:
         child.facts = message["ready"]
     child.reports.update(message.get("report", {}))

@@ -1,9 +1,8 @@
-"""Servers, proxies and a dashboard on this machine, and programs that learn and act: a run, as processes of a launcher.
+"""Local runs: servers, proxies, a dashboard, a learner and actors as child processes of one `Launcher`.
 
-`memoire up`, `demo` and `launch` and `python -m memoire.rl up` are uses of it. All processes are children of one
-`Launcher`.
+`memoire up`, `demo` and `launch` and `python -m memoire.rl up` use this module.
 
-`memoire launch` runs a learner and actors of yours on this machine, with all that a run needs around them:
+`memoire launch` runs a user's learner and actors, with all nodes that a run needs.
 
     memoire launch learner.py actor.py --actors 8
 
@@ -11,8 +10,8 @@
     MEMOIRE_ENDPOINT  ──▶  or the learner itself, which then makes a Server at MEMOIRE_LISTEN
                      or a cluster elsewhere (--endpoint)
 
-Programs hear by their environment where everything is, by the names that the Helm chart uses, too. They are started
-again when they die. The run is over when the learner ends with status 0; without a learner, when all actors do.
+Programs read all addresses from environment variables; the Helm chart uses the same names. A program that dies is
+restarted. The run is over when the learner ends with status 0; without a learner, when all actors do.
 """
 
 from __future__ import annotations
@@ -43,59 +42,59 @@ DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A running cluster: its processes, and the addresses that actors and learners connect to (any of them)."""
+    """Running cluster: its processes, and the addresses to which actors and learners connect (any of them)."""
 
     servers: tuple[Child, ...]
     proxies: tuple[Child, ...]
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The proxies' addresses; the server's where there is no proxy."""
+        """Addresses of the proxies, or of the server of a cluster without a proxy."""
         return tuple(str((child.facts or {})["endpoint"]) for child in self.proxies or self.servers)
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """Where the nodes' pages are."""
+        """URLs of the HTTP pages of all nodes, servers first."""
         return tuple(str((child.facts or {})["http"]) for child in (*self.servers, *self.proxies))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes(Counts):
-    """Which servers and proxies to run on this machine.
+    """Settings of the servers and proxies of this machine.
 
     Raises:
-        ParameterError: counts that make no cluster.
+        ParameterError: there is no server, or there are several servers without a proxy.
     """
 
     schema: Schema | None = None
-    """Of the servers' only table; None where `tables` says what there is."""
+    """Schema of the only table of each server; None if `tables` declares the tables."""
     settings: Sequence[str] = ()
     """Parameters as "name=value", see `roles.read_parameters`."""
     tables: str | None = None
     """Path of a file with the tables of each server, see `roles.read_tables`."""
     host: str = "127.0.0.1"
-    """Address to listen at; "*" is all of the machine's."""
+    """Address at which the nodes listen; "*" is all addresses of the machine."""
     port: int = 0
-    """Of the first proxy (or of the server, without a proxy); each further one takes the next three free ports
-    (requests, caches, notices). 0 takes any free ones."""
+    """First port of the first proxy (or of the server, without a proxy); each further proxy takes the next three ports
+    (requests, caches, notices). 0 takes any free ports."""
     run: str | None = None
     cache_limit: int = 0
-    """Caches that each server holds, 0 for no limit but bytes."""
+    """Caches that each server holds at most; 0 limits only their bytes."""
     state_dir: str | None = None
-    """Folder with a folder for the state of each server; None keeps everything in memory."""
+    """Folder with a state folder for each server; None keeps everything in memory."""
     insecure: bool = False
-    """Whether `host` may be an address that everybody reaches."""
+    """True if `host` may be an address that other machines reach without keys."""
     keys: Given = None
-    """A cluster's keys folder, or of one process that may do everything; None is $MEMOIRE_KEYS, or no keys."""
+    """A cluster's keys folder, or the folder of one process that has all roles; None is $MEMOIRE_KEYS, or no keys."""
 
     def __post_init__(self) -> None:
         check_counts(self.servers, self.proxies)
         for name in ("tables", "state_dir", "keys"):  # programs that are started later may be started elsewhere
             if isinstance(path := getattr(self, name), str | os.PathLike):
-                object.__setattr__(self, name, _found_anywhere(os.fspath(path)))
+                object.__setattr__(self, name, _absolute(os.fspath(path)))
 
     def server(self, number: int) -> tuple[str, ...]:
-        """Module and arguments of a server, without its address."""
+        """Return module and arguments of a server, without its address."""
         return (
             *("memoire", "server"),
             *(("--schema", self.schema.to_json()) if self.schema else ("--tables", str(self.tables))),
@@ -109,28 +108,28 @@ class Nodes(Counts):
 
 
 def start(launcher: Launcher, nodes: Nodes, meanwhile: Callable[[], object] = lambda: None) -> LocalCluster | None:
-    """Start servers, then proxies in front of them, and wait until all are ready; None when asked to end meanwhile.
+    """Start servers, then proxies, and wait until all are ready. Return None if asked to end meanwhile.
 
     Args:
         meanwhile: Called while servers start.
 
     Raises:
-        StateUnusable: the state folder is no folder, and cannot be made.
-        ChildDied: a process could not start; why is in the message.
+        StateUnusable: the state folder is not a folder, or cannot be made.
+        ChildDied: a process could not start; the message has its output.
     """
     _make_folder(nodes.state_dir)
     fronts = [
         f"tcp://{nodes.host}:{nodes.port + 3 * number if nodes.port else 0}" for number in range(max(nodes.proxies, 1))
     ]
     inner = ["tcp://127.0.0.1:0"] * nodes.servers if nodes.proxies else fronts
-    made = [_node(launcher, f"server-{at}", each, nodes, nodes.server(at)) for at, each in enumerate(inner)]
+    children = [_node(launcher, f"server-{at}", each, nodes, nodes.server(at)) for at, each in enumerate(inner)]
     meanwhile()
-    servers = _ready(launcher, made)
+    servers = _ready(launcher, children)
     if servers is None or not nodes.proxies:
         return None if servers is None else LocalCluster(servers, ())
     behind = ("memoire", "proxy", *with_keys(nodes.keys, "proxy"), *LocalCluster(servers, ()).endpoints)
-    made = [_node(launcher, f"proxy-{at}", each, nodes, behind) for at, each in enumerate(fronts)]
-    proxies = _ready(launcher, made)
+    children = [_node(launcher, f"proxy-{at}", each, nodes, behind) for at, each in enumerate(fronts)]
+    proxies = _ready(launcher, children)
     return None if proxies is None else LocalCluster(servers, proxies)
 
 
@@ -139,7 +138,7 @@ def _make_folder(state_dir: str | None) -> None:
         if state_dir is not None:
             os.makedirs(state_dir, exist_ok=True)
     except OSError as error:
-        advice = "Name a folder that is there or can be made (--state-dir)."
+        advice = "Name a folder that exists or can be made (--state-dir)."
         raise StateUnusable(str(state_dir), error.strerror or str(error), advice) from error
 
 
@@ -148,111 +147,114 @@ def _node(launcher: Launcher, name: str, endpoint: str, nodes: Nodes, command: t
     return launcher.start(name, *command, "--endpoint", endpoint, *open_to_all)
 
 
-def _ready(launcher: Launcher, made: list[Child]) -> tuple[Child, ...] | None:
-    """These, once they are ready, and started again from then on; None when asked to end meanwhile."""
-    if not launcher.await_ready(made):
+def _ready(launcher: Launcher, children: list[Child]) -> tuple[Child, ...] | None:
+    """Wait until the children are ready, and restart them after later deaths. Return None if asked to end meanwhile."""
+    if not launcher.await_ready(children):
         return None
-    launcher.supervise(made, where_it_was)
-    return tuple(made)
+    launcher.supervise(children, _former_addresses)
+    return tuple(children)
 
 
-def where_it_was(facts: dict[str, Any]) -> tuple[str, ...]:
-    """Flags with which a server or proxy that is started again has its former addresses: others know them."""
+def _former_addresses(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return flags that give a restarted server or proxy its former addresses, which other nodes use."""
     ports = ",".join(str(endpoint).rpartition(":")[2] for endpoint in facts["beside"])
     pages = str(facts["http"]).partition("://")[2]
     return ("--endpoint", str(facts["endpoint"]), "--beside", ports, "--http", pages)
 
 
 def with_keys(keys: Given, role: str) -> tuple[str, ...]:
-    """The flag that gives a child its role's keys."""
-    found = Keys.of(keys, role)
-    return () if found is None else ("--keys", str(found.folder))
+    """Return the flag with the folder of the role's keys, or no flag without keys."""
+    role_keys = Keys.of(keys, role)
+    return () if role_keys is None else ("--keys", str(role_keys.folder))
 
 
 def show(launcher: Launcher, pages: Sequence[str], history: str | None = None) -> Child | None:
-    """Start a dashboard of these nodes' pages on a free port of this machine; its address is the fact "http" once it is
-    ready. It is started again at that address when it dies, with its curves if `history` names a file for them.
+    """Start a dashboard of these pages on a free port of this machine. Return None without the extra [dashboard].
 
-    None where what it needs (the extra [dashboard]) is not installed. The cluster goes on without it.
+    The fact "http" of the child is the dashboard's address once it is ready. A restarted dashboard has its former
+    address, and its former curves if `history` names a file for them.
     """
     if any(importlib.util.find_spec(module) is None for module in DASHBOARD_NEEDS):
         return None
-    keeps = () if history is None else ("--history", history)
-    board = launcher.start("dashboard", "memoire", "dashboard", *pages, "--listen", "127.0.0.1:0", *keeps)
+    history_flag = () if history is None else ("--history", history)
+    board = launcher.start("dashboard", "memoire", "dashboard", *pages, "--listen", "127.0.0.1:0", *history_flag)
     board.may_die = True
-    launcher.supervise([board], where_it_showed)
+    launcher.supervise([board], _former_dashboard_address)
     return board
 
 
-def where_it_showed(facts: dict[str, Any]) -> tuple[str, ...]:
-    """Flags with which a dashboard that is started again has its former address: a browser has it open."""
+def _former_dashboard_address(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return flags that give a restarted dashboard its former address, which browsers have open."""
     return ("--listen", str(facts["http"]).partition("://")[2].rstrip("/"))
 
 
 def check_counts(servers: int, proxies: int) -> None:
-    """Refuse counts that make no cluster."""
+    """Raise ParameterError if there is no server, or if several servers have no proxy."""
     if servers < 1:
         raise ParameterError("--servers", servers, "at least 1")
     if proxies < 0 or (proxies == 0 and servers > 1):
-        raise ParameterError("--proxies", proxies, "at least 1 where there are several servers, at least 0 otherwise")
+        raise ParameterError("--proxies", proxies, "at least 1 if there are several servers, at least 0 otherwise")
 
 
-def _found_anywhere(path: str) -> str:
-    """A path as from any folder; or the JSON that tables are in place of one."""
+def _absolute(path: str) -> str:
+    """Return the absolute path, or `path` itself if it is the JSON of tables instead of a path."""
     return path if path.lstrip().startswith("{") else os.path.abspath(path)
 
 
-IDLE = 60.0
-"""Seconds between two looks at a run that shows nothing."""
+IDLE_INTERVAL = 60.0
+"""Seconds between two turns of a run that prints no figures."""
 
 
 class LocalRun:
-    """What runs together, until somebody ends it.
+    """Nodes and dashboard of one run on this machine.
 
     Args:
-        launcher: Whose children all of it are; it ends them.
-        nodes: Servers and proxies of this run; None has none of its own.
-        dashboard: Whether to start one, where what it needs is installed.
+        launcher: Parent of all processes of the run; ends them.
+        nodes: Servers and proxies of the run; None starts none.
+        dashboard: True starts a dashboard if the extra [dashboard] is installed.
 
     Attributes:
         cluster: The nodes, once they are ready.
-        dashboard: Address of the dashboard, once it answers.
+        dashboard: Address of the dashboard, once the dashboard is ready.
     """
 
     def __init__(self, launcher: Launcher, nodes: Nodes | None, *, dashboard: bool = True) -> None:
         self.cluster: LocalCluster | None = None
         self.dashboard: str | None = None
         self._launcher, self._nodes, self._wants_dashboard = launcher, nodes, dashboard
-        self._board: Child | None = None  # until its address was printed
+        self._board: Child | None = None  # until its address is printed
 
     def begin(self, meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Start the nodes, and wait until they are ready; False when this process is asked to end meanwhile.
+        """Start the nodes and wait until they are ready. Return False if this process is asked to end meanwhile.
 
         Args:
             meanwhile: Called while servers start.
 
         Raises:
-            ChildDied: one of them could not start.
+            ChildDied: a node could not start.
         """
         if self._nodes is not None:
             self.cluster = start(self._launcher, self._nodes, meanwhile)
         return self.cluster is not None or self._nodes is None
 
     def show(self, pages: Sequence[str] = (), history: str | None = None) -> None:
-        """Start the dashboard, of the nodes and of these pages; it is announced when it is ready.
+        """Start a dashboard of the nodes and of these pages; `watch` prints its address once it is ready.
 
         Args:
-            history: File that keeps its curves over a restart.
+            history: File that keeps the curves over a restart.
         """
         pages = (*(self.cluster.pages if self.cluster else ()), *pages)
         if self._wants_dashboard and pages:
             self._board = show(self._launcher, pages, history)
 
-    def watch(self, turn: Callable[[], bool] = lambda: True, every: float = IDLE) -> None:
-        """Keep everything running until `turn`, called each `every` seconds, is False, or this process is asked to end.
+    def watch(self, turn: Callable[[], bool] = lambda: True, every: float = IDLE_INTERVAL) -> None:
+        """Keep everything running until `turn` returns False or this process is asked to end.
+
+        Args:
+            turn: Called every `every` seconds.
 
         Raises:
-            ChildDied: a process died, and it is of no use to start it again.
+            ChildDied: a process died that cannot be restarted.
         """
         due = time.monotonic()
         while self._launcher.pump(max(0.0, due - time.monotonic())):
@@ -263,17 +265,19 @@ class LocalRun:
                     return
 
     def finish(self, children: Sequence[Child], timeout: float) -> list[str]:
-        """End a run in order: the first of these children is told to finish, and the others hear of that from the
-        cluster. Returns the names of those that are still at work after `timeout` seconds.
+        """End a run in order: order the first child to finish; the others learn from the cluster that the run is over.
+
+        Returns:
+            Names of the children that still run after `timeout` seconds.
         """
-        self._launcher.forget_signal()  # a second one ends this, too
+        self._launcher.forget_signal()  # a second signal ends the wait below
         self._launcher.abandon(self._launcher.children)
         children[0].order("finish")
         self._launcher.wait_for(children, timeout)
         return [child.name for child in children if child.status is None]
 
     def _announce(self) -> None:
-        """Print where the dashboard is, once."""
+        """Print the dashboard's address once it is ready."""
         if self._board is not None and self._board.facts is not None:
             self.dashboard = str(self._board.facts["http"])
             self._board = None
@@ -281,9 +285,9 @@ class LocalRun:
 
 
 def up(nodes: Nodes, *, dashboard: bool = True) -> int:
-    """Run a cluster until SIGINT or SIGTERM; its exit status. Prints the addresses, then whatever a process prints.
+    """Run a cluster until SIGINT or SIGTERM. Return the exit status.
 
-    A process that dies is started again.
+    Prints the addresses, then the output of all processes. A process that dies is restarted.
     """
     with Launcher(lambda name, line: say(f"{name}: {line}", sys.stderr), say=note) as launcher:
         run = LocalRun(launcher, nodes, dashboard=dashboard)
@@ -298,39 +302,38 @@ def _announce_nodes(cluster: LocalCluster) -> None:
     for endpoint in cluster.endpoints:
         say(f"memoire: actors and learners connect to {endpoint}")
     for child, page in zip((*cluster.servers, *cluster.proxies), cluster.pages, strict=True):
-        say(f"memoire: how {child.name} stands: {page}/status")
+        say(f"memoire: status of {child.name}: {page}/status")
     say("Ctrl-C ends the cluster.", sys.stderr)
 
 
-TURN = 0.2
-"""Seconds between two looks at the programs."""
-"""Seconds that actors have to end by themselves once the learner has ended, unless told otherwise."""
+TURN_INTERVAL = 0.2
+"""Seconds between two checks of the programs."""
 LISTEN_NOTE_DELAY = 10.0
-"""Seconds after which one is told that actors wait for the learner's server."""
-NONE = "-"
-"""In place of a learner: there is none here."""
+"""Seconds of waiting for the learner's server after which a note is printed."""
+NO_LEARNER = "-"
+"""Word of the command line in place of a learner: the run has none."""
 MAX_PORT = 65535
 PORTS = 3
-"""Ports in a row that a server takes."""
+"""Consecutive ports that a server takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(LaunchSettings):
-    """What to launch.
+    """Options of `memoire launch`: programs, nodes, addresses and folders.
 
     Raises:
-        ParameterError: a number or a program is none.
+        ParameterError: a number is out of range, or a program is missing.
     """
 
     learner: tuple[str, ...] = ()
-    """File or module, and arguments; empty: none."""
+    """File or module, and arguments; empty without a learner."""
     actor: tuple[str, ...] = ()
     nodes: Nodes | None = None
-    """Servers and proxies of this run; None: the learner is the server, unless `endpoint` says where one is."""
+    """Servers and proxies of this run; None makes the learner the server, unless `endpoint` names a cluster."""
     endpoint: str | None = None
-    """Of a cluster that runs elsewhere."""
+    """Address of a cluster that runs elsewhere."""
     ports: int = PORTS
-    """That it takes in a row: more if it has an inference node, or ranks."""
+    """Consecutive ports that the learner takes: more than `PORTS` if it has an inference node, or ranks."""
     env: str | None = None
     keys: str | None = None
     state_dir: str | None = None
@@ -344,34 +347,34 @@ class LaunchOptions(LaunchSettings):
                 object.__setattr__(self, name, os.path.abspath(path))
         check_settings(self)
         if not self.learner and not self.actor:
-            raise ParameterError("LEARNER", NONE, "a program, or an ACTOR beside it")
+            raise ParameterError("LEARNER", NO_LEARNER, "a program; or give an ACTOR too")
         if self.embeds and not self.learner:
-            expected = "a program that makes a memoire.Server, or --env, --schema, --tables or --endpoint beside it"
-            raise ParameterError("LEARNER", NONE, expected)
+            expected = "a program that makes a memoire.Server; or give --env, --schema, --tables or --endpoint too"
+            raise ParameterError("LEARNER", NO_LEARNER, expected)
 
     @property
     def embeds(self) -> bool:
-        """Whether the learner is the server."""
+        """True if the learner is the server."""
         return self.nodes is None and self.endpoint is None
 
     @property
     def names(self) -> list[str]:
-        """Of all programs."""
+        """Names of all programs: the learner, then the actors."""
         learner = ["learner"] if self.learner else []
         return learner + [f"actor-{rank}" for rank in range(self.actors if self.actor else 0)]
 
 
 def program(what: str, text: str) -> tuple[str, ...]:
-    """A program and its arguments, as one text of the command line says them; empty for "-".
+    """Split one text of the command line into a program and its arguments; return () for "-".
 
     Raises:
-        ParameterError: it is no Python file, and no module that is found from here.
+        ParameterError: the text is not a Python file, and not a module that can be imported here.
     """
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise ParameterError(what, text, f"a program and its arguments: {error}") from error
-    if words == (NONE,):
+    if words == (NO_LEARNER,):
         return ()
     if not words or not (os.path.isfile(words[0]) if is_file(words[0]) else _is_module(words[0])):
         raise ParameterError(
@@ -381,7 +384,7 @@ def program(what: str, text: str) -> tuple[str, ...]:
 
 
 def _is_module(name: str) -> bool:
-    """Whether `python -m NAME` would find a module, in the working directory too."""
+    """Return True if `python -m NAME` would find a module, also in the working directory."""
     if not all(part.isidentifier() for part in name.split(".")):
         return False
     if os.path.exists(os.path.join(*name.split("."))) or os.path.isfile(os.path.join(*name.split(".")) + ".py"):
@@ -392,29 +395,29 @@ def _is_module(name: str) -> bool:
 
 
 def launch(options: LaunchOptions) -> int:
-    """Run it until it is over; its exit status, 128 + n when signal n ended it before.
+    """Run a learner and actors until the run is over. Return 0, or 128 + n if signal n ended the run before.
 
     Raises:
-        ChildDied: a process died, and it is of no use to start it again.
+        ChildDied: a process died that cannot be restarted.
         EndpointError: the ports are in use.
         MemoireTimeout: the learner did not open its address.
     """
-    shown = ProcessOutput(options.names, options.logs, None if options.quiet else sys.stdout)
-    with shown, Launcher(shown, say=note) as launcher:
+    output = ProcessOutput(options.names, options.logs, None if options.quiet else sys.stdout)
+    with output, Launcher(output, say=note) as launcher:
         launched = LaunchedRun(launcher, options)
         launched.run()
         return 0 if launched.is_over else 128 + (launcher.stop_signal or signal.SIGTERM)
 
 
 class LaunchedRun(LocalRun):
-    """A learner and its actors, from the first start to the end of the run.
+    """Learner and actors, from the first start to the end of the run.
 
     Args:
-        every_turn: Called again and again while they run.
+        every_turn: Called every `TURN_INTERVAL` seconds while the programs run.
 
     Attributes:
-        is_over: The learner has ended with status 0, or all actors have where there is no learner.
-        actors: Their processes.
+        is_over: True once the learner has ended with status 0, or all actors have in a run without a learner.
+        actors: Processes of the actors.
     """
 
     def __init__(
@@ -427,24 +430,24 @@ class LaunchedRun(LocalRun):
         self._options = options
         self._learner: Child | None = None
         self._endpoint = ""
-        self._page = ""  # of the learner
+        self._page = ""  # URL of the learner's pages
 
     def run(self) -> None:
-        """Start everything, keep it running, and end it."""
+        """Start all processes, keep them running until the run is over, and end them."""
         if not self.begin():
             return
-        self._endpoint = self._find_endpoint()
+        self._endpoint = self._choose_endpoint()
         note(f"MEMOIRE_ENDPOINT={self._endpoint}")
         self._start_learner()
         if self._options.embeds and not self._await_learner():
             return
         self._start_actors()
         self.show(self._learner_pages())
-        self.watch(self._goes_on, TURN)
+        self.watch(self._turn, TURN_INTERVAL)
         if self.is_over:
             self._finish()
 
-    def _find_endpoint(self) -> str:
+    def _choose_endpoint(self) -> str:
         if self._options.endpoint is not None:
             return self._options.endpoint
         if self.cluster is not None:
@@ -468,7 +471,7 @@ class LaunchedRun(LocalRun):
 
     def _environment(self, role: str, rank: int, count: int) -> Mapping[str, str]:
         options = self._options
-        said = {
+        variables = {
             "MEMOIRE_ENDPOINT": self._endpoint,
             "MEMOIRE_ROLE": role,
             "MEMOIRE_RANK": str(rank),
@@ -477,25 +480,25 @@ class LaunchedRun(LocalRun):
             "MEMOIRE_HTTP": "127.0.0.1:0",
         }
         if role == "actor":  # one of many on the machine
-            said |= {name: str(options.threads or os.environ.get(name, "1")) for name in ONE_THREAD}
+            variables |= {name: str(options.threads or os.environ.get(name, "1")) for name in ONE_THREAD}
         elif options.embeds:
-            said |= self._as_server()
+            variables |= self._server_environment()
         optional = {"MEMOIRE_KEYS": options.keys, "MEMOIRE_ENV": options.env}
-        return said | {name: value for name, value in optional.items() if value is not None}
+        return variables | {name: value for name, value in optional.items() if value is not None}
 
-    def _as_server(self) -> dict[str, str]:
-        """What a learner is told that is the server of its cluster."""
+    def _server_environment(self) -> dict[str, str]:
+        """Return the variables of a learner that is the server of its cluster."""
         page = f"127.0.0.1:{free_ports(0, 1)}"
         self._page = f"http://{page}"
-        said = {"MEMOIRE_LISTEN": self._endpoint, "MEMOIRE_NAME": "learner-0", "MEMOIRE_HTTP": page}
-        return said | ({} if self._options.state_dir is None else {"MEMOIRE_STATE_DIR": self._options.state_dir})
+        variables = {"MEMOIRE_LISTEN": self._endpoint, "MEMOIRE_NAME": "learner-0", "MEMOIRE_HTTP": page}
+        return variables | ({} if self._options.state_dir is None else {"MEMOIRE_STATE_DIR": self._options.state_dir})
 
     def _await_learner(self) -> bool:
-        """Wait until the learner listens; whether to go on."""
+        """Wait until the learner listens. Return False if the run ends meanwhile."""
         place = self._endpoint.partition("://")[2]
-        began, is_noted = time.monotonic(), False
-        while (waited := time.monotonic() - began) < self._options.ready_timeout:
-            if not self._launcher.pump(TURN) or self._learner_is_done():
+        start_time, is_noted = time.monotonic(), False
+        while (waited := time.monotonic() - start_time) < self._options.ready_timeout:
+            if not self._launcher.pump(TURN_INTERVAL) or self._learner_is_done():
                 return False
             if _is_open(place):
                 return True
@@ -509,19 +512,19 @@ class LaunchedRun(LocalRun):
         raise MemoireTimeout(f"server at {self._endpoint}", "the learner", self._options.ready_timeout, advice)
 
     def _learner_pages(self) -> list[str]:
-        """Those of a learner that is the server, if it has opened any."""
+        """Return the URL of the learner's pages in a list; [] if the learner is no server or opened no pages."""
         if not self._options.embeds or not self._options.dashboard:
             return []
         if _is_open(self._page.partition("://")[2]):
             return [self._page]
-        note("there is no dashboard: the learner has no pages. NodePages.from_environment(server) opens them.")
+        note("no dashboard: the learner has no pages; open them with NodePages.from_environment(server)")
         return []
 
     def _learner_is_done(self) -> bool:
         self.is_over = self._learner is not None and self._learner.status == 0
         return self.is_over
 
-    def _goes_on(self) -> bool:
+    def _turn(self) -> bool:
         self._every_turn()
         if self._learner is not None:
             return not self._learner_is_done()
@@ -529,7 +532,7 @@ class LaunchedRun(LocalRun):
         return not self.is_over
 
     def _finish(self) -> None:
-        """Let actors end by themselves: they hear that the run is over."""
+        """Wait until the actors end by themselves: their clients report that the run is over."""
         if self._learner is not None and self.actors:
             note("the learner has ended; actors end now")
         self._launcher.abandon(self.actors)
@@ -538,24 +541,24 @@ class LaunchedRun(LocalRun):
         has_ended = self._launcher.wait_for(self.actors, self._options.finish_timeout)
         if not has_ended and self._launcher.stop_signal is None:
             late = [actor.name for actor in self.actors if actor.status is None]
-            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s, and is ended now")
+            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s; memoire ends them now")
 
 
 def seed_of(seed: int, role: str, rank: int) -> int:
-    """A seed of its own for each process of a run."""
+    """Return a different seed for each process of a run."""
     return 1000 * seed + (rank + 1 if role == "actor" else 0)
 
 
 def free_ports(first: int, count: int = PORTS) -> int:
-    """The first of `count` ports in a row of this machine that nobody listens at; 0 finds some.
+    """Return the first of `count` consecutive free ports of this machine, from `first` on; 0 finds any.
 
     Raises:
-        EndpointError: the ones that are asked for are in use.
+        EndpointError: the ports from `first` on are in use.
     """
-    reason = "none is free"
+    reason = "no free ports were found"
     for candidate in [first] if first else _candidates():
         if candidate + count > MAX_PORT + 1:
-            reason = f"ports end at {MAX_PORT}"
+            reason = f"the highest port is {MAX_PORT}"
             continue
         try:
             with contextlib.ExitStack() as stack:
@@ -565,18 +568,18 @@ def free_ports(first: int, count: int = PORTS) -> int:
         except OSError as error:
             reason = error.strerror or str(error)
     where = f"tcp://127.0.0.1:{first}"
-    raise EndpointError(where, "listen at", reason, f"another --port (0 finds {count} free ones in a row)")
+    raise EndpointError(where, "listen at", reason, f"another --port (0 finds {count} consecutive free ports)")
 
 
 def _candidates() -> Iterator[int]:
     for _ in range(100):
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            port = int(found.getsockname()[1])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
         yield port
 
 
 def _is_open(place: str) -> bool:
-    """Whether somebody listens at HOST:PORT."""
+    """Return True if HOST:PORT accepts a connection."""
     host, _, port = place.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 1.0):

@@ -1,6 +1,6 @@
-"""The pages of a node: what is said at /livez, /readyz, /status, /metrics, /episodes, /sample and so on. No sockets.
+"""Pages of a node as functions of the node and the request: /livez, /readyz, /status, /metrics and so on. No sockets.
 
-Every page is a function of the node and the request, and only reads. `NodePages` (node.py) serves them.
+Every page only reads. `NodePages` (http.py) serves them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from memoire.server.server import Server
 
 PAGE_ROWS = 100
-"""Rows on a page that does not say how many it wants."""
+"""Rows of a page if the request names no number."""
 MAX_PAGE_LINES = 1000
 MAX_PAGE_BYTES = 256 << 10
-"""Bytes of the rows on one page: it ends sooner when they have much to say."""
+"""Bytes of the rows of one page; large rows end a page early."""
 ENOUGH_DESCRIPTORS = 0.9
-"""Part of the file descriptors that may be in use while a node calls itself ready."""
+"""Share of the file descriptors that may be in use while a node is ready."""
 EXTRA = "pip install 'memoire-rl[server]'"
 
 ENDPOINTS: Mapping[str, Mapping[str, str]] = {
@@ -43,36 +43,36 @@ ENDPOINTS: Mapping[str, Mapping[str, str]] = {
     "proxy": {"request": "endpoint", "push": "push_endpoint", "publish": "pub_endpoint"},
     "inference": {"request": "endpoint"},
 }
-"""Addresses of the roles that others connect to: what a page calls each one, and which attribute of the node has it."""
+"""Addresses of the roles that accept connections: the name on a page, and the attribute of the node that holds it."""
 
 Query: TypeAlias = Mapping[str, str]
 
 
 class Node(Protocol):
-    """What pages are about: a server, proxy, client, reader or inference node."""
+    """Server, proxy, client, reader or inference node that pages describe."""
 
     ROLE: ClassVar[str]
 
     def stats(self) -> Any:
-        """How it stands: a dataclass of its role's."""
+        """Return the statistics of the node: a dataclass of its role."""
 
     def liveness(self) -> list[str]:
-        """What only a restart can mend, a sentence each."""
+        """Return a sentence for each fault that only a restart repairs."""
 
     def readiness(self) -> list[str]:
-        """Why it should get no new clients or work, a sentence each."""
+        """Return a sentence for each reason why the node should get no new clients or work."""
 
 
 class Embedding(Protocol):
-    """What has a node within, such as `rl.Agent` or `rl.RolloutWorker`: its pages are those of the node."""
+    """Object around a node, such as `rl.Agent` or `rl.RolloutWorker`, whose pages are those of the node."""
 
     @property
     def node(self) -> Node:
-        """The node."""
+        """Node that the pages describe."""
 
 
 class EarlyAnswer(Exception):
-    """A page to answer with at once."""
+    """Signal that a request is answered at once, with `page`."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page)
@@ -80,7 +80,7 @@ class EarlyAnswer(Exception):
 
 
 class Page(NamedTuple):
-    """An answer."""
+    """Answer to a request: HTTP status, body, headers and content type."""
 
     status: int
     body: bytes
@@ -89,48 +89,48 @@ class Page(NamedTuple):
 
 
 class PageRequest(NamedTuple):
-    """What is asked for; names of headers are in lower case."""
+    """Request for a page; names of headers are in lower case."""
 
     path: str
     query: Query = {}
     headers: Mapping[str, str] = {}
     open: tuple[str, ...] = ()
-    """Where these pages are read without a token from other machines."""
+    """Addresses of these pages that other machines can read without a token."""
     refused: Mapping[str, int] = {}
-    """Requests for them that were refused, by reason."""
+    """Rejected requests for these pages, by reason."""
 
 
-def node_of(given: Node | Embedding) -> Node:
-    """The node that pages are about, of what somebody wants to show."""
-    return cast(Node, given.node if hasattr(given, "node") else given)
+def node_of(shown: Node | Embedding) -> Node:
+    """Return the node within an object around it, or the node itself."""
+    return cast(Node, shown.node if hasattr(shown, "node") else shown)
 
 
 def role_of(node: Node | None) -> str:
-    """server, proxy, actor, learner or inference; "" before there is a node, and of what is none of these."""
+    """Return "server", "proxy", "actor", "learner" or "inference"; "" without a node, and for any other object."""
     return str(getattr(type(node), "ROLE", ""))
 
 
 def index(node: Node | None, request: PageRequest) -> Page:
-    """Which pages there are."""
+    """Return the list of all pages, and the software's version."""
     return as_json({"pages": sorted(PAGES), "software": SOFTWARE})
 
 
 def livez(node: Node | None, request: PageRequest) -> Page:
-    """Whether only a restart helps."""
+    """Return status 200, or 503 with the reasons if only a restart helps."""
     stuck = _stuck(node)
     return as_json({"alive": not stuck, "reasons": stuck}, _ok(not stuck))
 
 
 def readyz(node: Node | None, request: PageRequest) -> Page:
-    """Whether it should get new clients, or work."""
+    """Return status 200, or 503 with the reasons if the node should get no new clients or work."""
     reasons = reasons_of(node)
     return as_json({"ready": not reasons, "reasons": reasons}, _ok(not reasons))
 
 
 def reasons_of(node: Node | None) -> list[str]:
-    """Why the node is not ready, a sentence each."""
+    """Return a sentence for each reason why the node is not ready."""
     if node is None:
-        return ["starting: the node is not there yet"]
+        return ["starting: the process has no node yet"]
     return [*node.liveness(), *node.readiness(), *_scarcity()]
 
 
@@ -139,7 +139,7 @@ def _stuck(node: Node | None) -> list[str]:
 
 
 def status(node: Node | None, request: PageRequest) -> Page:
-    """How the node stands: all of its stats, and of a server a page of its clients."""
+    """Return the node's state: all of its stats and, for a server, a page of its clients."""
     reasons = reasons_of(node)
     facts: dict[str, Any] = {
         "role": role_of(node),
@@ -162,71 +162,71 @@ def status(node: Node | None, request: PageRequest) -> Page:
 
 
 def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] | None = None) -> Security:
-    """What a node's stats say of who may come to it and who was sent away, and the same of its pages.
+    """Return the access facts of a node's stats together with those of its pages.
 
     Args:
-        pages: Their addresses that everybody on other machines may ask.
-        refused: Requests for them that were refused, by reason.
+        pages: Addresses of the pages that other machines can read without a token.
+        refused: Rejected requests for the pages, by reason.
     """
-    told: Security = getattr(stats, "security", None) or Security(keys=False, open=(), refused={})
-    return Security(told.keys, (*told.open, *pages), {**told.refused, **(refused or {})}, told.hung_up)
+    access: Security = getattr(stats, "security", None) or Security(keys=False, open=(), refused={})
+    return Security(access.keys, (*access.open, *pages), {**access.refused, **(refused or {})}, access.hung_up)
 
 
 def metrics(node: Node | None, request: PageRequest) -> Page:
-    """The same for Prometheus."""
+    """Return the node's metrics for Prometheus."""
     try:
         from .metrics import Exposition, NodeCollector, ScrapedNode
     except ModuleNotFoundError as error:
-        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"this takes {error.name}: {EXTRA}")) from None
+        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_IMPLEMENTED, f"/metrics needs {error.name}: {EXTRA}")) from None
 
-    def look() -> ScrapedNode:
+    def read_node() -> ScrapedNode:
         stats = None if node is None else node.stats()
         known = security(stats, request.open, request.refused)
         guard, program = (known.open, known.refused, known.hung_up), getattr(node, "program", None)
-        standing = None if program is None else program()
-        return ScrapedNode(*guard, role_of(node), stats, _stuck(node), reasons_of(node), standing)
+        program_stats = None if program is None else program()
+        return ScrapedNode(*guard, role_of(node), stats, _stuck(node), reasons_of(node), program_stats)
 
-    exposition = Exposition(NodeCollector(look))
+    exposition = Exposition(NodeCollector(read_node))
     body, kind = exposition.text(request.headers.get("accept", ""))
     return Page(200, body, kind=kind)
 
 
 def accounts(node: Node | None, request: PageRequest) -> Page:
-    """The ledger of a run at a server, its rows as they are (`rows.ACCOUNT`): for whoever merges several, exactly.
+    """Return rows of a run's ledger at a server (`rows.ACCOUNT`), from which a program can merge several ledgers.
 
-    MessagePack, a page at a time: `next` is the `after` of the page behind it, "" of the last one. With `seen`, less
-    than half a minute ago, only accounts whose client was heard since then. `inherited` grows with each account that
-    came from another server, which may be older than that.
+    The body is MessagePack, a page at a time: `next` is the `after` of the following page, "" on the last one. With
+    `seen`, less than half a minute ago, the rows are only accounts whose client was heard since then. `inherited` grows
+    with each account that came from another server, which may be older than that.
     """
     server = _server(node, "accounts")
-    seen = _value(request.query, "seen", float, "seconds since 1970") or 0.0
-    after = _value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
-    found, more = server.account_page(request.query.get("run") or None, after, seen=seen)
+    seen = _parsed_value(request.query, "seen", float, "seconds since 1970") or 0.0
+    after = _parsed_value(request.query, "after", bytes.fromhex, "an account's key in hex") or b""
+    ledger, has_more = server.account_page(request.query.get("run") or None, after, seen=seen)
     body = {
         "name": server.name,
-        "run": found.run,
-        "epoch": found.epoch,
-        "finished": found.finished,
-        "durable": found.durable,
-        "runs": found.runs,
-        "time": found.time,
-        "inherited": found.inherited,
-        "row_bytes": found.rows.itemsize,
-        "rows": found.rows.tobytes(),
-        "next": key_of(found.rows[-1:]).hex() if more else "",
+        "run": ledger.run,
+        "epoch": ledger.epoch,
+        "finished": ledger.finished,
+        "durable": ledger.durable,
+        "runs": ledger.runs,
+        "time": ledger.time,
+        "inherited": ledger.inherited,
+        "row_bytes": ledger.rows.itemsize,
+        "rows": ledger.rows.tobytes(),
+        "next": key_of(ledger.rows[-1:]).hex() if has_more else "",
     }
     return Page(200, msgspec.msgpack.encode(body), kind="application/msgpack")
 
 
 def episodes(node: Node | None, request: PageRequest) -> Page:
-    """Closed episodes of the run that is counted now, with a number above `after`; a server keeps the newest thousand.
+    """Return closed episodes of the current run with a number above `after`; a server keeps the newest thousand.
 
-    `next` is the `after` of the page behind it; `missed` is how many between have been forgotten already.
+    `next` is the `after` of the following page; `missed` is the number of episodes between that the server forgot.
     """
     server = _server(node, "episodes")
-    after = _whole(request.query, "after", 0, 0, 1 << 53)
-    most = _whole(request.query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
-    run, first, found = server.episodes_after(after, most)
+    after = _whole_number(request.query, "after", 0, 0, 1 << 53)
+    most = _whole_number(request.query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    run, first, closed = server.episodes_after(after, most)
     rows = [
         {
             "number": first + place,
@@ -236,7 +236,7 @@ def episodes(node: Node | None, request: PageRequest) -> Page:
             "return": ended.returned,
             "kind": "test" if ended.kind == TEST else "train",
         }
-        for place, (client, ended) in enumerate(found)
+        for place, (client, ended) in enumerate(closed)
     ]
     missed = max(0, first - after - 1) if after else 0
     epoch = server.epoch
@@ -244,7 +244,7 @@ def episodes(node: Node | None, request: PageRequest) -> Page:
 
 
 def settings(node: Node | None, request: PageRequest) -> Page:
-    """What a server was told: the tables with their schemas and the parameters that hold now, and its limits."""
+    """Return a server's limits, and its tables with their schemas and present parameters."""
     server = _server(node, "settings")
     tables = {}
     for name, stats in server.stats().tables.items():
@@ -262,34 +262,34 @@ def settings(node: Node | None, request: PageRequest) -> Page:
 
 
 def sample(node: Node | None, request: PageRequest) -> Page:
-    """One sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`; nothing
-    is taken. Each array has its dtype, its shape, its bytes (C order, in base64) and how many of its axes come before
-    those of its column.
+    """Return one sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`. It
+    stays in the table. Each array has its dtype, its shape, its bytes (C order, in base64) and the number of its axes
+    before those of its column.
     """
     table = _table(node, request, "samples")
-    client = _value(request.query, "client", bytes.fromhex, "an id in hex")
-    of = None if client is None else (client, _whole(request.query, "number", 0, 0, 1 << 62))
-    found = table.peek(of)
-    if found is None:
-        what = "no sample now that could be shown" if of is None else f"no sample of entry {of[1]} any more"
-        text = f"table {table.name!r} holds {what} (or it is larger than 4 MiB)"
+    client = _parsed_value(request.query, "client", bytes.fromhex, "an id in hex")
+    key = None if client is None else (client, _whole_number(request.query, "number", 0, 0, 1 << 62))
+    drawn = table.peek(key)
+    if drawn is None:
+        what = "no sample now" if key is None else f"no sample of entry {key[1]} any longer"
+        text = f"table {table.name!r} holds {what}, or one that is larger than 4 MiB"
         raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, text))
     arrays = {
         name: {
             "dtype": array.dtype.str,
             "shape": array.shape,
-            "axes": found.axes[name],
+            "axes": drawn.axes[name],
             "data": base64.b64encode(array.tobytes()).decode(),
         }
-        for name, array in found.arrays.items()
+        for name, array in drawn.arrays.items()
     }
-    names = [field.name for field in dataclasses.fields(found) if field.name not in ("arrays", "axes")]
-    told = {name: getattr(found, name) for name in names if name != "place"}
-    return as_json({"table": table.name, **told, **dataclasses.asdict(found.place), "arrays": arrays})
+    names = [field.name for field in dataclasses.fields(drawn) if field.name not in ("arrays", "axes")]
+    facts = {name: getattr(drawn, name) for name in names if name != "place"}
+    return as_json({"table": table.name, **facts, **dataclasses.asdict(drawn.place), "arrays": arrays})
 
 
 def distribution(node: Node | None, request: PageRequest) -> Page:
-    """How weights and ages of what a table of a server holds are spread, and its effective size."""
+    """Return the distributions of weights and ages of a table of a server, and its effective size."""
     table = _table(node, request, "held samples")
     return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
 
@@ -301,30 +301,30 @@ def _table(node: Node | None, request: PageRequest, what: str) -> Any:
 
 def _server(node: Node | None, what: str) -> Server:
     if role_of(node) != "server":
-        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"there are no {what} here: ask a server"))
+        raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"only a server has {what}: ask a server's pages"))
     return cast("Server", node)
 
 
 def logs(node: Node | None, request: PageRequest) -> Page:
-    """Log lines of a server's clients."""
+    """Return log lines of a server's clients."""
     query = request.query
     server = _server(node, "log lines")
-    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
-    found = server.search(
+    most = _whole_number(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    entries = server.search(
         query.get("text", ""),
         run=query.get("run") or server.run,
-        client=_value(query, "client", bytes.fromhex, "an id in hex"),
-        label=_value(query, "label", _label, "up to 8 digits in hex"),
-        since=_value(query, "since", float, "seconds since 1970"),
-        until=_value(query, "until", float, "seconds since 1970"),
-        after=_whole(query, "after", 0, 0, 1 << 53),
-        before=_whole(query, "before", 1 << 53, 0, 1 << 53),
+        client=_parsed_value(query, "client", bytes.fromhex, "an id in hex"),
+        label=_parsed_value(query, "label", _label, "up to 8 digits in hex"),
+        since=_parsed_value(query, "since", float, "seconds since 1970"),
+        until=_parsed_value(query, "until", float, "seconds since 1970"),
+        after=_whole_number(query, "after", 0, 0, 1 << 53),
+        before=_whole_number(query, "before", 1 << 53, 0, 1 << 53),
         most=most,
         newest_first="newest" in query,
     )
     rows: list[dict[str, Any]] = []
     size = 0
-    for entry in found:
+    for entry in entries:
         size += len(entry.line.text.encode()) + 200
         if rows and size > MAX_PAGE_BYTES:
             break
@@ -339,25 +339,25 @@ def logs(node: Node | None, request: PageRequest) -> Page:
                 "text": entry.line.text,
             }
         )
-    return as_json({"rows": rows, "is_all": len(rows) == len(found) < most})
+    return as_json({"rows": rows, "is_all": len(rows) == len(entries) < most})
 
 
 def client_page(server: Server, query: Query) -> dict[str, Any]:
-    """One page of the clients; `next` is what to give as `after` for the page behind it, None on the last one."""
-    most = _whole(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
-    found = server.clients(query.get("after", ""), most + 1)
+    """Return one page of the clients; `next` is the `after` of the following page, None on the last one."""
+    most = _whole_number(query, "most", PAGE_ROWS, 1, MAX_PAGE_LINES)
+    clients = server.clients(query.get("after", ""), most + 1)
     rows: list[msgspec.Raw] = []
     size = 0
-    for client in found[:most]:
+    for client in clients[:most]:
         row = msgspec.json.encode(client)
         size += len(row)
         if rows and size > MAX_PAGE_BYTES:
             break
         rows.append(msgspec.Raw(row))
-    return {"rows": rows, "next": found[len(rows) - 1].client if len(rows) < len(found) else None}
+    return {"rows": rows, "next": clients[len(rows) - 1].client if len(rows) < len(clients) else None}
 
 
-def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
+def _whole_number(query: Query, name: str, default: int, least: int, most: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise EarlyAnswer(
@@ -366,7 +366,7 @@ def _whole(query: Query, name: str, default: int, least: int, most: int) -> int:
     return int(text)
 
 
-def _value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
+def _parsed_value(query: Query, name: str, read: Callable[[str], Any], expected: str) -> Any:
     if name not in query:
         return None
     try:
@@ -383,7 +383,7 @@ def _label(text: str) -> int:
 
 
 def process_facts() -> dict[str, Any]:
-    """What this process uses: memory and descriptors now, processor time so far, and how much of each it may have."""
+    """Return the process' use of memory, descriptors and processor time, and its limits."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -397,11 +397,11 @@ def process_facts() -> dict[str, Any]:
 
 
 def _scarcity() -> list[str]:
-    """Why new clients could not even connect: each needs three descriptors."""
+    """Return the reason why new clients could not connect, if descriptors are scarce: each client needs three."""
     used, limit = process.used(), process.limit()
     if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
         return []
-    return [f"descriptors: {used} of {limit} are in use, and clients need more: raise the limit (ulimit -n)"]
+    return [f"descriptors: {used} of {limit} are in use, and clients need more; raise the limit (ulimit -n)"]
 
 
 def _resident() -> int | None:
@@ -413,12 +413,12 @@ def _resident() -> int | None:
 
 
 def as_json(value: Any, status: int = 200) -> Page:
-    """A page in JSON."""
+    """Return a page in JSON."""
     return Page(status, msgspec.json.encode(value) + b"\n")
 
 
 def as_error(status: int, text: str) -> Page:
-    """A page that says what is wrong."""
+    """Return a page in JSON with an error text."""
     return as_json({"error": text}, status)
 
 
@@ -441,6 +441,6 @@ PAGES: Mapping[str, Handler] = {
     "/logs": logs,
 }
 PROBES = ("/livez", "/readyz")
-"""Pages that nobody is ever asked a token for."""
+"""Pages that never need a token."""
 OPEN = ("/", *PROBES, "/metrics")
-"""Pages that need no token, unless they have a port of their own."""
+"""Pages that need no token, unless `probes` gives them a port of their own."""

@@ -1,12 +1,12 @@
-"""A server, proxy or relay as a process of its own: what `memoire server`, `memoire proxy` and `memoire relay` run.
+"""Processes of servers, proxies and relays, as `memoire server`, `memoire proxy` and `memoire relay` run them.
 
-Alone, such a process prints its address and works until SIGINT or SIGTERM; launched (see `launch`), it says where it is
-through its tether, and reports how it fares.
+Without a launcher such a process prints its address and works until SIGINT or SIGTERM. A launched process (see
+`launcher`) reports its address and its figures through its `LauncherLine`.
 
-Snapshots from the command line: ordered at every server of a cluster, looked into, and given to servers at their
-start.
+`order`, `show` and `put_back` are the snapshot commands: order snapshots at all servers of a cluster, print the content
+of a file, and restore files at a server's start.
 
-The tables of a server, read from JSON: what `memoire server --tables` is given, the name of a file or its content.
+`read_tables` reads a server's tables from JSON: `memoire server --tables` takes the name of a file, or its content.
 
     {
       "online": {"env": "CartPole-v1", "multi_step": 3, "parameters": {"priority_exponent": 0.7}},
@@ -14,8 +14,8 @@ The tables of a server, read from JSON: what `memoire server --tables` is given,
       "math":   {"schema": "answer.json", "storage": "prompts", "group": 8, "score": "variance", "lease": 300}
     }
 
-Each table has a schema (its JSON form, or the name of a file with it, beside this one) or the Gymnasium environment
-that it is read off; and any of the settings of `memoire.Table`. Fields of its parameters are among these, or stand
+Each table has a schema (its JSON form, or the name of a file in the same folder) or a Gymnasium environment from which
+the schema is made, and any settings of `memoire.Table`. Fields of its parameters stand beside these settings, or
 together under "parameters".
 """
 
@@ -58,21 +58,21 @@ from .settings import NotASize, env_schema, size
 from .supervision import LauncherLine, say
 
 INCOMPLETE = 3
-"""Exit status when a server has not written its file, or a file is damaged."""
+"""Exit status if a server has not written its snapshot, or a file is damaged."""
 
 
 def order(
     endpoint: str, name: str, *, timeout: float = 600.0, keys: Given = None, say: Callable[[str], object] = print
 ) -> int:
-    """Have every server behind this address write a snapshot into its own state folder; the exit status.
+    """Order a snapshot at every server behind an address, each in its own state folder. Return the exit status.
 
     Raises:
-        MemoireTimeout: an address on the way leads to nobody, and nothing was ordered.
+        MemoireTimeout: no server answers at an address on the way; no snapshot is ordered.
     """
     with Reader([endpoint], timeout=min(10.0, timeout), keys=keys) as reader:
-        told = reader.snapshot(name, timeout)
+        replies = reader.snapshot(name, timeout)
     failed = 0
-    for server, answer in sorted(told.items()):
+    for server, answer in sorted(replies.items()):
         if isinstance(answer, MemoireError):
             failed += 1
             say(f"{server}: not written: {answer}")
@@ -91,52 +91,53 @@ def _held(counts: Mapping[str, int]) -> str:
 
 
 def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable[[str], object] = print) -> int:
-    """Print what a file holds; the exit status.
+    """Print the content of a snapshot file. Return the exit status.
 
     Raises:
-        DataError: it cannot be read, or is no snapshot.
+        DataError: the file cannot be read, or is not a snapshot.
     """
-    found = snapshots.facts(path, check=check)
+    facts = snapshots.facts(path, check=check)
     if as_json:
-        say(json.dumps(found))
+        say(json.dumps(facts))
     else:
-        taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["taken"]))
-        say(f"{path}: server {found['server']!r}, run {found['run']!r}, taken at {taken}, {found['bytes']} bytes")
-        for table in found["tables"]:
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["taken"]))
+        say(f"{path}: server {facts['server']!r}, run {facts['run']!r}, taken at {timestamp}, {facts['bytes']} bytes")
+        for table in facts["tables"]:
             say(_line(table))
-        if not found["complete"] and not found["damage"]:
-            say("It is not complete: the server had to end while it was written.")
-        if found["damage"]:
-            say(f"It is damaged: {found['damage']}.")
-    return INCOMPLETE if found["damage"] else 0
+        if not facts["complete"] and not facts["damage"]:
+            say("The file is incomplete: the server ended while writing it.")
+        if facts["damage"]:
+            say(f"The file is damaged: {facts['damage']}.")
+    return INCOMPLETE if facts["damage"] else 0
 
 
 def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
-        return f"  {table['name']}: {table['storage']}; how many is not known"
+        return f"  {table['name']}: {table['storage']}; the number of entries is not known"
     held = _held(table)
-    is_left = registry.offers(table["storage"], HearsSums)
-    left = f", {table['unused']} not drawn yet, of {table['clients']} clients" if is_left else ""
-    return f"  {table['name']}: {held}{left}, {table['bytes']} bytes"
+    has_unused = registry.offers(table["storage"], HearsSums)
+    unused = f", {table['unused']} not drawn yet, of {table['clients']} clients" if has_unused else ""
+    return f"  {table['name']}: {held}{unused}, {table['bytes']} bytes"
 
 
-def part_of(given: str | None) -> tuple[int, int]:
-    """(rank, of) of "K/N": the K-th of N servers, counted from 1."""
-    if given is None:
+def part_of(part: str | None) -> tuple[int, int]:
+    """Return (rank, count) of "K/N", the K-th of N servers counted from 1; (0, 1) of None."""
+    if part is None:
         return 0, 1
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise ParameterError("--part", given, "K/N for the K-th of N servers, such as 1/3, 2/3 and 3/3")
-    return int(found[1]) - 1, int(found[2])
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", part)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ParameterError("--part", part, "K/N for the K-th of N servers, such as 1/3, 2/3 and 3/3")
+    return int(match[1]) - 1, int(match[2])
 
 
 def put_back(server: Server, paths: Sequence[str], part: str | None, *, configure: bool, skip_damaged: bool) -> None:
-    """Put files into a server that starts; what came of it goes to standard error. Files that were restored into its
-    state folder before are left out.
+    """Restore snapshot files into a server that starts, and report the result on standard error.
+
+    Files that were restored into the server's state folder before are skipped.
 
     Raises:
         DataError, SnapshotMismatch: a file cannot be read, or does not fit.
-        ParameterError: the part is none.
+        ParameterError: `part` is malformed.
     """
     done = server.restore(paths, part=part_of(part), configure=configure, skip_damaged=skip_damaged, once=True)
     left_out = len(paths) - done.files
@@ -147,40 +148,40 @@ def put_back(server: Server, paths: Sequence[str], part: str | None, *, configur
 REPORT_INTERVAL = 0.25
 """Seconds between two reports of a launched node."""
 POLL_INTERVAL = 0.02
-"""Seconds between two looks whether a launched proxy has met its servers."""
+"""Seconds between two checks of a launched proxy whether all its servers have answered."""
 MEETING_TIMEOUT = 10.0
-"""Seconds that a launched proxy waits for servers that it has not met: one of them may be gone for good."""
+"""Seconds that a launched proxy waits for servers that have not answered yet; one of them may be lost."""
 CLOSE_TIMEOUT = 8.0
-"""Seconds that a server's process has to answer, save and say goodbye once it is told to end, unless told others."""
+"""Default seconds that a server's process has at its end to send its last replies and write its snapshot."""
 PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
-"""Whose keys it takes of a cluster's folder: a relay is who is behind it."""
+"""Roles whose keys of a cluster's folder a proxy and a relay use: a relay acts for the actors behind it."""
 RECENT = 100
-"""Newest closed episodes that a server reports."""
+"""Newest closed episodes that a server reports to its launcher."""
 
 
-def schema_of(given: str | None, env: str | None, storage: str | None = None) -> Schema:
-    """The schema in a JSON file, in `given` itself where that is JSON, or of a Gymnasium environment.
+def schema_of(schema: str | None, env: str | None, storage: str | None = None) -> Schema:
+    """Return the schema in a JSON file, in the JSON text `schema` itself, or of a Gymnasium environment.
 
     Args:
-        storage: Of its table: columns of some kinds have no roles.
+        storage: Kind of the table; columns of some kinds have no roles.
 
     Raises:
-        ParameterError: neither is given.
+        ParameterError: neither a schema nor an environment is given.
     """
     kind = registry.named(storage or registry.DEFAULT)
-    if given is None and env is None:
+    if schema is None and env is None:
         if not kind.has_columns:
             return kind.schema_from(None)
-        raise ParameterError("--schema", None, "a file with what is stored; or give --env or --tables")
-    if given is None:
+        raise ParameterError("--schema", None, "a JSON file with the table's columns; or give --env or --tables")
+    if schema is None:
         return _of_environment(str(env))
-    if given.lstrip().startswith("{"):
-        return kind.schema_class().from_json(given)
+    if schema.lstrip().startswith("{"):
+        return kind.schema_class().from_json(schema)
     try:
-        text = Path(given).read_text(encoding="utf-8-sig")
+        text = Path(schema).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SchemaError(f"cannot read the schema from {given!r}: {reason}. Give a JSON file (--schema).") from error
+        raise SchemaError(f"cannot read the schema from {schema!r}: {reason}. Give a JSON file (--schema).") from error
     return kind.schema_class().from_json(text)
 
 
@@ -191,29 +192,29 @@ def _of_environment(env: str) -> Schema:
         if error.name != "gymnasium":
             raise
         raise SchemaError(
-            f"the schema of {env!r} (--env) takes Gymnasium, which is not installed here: pip install "
-            f"'memoire-rl[demo]'. Or, as images of servers do without it, run `memoire schema {env}` where it is, and "
-            f"give what that prints (--schema; in the Helm chart, server.schema)."
+            f"the schema of {env!r} (--env) needs Gymnasium, which is not installed here: pip install "
+            f"'memoire-rl[demo]'. Images of servers do without Gymnasium: run `memoire schema {env}` on a machine "
+            f"that has it, and give its output (--schema; in the Helm chart, server.schema)."
         ) from error
 
 
 def read_tables(path: str) -> dict[str, Table]:
-    """The tables in this file, or in `path` itself where that is JSON, in their order.
+    """Return the tables in a file, or in the JSON text `path` itself, in their order.
 
     Raises:
-        ParameterError: it cannot be read, or says something that is no table; names which.
+        ParameterError: the file cannot be read, or a table in it has wrong settings; the error names the table.
     """
     is_content = path.lstrip().startswith("{")
     try:
-        given = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
+        content = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets as deep
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, or as many nested brackets
         raise ParameterError("--tables", path, f"a JSON file: {error}") from error
-    if not isinstance(given, dict) or not given:
+    if not isinstance(content, dict) or not content:
         raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
     where, folder = ("--tables", Path()) if is_content else (f"--tables {path}", Path(path).parent)
-    return {name: _table(f"{where}: {name}", settings, folder) for name, settings in given.items()}
+    return {name: _table(f"{where}: {name}", settings, folder) for name, settings in content.items()}
 
 
 def _table(where: str, settings: Any, folder: Path) -> Table:
@@ -224,9 +225,9 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
     try:
         has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
     except (MemoireError, TypeError) as error:
-        raise ParameterError(where, settings["storage"], f"the name of a kind of table as storage: {error}") from error
+        raise ParameterError(where, settings["storage"], f"a kind of table as storage: {error}") from error
     if has_columns and ("schema" in settings) == ("env" in settings):
-        raise ParameterError(where, sorted(settings), '"schema" or "env", one of both')
+        raise ParameterError(where, sorted(settings), 'either "schema" or "env"')
     try:
         if isinstance(settings.get("byte_limit"), str):
             settings = settings | {"byte_limit": size(settings["byte_limit"])}
@@ -236,70 +237,70 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
             **{name: value for name, value in settings.items() if name in known - {"parameters"}},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
-        raise ParameterError(where, "these settings", f"those of a table: {error}") from error
+        raise ParameterError(where, "these settings", f"settings of a table: {error}") from error
 
 
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    given, kind = settings["schema"], registry.named(settings.get("storage", registry.DEFAULT)).schema_class()
-    return kind.from_json(given if isinstance(given, dict) else (folder / given).read_text(encoding="utf-8-sig"))
+    schema, kind = settings["schema"], registry.named(settings.get("storage", registry.DEFAULT)).schema_class()
+    return kind.from_json(schema if isinstance(schema, dict) else (folder / schema).read_text(encoding="utf-8-sig"))
 
 
 def parameters_from(changes: Mapping[str, Any]) -> Parameters:
-    """Parameters that differ from the defaults in these, as JSON has them: lists for tuples.
+    """Return the default parameters with these changes, in the types of JSON: lists for tuples.
 
     Raises:
-        ParameterError: there is none of this name, or not of this value.
+        ParameterError: a name is unknown, or a value does not fit.
     """
-    plain = USUAL
-    taken = {}
+    defaults = USUAL
+    values: dict[str, Any] = {}
     for name, value in mapping("parameters", changes).items():
-        is_vector = isinstance(getattr(plain, name, None), tuple)
-        taken[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
-    return plain.replace(**taken)
+        is_vector = isinstance(getattr(defaults, name, None), tuple)
+        values[name] = (tuple(value) if isinstance(value, list) else (value,)) if is_vector else value
+    return defaults.replace(**values)
 
 
 def read_parameters(settings: Sequence[str]) -> Parameters:
-    """Parameters from "name=value" texts, values in JSON ("multi_step=3", "discount=[0.99]", "start=repeat")."""
+    """Return parameters from texts with values in JSON, such as "multi_step=3", "discount=[0.99]", "start=repeat"."""
     return parameters_from(_settings("--set", settings, NAMES, such_as="multi_step=3"))
 
 
 def read_table(settings: Sequence[str], storage: str | None = None) -> dict[str, Any]:
-    """Keywords of a table of this kind from such texts: its parameters, and settings of the kind such as "group=8"."""
+    """Return a table's keywords from such texts: its parameters, and settings of its kind such as "group=8"."""
     changes = _settings("--set", settings, table_names({"storage": storage}), such_as="multi_step=3")
-    own = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
-    return own | ({"parameters": parameters_from(changes)} if changes else {})
+    kind_settings = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
+    return kind_settings | ({"parameters": parameters_from(changes)} if changes else {})
 
 
 def read_limits(settings: Sequence[str], **fixed: float) -> Limits:
-    """Limits as `--limit NAME=VALUE` says them, with those that are fixed.
+    """Return the limits of `--limit NAME=VALUE` texts, together with the fixed ones.
 
     Raises:
-        ParameterError: a name is none of `Limits`, or a value does not fit.
+        ParameterError: a name is not a limit, or a value does not fit.
     """
     changes = _settings("--limit", settings, LIMITS, such_as="new_clients=100000")
     return Limits.of(**{name: _limit(name, value) for name, value in changes.items()} | fixed)
 
 
 def _limit(name: str, value: Any) -> Any:
-    """The value of a limit: a number, or a size such as 1GiB."""
+    """Return the value of a limit: a number, or the bytes of a size such as 1GiB."""
     if not isinstance(value, str):
         return value
     try:
         if LIMITS[name].setting.unit == "bytes":
             return size(value)
     except NotASize as error:
-        raise ParameterError("--limit", f"{name}={value}", f"{error.expected}, behind the =") from error
-    raise ParameterError("--limit", f"{name}={value}", "a number behind the =")
+        raise ParameterError("--limit", f"{name}={value}", f"{error.expected}, after the =") from error
+    raise ParameterError("--limit", f"{name}={value}", "a number after the =")
 
 
 def _settings(option: str, settings: Sequence[str], known: Iterable[str], *, such_as: str) -> dict[str, Any]:
-    """What "name=value" texts say, values in JSON, or texts where they are none."""
+    """Return the values of "name=value" texts by name; a value that is not JSON stays text."""
     changes: dict[str, Any] = {}
     for setting in settings:
-        name, is_given, text = setting.partition("=")
-        if not is_given:
+        name, has_value, text = setting.partition("=")
+        if not has_value:
             raise ParameterError(option, setting, f"NAME=VALUE, such as {such_as}")
         try:
             changes[name] = json.loads(text)
@@ -331,65 +332,65 @@ def serve(
     beside: str | None = None,
     keys: Given = None,
 ) -> int:
-    """Run a server until it is told to end; its exit status.
+    """Run a server until its process is asked to end. Return the exit status.
 
     Args:
-        schema, settings, room: Of its only table; `room` as `limits.Room` declares it.
-        tables: Several in their place.
-        inference: Addresses of inference nodes that clients are told of.
-        limits: Of the library, as `read_limits` takes them.
-        beside: Ports for caches and for notices, "PORT,PORT", in place of the two after that of `endpoint`.
-        close_timeout: Seconds that it has at its end; three quarters of what is left then are for a snapshot.
+        schema, settings, room: Those of its only table; `room` as `limits.Room` declares it.
+        tables: Several tables in place of the only one.
+        inference: Addresses of inference nodes that the server announces to clients.
+        limits: Limits of the server, as `read_limits` takes them.
+        beside: Ports for caches and notices, "PORT,PORT", in place of the two after that of `endpoint`.
+        close_timeout: Seconds that the server has at its end; a snapshot gets three quarters of the remaining ones.
 
     Raises:
         StateError: the state folder cannot be used, or its disk failed.
-        SnapshotMismatch, DataError: what is to be restored does not fit.
+        SnapshotMismatch, DataError: a file to restore does not fit.
     """
     raise_limit()
     room = dict(room or {})
-    held = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # of all tables
+    held_limit = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # of all tables
     push, pub = _beside(endpoint, beside)
-    part_of(part)  # a wrong one is said before anything is made
+    part_of(part)  # reject a malformed part before anything is made
     with (
-        LauncherLine(close_timeout + 2.0) as tether,
+        LauncherLine(close_timeout + 2.0) as line,
         NodePages(http, token=http_token, probes=probes) as pages,
         Server(
             Endpoints(endpoint, push=push, publish=pub),
             schema,
             tables=tables,
             run=run,
-            name="" if tether.is_launched and name is None else name,  # it reads no environment: docs/settings.md
+            name="" if line.is_launched and name is None else name,  # launched: ignore $MEMOIRE_NAME
             inference=inference,
             state=state,
-            limits=read_limits(limits, close_timeout=close_timeout, **held),
+            limits=read_limits(limits, close_timeout=close_timeout, **held_limit),
             keys=keys,
             **read_table(settings, room.get("storage")) | room,
         ) as server,
     ):
         if restore:
             put_back(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
-        _announce(tether, "server", server, pages)
-        while tether.wait(REPORT_INTERVAL):
+        _announce(line, "server", server, pages)
+        while line.wait(REPORT_INTERVAL):
             if server.failure is not None:
                 raise server.failure
-            if tether.is_launched:
-                tether.report(**_server_report(server))
-        tether.report(**_server_report(server))
+            if line.is_launched:
+                line.report(**_server_report(server))
+        line.report(**_server_report(server))
     return 0
 
 
 class ServersFile:
-    """A list of servers in a file: an address on each line, # begins a comment. Read again while the proxy runs."""
+    """List of servers in a file: an address on each line, # starts a comment. Read again while the proxy runs."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._text: str | None = None
 
     def read(self) -> list[str] | None:
-        """The addresses; None where nothing has changed since the last call, or the file cannot be read now.
+        """Return the addresses; None if they are unchanged since the last call, or if the file cannot be read now.
 
         Raises:
-            ParameterError: it cannot be read, the first time.
+            ParameterError: the first read fails.
         """
         try:
             text = Path(self.path).read_text(encoding="utf-8-sig")
@@ -402,32 +403,32 @@ class ServersFile:
         if text == self._text:
             return None
         self._text = text
-        return [found for line in text.splitlines() if (found := line.partition("#")[0].strip())]
+        return [address for line in text.splitlines() if (address := line.partition("#")[0].strip())]
 
     def follow(self, proxy: Proxy) -> None:
-        """Give a changed list to the proxy; a wrong one is said, and not taken."""
+        """Apply a changed list to the proxy; report a wrong list and keep the former one."""
         servers = self.read()
         if servers is None:
             return
         try:
             proxy.set_servers(servers)
         except EndpointError as error:
-            print(f"memoire: {self.path} is not taken: {error}", file=sys.stderr, flush=True)
+            print(f"memoire: {self.path} is ignored: {error}", file=sys.stderr, flush=True)
 
 
 def _beside(endpoint: str, ports: str | None) -> tuple[str | None, str | None]:
-    """Addresses for caches and notices, where they are not the ones that follow from that for requests.
+    """Return the addresses for caches and notices; None for those that follow from the address for requests.
 
     Raises:
-        ParameterError: these are not two ports, or the address has none.
+        ParameterError: `ports` is not two ports, or the address has no port.
     """
     if ports is None:
         return None, None
-    host, found = endpoint.rpartition(":")[0], ports.split(",")
-    are_ports = all(port.isascii() and port.isdigit() and int(port) < 1 << 16 for port in found)
-    if len(found) != 2 or not are_ports or not endpoint.startswith("tcp://"):
-        raise ParameterError("--beside", ports, "two ports such as 5561,5562, beside a tcp:// address (--endpoint)")
-    return f"{host}:{found[0]}", f"{host}:{found[1]}"
+    host, push_and_pub = endpoint.rpartition(":")[0], ports.split(",")
+    are_ports = all(port.isascii() and port.isdigit() and int(port) < 1 << 16 for port in push_and_pub)
+    if len(push_and_pub) != 2 or not are_ports or not endpoint.startswith("tcp://"):
+        raise ParameterError("--beside", ports, "two ports such as 5561,5562, with a tcp:// address (--endpoint)")
+    return f"{host}:{push_and_pub[0]}", f"{host}:{push_and_pub[1]}"
 
 
 def relay(
@@ -444,13 +445,13 @@ def relay(
     beside: str | None = None,
     keys: Given = None,
 ) -> int:
-    """Run a proxy, or the same as a relay, until it is told to end; its exit status."""
-    listed = ServersFile(servers_file) if servers_file else None
-    servers = servers if listed is None else listed.read() or []
+    """Run a proxy, or a proxy in the role of a relay, until its process is asked to end. Return the exit status."""
+    servers_list = ServersFile(servers_file) if servers_file else None
+    servers = servers if servers_list is None else servers_list.read() or []
     push, pub = _beside(endpoint, beside)
     raise_limit()
     with (
-        LauncherLine() as tether,
+        LauncherLine() as line,
         NodePages(http, token=http_token, probes=probes) as pages,
         Proxy(
             endpoint,
@@ -463,42 +464,42 @@ def relay(
         ) as proxy,
     ):
         pages.show(proxy)
-        if tether.is_launched:
-            _meet(proxy, tether)
-        _announce(tether, role, proxy, pages)
-        while tether.wait(REPORT_INTERVAL):
-            if listed is not None:
-                listed.follow(proxy)
-            if tether.is_launched:
+        if line.is_launched:
+            _await_servers(proxy, line)
+        _announce(line, role, proxy, pages)
+        while line.wait(REPORT_INTERVAL):
+            if servers_list is not None:
+                servers_list.follow(proxy)
+            if line.is_launched:
                 stats = proxy.stats()
-                tether.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
+                line.report(caches=stats.caches, lost=sum(back.lost_caches for back in stats.backs))
     return 0
 
 
-def _meet(proxy: Proxy, tether: LauncherLine) -> None:
-    """Wait until the proxy knows its servers: clients that come before the last one would all go to the others."""
+def _await_servers(proxy: Proxy, line: LauncherLine) -> None:
+    """Wait until all servers have answered: clients that connect before would all go to the ones that have."""
     deadline = time.monotonic() + MEETING_TIMEOUT
     while not all(back.servers for back in proxy.stats().backs) and time.monotonic() < deadline:
-        if not tether.wait(POLL_INTERVAL):
+        if not line.wait(POLL_INTERVAL):
             return
 
 
-def _announce(tether: LauncherLine, role: str, node: Server | Proxy, pages: NodePages) -> None:
+def _announce(line: LauncherLine, role: str, node: Server | Proxy, pages: NodePages) -> None:
     pages.show(node)
-    tether.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
-    if not tether.is_launched:
+    line.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
+    if not line.is_launched:
         say(f"memoire {role}: {node.endpoint}")
         if pages.url is not None:
-            say(f"memoire {role}: how it stands: {pages.url}/status")
+            say(f"memoire {role}: status: {pages.url}/status")
         if pages.probes_url is not None:
             say(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz")
-        say("Ctrl-C ends it.", sys.stderr)
-    if found := security(node.stats(), pages.open).open:
-        say(f"memoire {role}: open to everybody who reaches it: {', '.join(found)}", sys.stderr)
+        say("Ctrl-C ends this process.", sys.stderr)
+    if addresses := security(node.stats(), pages.open).open:
+        say(f"memoire {role}: no keys or tokens are needed at: {', '.join(addresses)}", sys.stderr)
 
 
 def _server_report(server: Server) -> dict[str, Any]:
-    """What a launcher shows: totals, caches, and each client's counts and newest returns."""
+    """Return the report to a launcher: totals, caches, and each client's counts and newest returns."""
     stats = server.stats()
     return {
         "totals": dataclasses.asdict(stats.totals),

@@ -1,4 +1,4 @@
-"""What a node is told beside its command line: one file for a whole cluster, and the environment.
+"""Settings of nodes from one file for a whole cluster, from the environment and from the command line.
 
     memoire.toml                     MEMOIRE_NAME=server-0     memoire server --settings memoire.toml --run r
       http = "*:8080"                    │                         │
@@ -6,13 +6,13 @@
       state-dir = "/state"               │                         │
          └───── weakest                  └───── stronger           └───── strongest
 
-The flags of a command are its settings: a section of the file has their names without the dashes, the environment has
-them as MEMOIRE_STATE_DIR. So there is one list of settings, one text that explains each, and one check. Keys above the
-first section are for every command that has such a flag. What may be repeated on the command line adds up.
+The flags of a command are its settings: a section of the file names them without dashes, and the environment names them
+like MEMOIRE_STATE_DIR. So each setting is declared, explained and checked once. Keys above the first section apply to
+every command that has such a flag. Flags that may be repeated add up over all sources.
 
-Sizes in bytes as people write them: 1GiB, 500MB, 64Ki, 4096. Every option, setting and file takes them alike.
+`size` reads sizes in bytes as people write them: 1GiB, 500MB, 64Ki, 4096. All options, settings and files use `size`.
 
-Gymnasium environments by name: made, measured and described. Imports Gymnasium only when one is asked for.
+`make_envs` and `env_schema` make Gymnasium environments by name; only these functions and `sizes` import Gymnasium.
 """
 
 from __future__ import annotations
@@ -38,83 +38,82 @@ if TYPE_CHECKING:
     from memoire.replay.schema import Schema
 
 COMMANDS = ("server", "proxy", "relay", "dashboard")
-"""Those that read a file of settings and the environment."""
+"""Commands that read a settings file and the environment."""
 FILE = "settings"
 PREFIX = "MEMOIRE_"
 ALTERNATIVES = (("schema", "env", "tables"), ("servers", "servers_file"), ("nodes", "open"))
-"""Settings of which the strongest source says one, and so none of the others."""
+"""Groups of settings that exclude each other: the strongest source of a group decides, and the others are dropped."""
 _APART = frozenset({"help", FILE, "show_settings"})
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class Command(Protocol):
-    """A parser that says what it takes (`cli.options.Parser`)."""
+    """Parser that lists its options (`cli.options.Parser`)."""
 
     options: list[argparse.Action]
     lists: set[str]
     alternatives: list[tuple[Any, list[argparse.Action]]]
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
-        """What a line says."""
+        """Return the parsed command line."""
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Another option."""
+        """Add an option to the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What a server, proxy and relay are told alike."""
+    """Settings that a server, proxy and relay share."""
 
     beside: Annotated[str | None, Setting(show="PORT,PORT")] = None
-    """Ports for caches and for notices, 0 for any free one (default: the next two after that of --endpoint)."""
+    """Ports for caches and notices, 0 for any free one (default: the next two ports after that of --endpoint)."""
     insecure: Annotated[bool, Setting()] = False
-    """Listen beyond this machine without keys and tokens: anybody who can reach it may push, draw, read, and end the
-    process."""
+    """Listen beyond this machine without keys or tokens: every client may push, draw, read, and end the process."""
     io_threads: Annotated[int, Setting(low=1)] = 1
-    """Threads that move and encrypt bytes, each for connections of its own: more on more cores, where encryption bounds
-    what comes in."""
+    """Threads that move and encrypt bytes, each for its own connections. More use more cores, if encryption limits the
+    incoming bytes."""
     http: Annotated[str, Setting(show="HOST:PORT")] = "127.0.0.1:0"
-    """Where /livez, /readyz, /metrics and /status are answered; port 0 takes a free one, "off" opens none."""
+    """Address of the pages /livez, /readyz, /metrics, /status and so on; port 0 takes a free one, "off" opens none."""
     http_token_file: Annotated[str | None, Setting(show="FILE")] = None
-    """A file with the token that these pages ask for, but for /livez, /readyz and /metrics; read again when it changes,
-    and may hold an old and a new one, a line each."""
+    """File with the token of these pages; /livez, /readyz and /metrics need no token. The file is read again when it
+    changes, and may hold an old and a new token, each on its own line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many servers and proxies there are."""
+    """Numbers of servers and proxies of a cluster."""
 
     servers: Annotated[int, NUMBER] = 1
-    """Server processes."""
+    """Number of server processes to start."""
     proxies: Annotated[int, NUMBER] = 1
-    """Proxy processes."""
+    """Number of proxy processes to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """What is told to whatever launches programs."""
+    """Settings of every command that launches programs."""
 
     actors: Annotated[int, Setting(low=1)] = 1
-    """Actor processes."""
+    """Number of actor processes to start."""
     threads: Annotated[int | None, Setting(low=1)] = None
-    """Threads that NumPy and torch of each actor compute with (default: $OMP_NUM_THREADS and its like, or 1)."""
+    """Threads of NumPy and torch in each actor (default: $OMP_NUM_THREADS and similar variables, or 1)."""
     seed: Annotated[int, Setting(low=-math.inf, show="S")] = 0
-    """That $MEMOIRE_SEED follows from."""
+    """Seed of the run, from which $MEMOIRE_SEED of each process is derived."""
     port: Annotated[int, NUMBER] = 5560
-    """First of three ports of the cluster's address, or of those of a learner that is the server; 0 takes free ones."""
+    """First of three consecutive ports of the cluster, or of a learner that is the server; 0 takes free ports."""
     logs: Annotated[str | None, Setting(show="FOLDER")] = None
-    """Keep what each process prints in FOLDER/NAME.log, too."""
+    """Folder to which the output of each process is also written, as FOLDER/NAME.log."""
     quiet: Annotated[bool, Setting()] = False
-    """Do not show what they print."""
+    """Do not show the output of the programs."""
     restarts: Annotated[int, NUMBER] = 10
-    """Starts of a program that dies again and again, each time within a minute."""
+    """Restarts of a program that dies again and again, each time within a minute."""
     finish_timeout: Annotated[float, Setting(unit="s")] = 30.0
-    """That actors have to end once the learner has."""
+    """Time that actors have to end after the learner's end."""
 
 
 @dataclass(frozen=True)
-class GivenSetting:
-    """A setting that was said: its value as the command takes it, where, and how strong that is."""
+class SourcedSetting:
+    """Value of a setting in the type of its flag, the place that sets it, and the strength of that source."""
 
     value: Any
     where: str
@@ -122,16 +121,14 @@ class GivenSetting:
 
 
 def add_to(command: Command) -> None:
-    """Give a command the flag for its file."""
+    """Add the flags --settings and --show-settings to a command."""
     command.add_argument(
         "--settings",
         metavar="FILE",
-        help="a TOML or JSON file with these flags, without dashes, in a section for each command (default: what "
-        "$MEMOIRE_SETTINGS names). $MEMOIRE_NAME, and so on, says more than the file, the command line more than both",
+        help="TOML or JSON file with these flags, without dashes, in a section for each command (default: the file in "
+        "$MEMOIRE_SETTINGS). Variables such as $MEMOIRE_NAME override the file; the command line overrides both",
     )
-    command.add_argument(
-        "--show-settings", action="store_true", help="print what holds, and where each comes from, and end"
-    )
+    command.add_argument("--show-settings", action="store_true", help="print all settings with their sources, and end")
 
 
 def parse(
@@ -140,16 +137,16 @@ def parse(
     words: Sequence[str],
     environment: Mapping[str, str],
 ) -> argparse.Namespace:
-    """The whole command line, filled up with what file and environment say where it is one of `COMMANDS`.
+    """Parse the command line; for one of `COMMANDS`, take missing settings from the file and the environment.
 
     Args:
-        top: Of the command line.
-        commands: Its commands by name. They are changed: good for one command line only.
-        words: After "memoire".
+        top: Parser of the whole command line.
+        commands: Parsers of its commands by name. They are changed, and can parse only one command line.
+        words: Words after "memoire".
 
     Raises:
-        ParameterError: the file cannot be read, or something says what is no setting, or no value of one.
-        SystemExit: the command line is wrong, or asked for help.
+        ParameterError: the file cannot be read, or a setting is unknown or has a wrong value.
+        SystemExit: the command line is wrong, or asks for help.
     """
     name = next(iter(words), "")
     if name not in COMMANDS:
@@ -159,29 +156,29 @@ def parse(
     content = {} if path is None else read(path)
     if path is not None:
         check(path, content, commands)
-    said = dict(_strongest(command, _all(command, name, path, content, environment)))
+    sourced = dict(_resolve(command, _sourced_settings(command, name, path, content, environment)))
     defaults = {action.dest: action.default for action in command.options}
     for action in settings_of(command):
-        if action.dest in said:
-            _fill(command, action, said[action.dest].value)
-    given = top.parse_args(words)
+        if action.dest in sourced:
+            _fill(command, action, sourced[action.dest].value)
+    args = top.parse_args(words)
     for group in ALTERNATIVES:
-        weaker = [each for each in group if each in said]
-        if weaker and any(getattr(given, each, None) not in (None, []) for each in group if each not in said):
-            for each in weaker:  # the command line says another one
-                setattr(given, each, defaults[each])
-                del said[each]
-    if given.show_settings:
-        given.command = _shown(command, said, defaults)
-    return given
+        weaker = [each for each in group if each in sourced]
+        if weaker and any(getattr(args, each, None) not in (None, []) for each in group if each not in sourced):
+            for each in weaker:  # the command line sets another one of the group
+                setattr(args, each, defaults[each])
+                del sourced[each]
+    if args.show_settings:
+        args.command = _printer(command, sourced, defaults)
+    return args
 
 
 def read(path: str) -> dict[str, Any]:
-    """What a file of settings says. Raises ParameterError."""
+    """Return the content of a settings file. Raise ParameterError if it cannot be read or parsed."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # both parsers say line and column
+    except (OSError, ValueError, RecursionError) as error:  # both parsers name line and column
         raise ParameterError("--settings", path, f"a TOML file (*.toml) or JSON file of settings: {error}") from error
     if not isinstance(content, dict):
         raise ParameterError("--settings", path, f"an object with a section for each of {', '.join(COMMANDS)}")
@@ -189,12 +186,12 @@ def read(path: str) -> dict[str, Any]:
 
 
 def check(path: str, content: Mapping[str, Any], commands: Mapping[str, Command]) -> None:
-    """Refuse what no command would read: a name that is mistyped is said by every node. Raises ParameterError."""
+    """Raise ParameterError for a name that no command reads, so that every node reports a mistyped name."""
     known = {name: {key_of(action) for action in settings_of(commands[name])} for name in COMMANDS}
     for key, value in content.items():
         if key not in COMMANDS:
             if not any(_spelled(key) in keys for keys in known.values()):
-                raise ParameterError(f"{path}: {key}", key, f"a section ({', '.join(COMMANDS)}) or a flag of one")
+                raise ParameterError(f"{path}: {key}", key, f"a section ({', '.join(COMMANDS)}) or a flag")
             continue
         if not isinstance(value, dict):
             raise ParameterError(f"{path}: {key}", value, f"a section: an object with flags of memoire {key}")
@@ -206,22 +203,22 @@ def check(path: str, content: Mapping[str, Any], commands: Mapping[str, Command]
 
 
 def _path(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--settings")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--settings")
     try:
-        given = early.parse_known_args(list(words))[0].settings
-    except argparse.ArgumentError:  # said when all is parsed
+        path = parser.parse_known_args(list(words))[0].settings
+    except argparse.ArgumentError:  # reported by the parser of the whole command line
         return None
-    return given or environment.get(PREFIX + "SETTINGS") or None
+    return path or environment.get(PREFIX + "SETTINGS") or None
 
 
 def settings_of(command: Command) -> list[argparse.Action]:
-    """What a file or the environment may say of a command."""
+    """Return the options of a command that a file or the environment may set."""
     return [action for action in command.options if action.dest not in _APART]
 
 
 def key_of(action: argparse.Action) -> str:
-    """Its name in a file."""
+    """Return the name of an option in a settings file."""
     return _spelled(action.dest)
 
 
@@ -229,52 +226,53 @@ def _spelled(key: str) -> str:
     return key.replace("_", "-")
 
 
-def _all(
+def _sourced_settings(
     command: Command,
     name: str,
     path: str | None,
     content: Mapping[str, Any],
     environment: Mapping[str, str],
-) -> Iterator[tuple[argparse.Action, GivenSetting]]:
-    """Everything that file and environment say about a command, the weakest first."""
+) -> Iterator[tuple[argparse.Action, SourcedSetting]]:
+    """Yield all settings of a command in the file and the environment, the weakest first."""
     common = {key: value for key, value in content.items() if key not in COMMANDS}
-    own = content.get(name, {})
-    for strength, (place, values) in enumerate(((f"{path}: ", common), (f"{path}: {name}.", own))):
+    section = content.get(name, {})
+    for strength, (place, values) in enumerate(((f"{path}: ", common), (f"{path}: {name}.", section))):
         for key, value in values.items():
             action = next((each for each in settings_of(command) if key_of(each) == _spelled(key)), None)
             if action is not None and value is not None:
-                yield action, GivenSetting(_taken(command, action, value, place + key), place + key, strength)
+                yield action, SourcedSetting(_checked(command, action, value, place + key), place + key, strength)
     for action in settings_of(command):
         where = f"${PREFIX}{action.dest.upper()}"
         if text := environment.get(where[1:]):
-            value = _taken(command, action, _split(command, action, text, where), where)
-            yield action, GivenSetting(value, where, 2)
+            value = _checked(command, action, _split(command, action, text, where), where)
+            yield action, SourcedSetting(value, where, 2)
 
 
-def _strongest(
-    command: Command, said: Iterator[tuple[argparse.Action, GivenSetting]]
-) -> Iterator[tuple[str, GivenSetting]]:
-    """What holds of all that was said."""
-    found: dict[str, GivenSetting] = {}
-    for action, each in said:
-        before = found.get(action.dest)
+def _resolve(
+    command: Command, sourced: Iterator[tuple[argparse.Action, SourcedSetting]]
+) -> Iterator[tuple[str, SourcedSetting]]:
+    """Yield the strongest setting of each name. Raise ParameterError if equally strong ones exclude each other."""
+    settings: dict[str, SourcedSetting] = {}
+    for action, each in sourced:
+        before = settings.get(action.dest)
         if before is not None and action.dest in command.lists and action.nargs is None:
-            each = GivenSetting(before.value + each.value, f"{before.where}, {each.where}", each.strength)
-        found[action.dest] = each
+            each = SourcedSetting(before.value + each.value, f"{before.where}, {each.where}", each.strength)
+        settings[action.dest] = each
     for group in ALTERNATIVES:
-        rivals = {name: found[name] for name in group if name in found}
-        most = max((each.strength for each in rivals.values()), default=0)
-        best = [each for each in rivals.values() if each.strength == most]
+        rivals = {name: settings[name] for name in group if name in settings}
+        strongest = max((each.strength for each in rivals.values()), default=0)
+        best = [each for each in rivals.values() if each.strength == strongest]
         if len(best) > 1:
-            raise ParameterError(best[1].where, best[1].value, f"absent beside {best[0].where}: it is one of both")
+            expected = f"left out if {best[0].where} is set: only one of both is allowed"
+            raise ParameterError(best[1].where, best[1].value, expected)
         for name, each in rivals.items():
-            if each.strength < most:
-                del found[name]
-    yield from found.items()
+            if each.strength < strongest:
+                del settings[name]
+    yield from settings.items()
 
 
 def _fill(command: Command, action: argparse.Action, value: Any) -> None:
-    """Have the command take this where its line says nothing."""
+    """Make the value the option's default, so that the command line need not set the option."""
     action.default, action.required = value, False
     if action.nargs == "+" and not action.option_strings:
         action.nargs = "*"
@@ -284,7 +282,7 @@ def _fill(command: Command, action: argparse.Action, value: Any) -> None:
 
 
 def _split(command: Command, action: argparse.Action, text: str, where: str) -> Any:
-    """What an environment variable says, as a file would say it."""
+    """Return the value of an environment variable in the type that a file would have."""
     if action.nargs == 0:
         if text.lower() not in _TRUTH:
             raise ParameterError(where, text, "true or false")
@@ -294,19 +292,19 @@ def _split(command: Command, action: argparse.Action, text: str, where: str) -> 
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ParameterError(where, text, f"words with blanks between them: {error}") from error
+        raise ParameterError(where, text, f"words separated by blanks: {error}") from error
 
 
-def _taken(command: Command, action: argparse.Action, value: Any, where: str) -> Any:
-    """A value as the command's own parser would have it. Raises ParameterError."""
+def _checked(command: Command, action: argparse.Action, value: Any, where: str) -> Any:
+    """Return a value as the command's own parser would return it. Raise ParameterError if the parser would refuse."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise ParameterError(where, value, "true or false")
         return value
     if action.dest not in command.lists:
         return _one(action, value, where)
-    if isinstance(value, Mapping) and action.nargs is None:  # names with values
-        # A text is taken as on the command line: `helm --set` makes texts of numbers with a point.
+    if isinstance(value, Mapping) and action.nargs is None:  # a table of names and values
+        # Text is taken as on the command line: `helm --set` turns numbers with a point into text.
         value = [f"{name}={each if isinstance(each, str) else _json(each, where)}" for name, each in value.items()]
     if not isinstance(value, list):
         raise ParameterError(where, value, "a list")
@@ -314,43 +312,43 @@ def _taken(command: Command, action: argparse.Action, value: Any, where: str) ->
 
 
 def _json(value: Any, where: str) -> str:
-    """The value as a flag says it. Raises ParameterError: TOML has dates, and JSON does not."""
+    """Return the value as JSON, for a flag. Raise ParameterError for types that JSON lacks, such as dates of TOML."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise ParameterError(
-            where, type(value).__name__, f"text, numbers, lists and objects of them: {error}"
+            where, type(value).__name__, f"text, a number, or a list or object of these: {error}"
         ) from error
 
 
 def _one(action: argparse.Action, value: Any, where: str) -> Any:
     if isinstance(value, Mapping) and action.type is None:
-        return _json(value, where)  # a schema, where the flag takes one as it is
+        return _json(value, where)  # the flag takes JSON, such as a schema
     if isinstance(value, bool | Mapping | list):
         raise ParameterError(where, value, "a number" if action.type in (int, float) else "text")
     if isinstance(value, float) and value.is_integer() and action.type is int:
-        value = int(value)  # as some writers of JSON have whole numbers
+        value = int(value)  # some writers of JSON write whole numbers with a point
     try:
         read: Callable[[str], Any] = action.type if callable(action.type) else str
-        taken = read(str(value))
+        checked = read(str(value))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         kinds = {int: "a whole number", float: "a number"}
         kind = getattr(error, "expected", None) or kinds.get(action.type, str(error))  # type: ignore[call-overload]
         raise ParameterError(where, value, kind) from error
-    if action.choices is not None and taken not in action.choices:
+    if action.choices is not None and checked not in action.choices:
         raise ParameterError(where, value, f"one of {', '.join(map(str, action.choices))}")
-    return taken
+    return checked
 
 
-def _shown(
-    command: Command, said: Mapping[str, GivenSetting], defaults: Mapping[str, Any]
+def _printer(
+    command: Command, sourced: Mapping[str, SourcedSetting], defaults: Mapping[str, Any]
 ) -> Callable[[argparse.Namespace], int]:
-    """What prints the settings that hold, each with its source."""
+    """Return a command that prints all settings, each with its source."""
 
-    def show(given: argparse.Namespace) -> int:
+    def show(args: argparse.Namespace) -> int:
         for action in settings_of(command):
-            value = getattr(given, action.dest)
-            source = said.get(action.dest)
+            value = getattr(args, action.dest)
+            source = sourced.get(action.dest)
             if source is not None and value == source.value:
                 where = source.where
             else:
@@ -362,10 +360,10 @@ def _shown(
 
 
 def make_envs(env: str, count: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """`count` environments side by side in this process; they reset themselves within the step that ends an episode.
+    """Make `count` environments that step together and reset themselves in the step that ends an episode.
 
     Raises:
-        SchemaError: Gymnasium does not know such an environment, or lacks what it needs.
+        SchemaError: Gymnasium does not know the environment, or a package that it needs is missing.
     """
     import gymnasium
     from gymnasium.vector import AutoresetMode
@@ -374,14 +372,14 @@ def make_envs(env: str, count: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]
     try:
         return gymnasium.make_vec(env, num_envs=count, vectorization_mode="sync", vector_kwargs=options)
     except gymnasium.error.Error as error:
-        raise SchemaError(f"Gymnasium cannot make {env!r}: {error}. Give the id of an environment (--env).") from error
+        raise SchemaError(f"Gymnasium cannot make {env!r}: {error}. Name another environment (--env).") from error
 
 
 def sizes(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> tuple[int, int]:
-    """(inputs, actions) of a network for these environments.
+    """Return (inputs, actions): the sizes of a network for these environments.
 
     Raises:
-        SchemaError: the environment has no discrete actions, or observations that are no array of numbers.
+        SchemaError: the actions are not discrete, or the observations are not one array of numbers.
     """
     import gymnasium
 
@@ -396,7 +394,7 @@ def sizes(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> tuple[int, int]:
 
 
 def env_schema(env: str) -> Schema:
-    """What the steps of an environment are: obs, action, reward."""
+    """Return the schema of an environment's steps: obs, action, reward."""
     from memoire.replay.schema import Schema
 
     with contextlib.closing(make_envs(env, 1)) as envs:
@@ -410,7 +408,7 @@ _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:e\+?([0-9]{1,2}))? ?([km
 
 
 class NotASize(argparse.ArgumentTypeError, ValueError):
-    """A text is no size."""
+    """Error of a text that is not a size in bytes."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{EXPECTED}, got {text!r}")
@@ -418,16 +416,16 @@ class NotASize(argparse.ArgumentTypeError, ValueError):
 
 
 def size(text: str) -> int:
-    """Bytes of a size: Ki, Mi, Gi and Ti are powers of 1024, k, M, G and T of 1000; "B" may follow either.
+    """Return the bytes of a size: Ki, Mi, Gi and Ti are powers of 1024, k, M, G and T of 1000; "B" may follow either.
 
     Raises:
-        NotASize: it is none, or no whole number of bytes.
+        NotASize: the text is malformed, or not a whole number of bytes.
     """
-    found = _SIZE.fullmatch(text.strip())
-    factor = _PREFIXES.get(found[4].lower()) if found else None
-    if found is None or factor is None:
+    match = _SIZE.fullmatch(text.strip())
+    factor = _PREFIXES.get(match[4].lower()) if match else None
+    if match is None or factor is None:
         raise NotASize(text)
-    whole, part, power = found[1], found[2] or "", int(found[3] or 0)
+    whole, part, power = match[1], match[2] or "", int(match[3] or 0)
     bytes_, rest = divmod(int(whole + part) * factor * int(10**power), int(10 ** len(part)))
     if rest and factor == 1:
         raise NotASize(text)

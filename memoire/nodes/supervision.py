@@ -1,24 +1,22 @@
-"""The child's end of the line between a launched process and its launcher: readiness, reports, orders, and both ends'
-death.
+"""Child's end of the socket to its launcher, and signals and output of launched processes.
 
     launcher  ◀── {"ready": {...}}, {"report": {...}}  one JSON object a line ──  child
               ──  {"order": "finish"}  ─────────────────────────────────────▶
 
-The line is one socket pair. The kernel ends it when either side dies, however it dies: a child notices and leaves, so
-that no process is left behind even by a launcher that was killed. Whatever goes wrong on the line is its end, too: a
-Unix stream is reset, not ended, where something lies unread. And in case a copy of the launcher holds its end of the
-line, Linux sends SIGHUP when the launcher itself dies, which ends the line from this side. A process that nobody
-launched has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
+The line is one socket pair. The kernel ends the line when either side dies, for whatever reason: the child notices and
+ends, so that even a killed launcher leaves no process behind. Any error on the line counts as its end: a Unix stream is
+reset, not ended, if data lies unread. A copy of the launcher may hold the launcher's end of the line open. For that
+case Linux sends SIGHUP to the child when the launcher itself dies, and the child ends the line from its side. A process
+without a launcher has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
 
-A program that knows nothing of launchers has a `guard` in its place: it ends with its launcher, too.
+A program that does not use a `LauncherLine` gets a `guard` instead, which also ends it with its launcher.
 
-The signals that ask a process to end: taken over for a while, heard by whoever waits, and given back.
-
-One thread waits in `select` or on a selector for `SignalWatch.fileno`; a signal makes it readable at once, whichever
-thread the interpreter happens to run. Handlers only set flags: one that took a lock could wait for the thread that it
+`SignalWatch` takes over the signals that ask a process to end, and restores the former handlers at its end. One thread
+waits in `select` or on a selector for `SignalWatch.fileno`; a signal makes the descriptor readable at once, whichever
+thread the interpreter runs. Handlers only set flags: a handler that took a lock could wait for the thread that it
 interrupts.
 
-What a process of long life and those that it has launched print: on a terminal, and in a file for each of them.
+`ProcessOutput` shows what launched processes print on a terminal, and writes a file for each process.
 """
 
 from __future__ import annotations
@@ -47,39 +45,39 @@ from memoire.arguments import ClosingContext
 from memoire.errors import ParameterError
 
 PATH = "MEMOIRE_PATH"
-"""Environment variable with the launcher's `sys.path`, as JSON; taken out, so that children of this process do not see
-it."""
+"""Environment variable with the launcher's `sys.path` as JSON; removed at the child's start, before its own children.
+"""
 PROGRAM = "--program"
-"""What stands before a program that knows nothing of launchers."""
+"""Word before the name of a program, which does not report to its launcher."""
 BEGIN = (
     f"import json, os, sys; first = json.loads(os.environ.pop({PATH!r})); "
     "sys.path[:] = first + [folder for folder in sys.path if folder not in first]; "
     "from memoire.nodes.supervision import run_child; run_child()"
 )
-"""`python -P -c` of a launched process, before the words of its command: it looks for modules where the launcher found
-them. `python -m` looks in the working directory first of all, which may hold a folder of memoire's name: a checkout.
+"""Code for `python -P -c` of a launched process, before the words of its command. The child searches the launcher's
+`sys.path`. `python -m` would search the working directory first, which may be a checkout with a folder memoire.
 """
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of a write to a file that takes no more, such as on a full disk."""
+"""Error numbers of a write to a file that cannot grow, such as on a full disk."""
 COLOURS = (36, 33, 32, 35, 34, 31)
-"""ANSI colours of the names, one process after the other."""
+"""ANSI colours of the processes' names, used in turn."""
 
 
 def accept_all_text() -> None:
-    """Have standard output and error write characters that their encoding lacks as escapes."""
+    """Make standard output and error write characters outside of their encoding as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(line: str, file: IO[str] | None = None) -> None:
-    """Print a line at once, on standard output if no file is given.
+    """Print a line and flush it, to standard output if no file is given.
 
-    A line that cannot be written, such as on a full disk, is lost, and the process goes on. Standard error says so once
-    for each file.
+    A line that cannot be written, such as on a full disk, is lost without an error. Standard error reports the loss
+    once for each file.
 
     Raises:
-        BrokenPipeError: what reads the output has ended.
+        BrokenPipeError: the process that reads the output has ended.
     """
     stream = sys.stdout if file is None else file
     try:
@@ -93,29 +91,29 @@ def say(line: str, file: IO[str] | None = None) -> None:
 
 
 def note(line: str) -> None:
-    """Say something on standard error, beside what a command or its processes print."""
+    """Print a line to standard error, apart from the output of a command and its processes."""
     say(f"memoire: {line}", sys.stderr)
 
 
 _LOST: weakref.WeakSet[IO[str]] = weakref.WeakSet()
-"""Files of which that was said."""
+"""Files whose losses were reported."""
 
 
 def discard() -> None:
-    """Write nothing more to standard output, also not what is still in its buffer when Python ends."""
+    """Discard standard output from now on, including the buffer that Python flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ProcessOutput(ClosingContext):
-    """Takes the lines of all processes.
+    """Output of all processes of a run, on a terminal and in files.
 
     Args:
-        names: Of the processes; the longest decides how far lines are moved in.
-        folder: Where each process has a file NAME.log, to which lines are added; None writes no files.
-        terminal: Where lines are shown; None shows none.
+        names: Names of the processes; the longest sets the width of the name column.
+        folder: Folder in which each process has a file NAME.log that grows; None writes no files.
+        terminal: Stream on which lines are shown; None shows none.
 
     Raises:
-        ParameterError: the folder is none, and cannot be made.
+        ParameterError: the folder does not exist and cannot be made, or is not a folder.
     """
 
     def __init__(self, names: list[str], folder: str | None = None, terminal: IO[str] | None = None) -> None:
@@ -129,24 +127,22 @@ class ProcessOutput(ClosingContext):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ParameterError(
-                "--logs", folder, f"a folder that is there or can be made: {error.strerror}"
-            ) from error
+            raise ParameterError("--logs", folder, f"a folder that exists or can be made: {error.strerror}") from error
 
     def __call__(self, name: str, line: str) -> None:
-        """Take a line that a process printed."""
+        """Show and write a line that a process printed."""
         if self._terminal is not None:
-            say(f"{self._shown(name)} {line}", self._terminal)
+            say(f"{self._label(name)} {line}", self._terminal)
         if self._folder is not None:
             say(line, self._file(name))
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of all processes."""
         with contextlib.ExitStack() as stack:
             for file in self._files.values():
                 stack.callback(file.close)
 
-    def _shown(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         text = f"{name:<{self._width}} |"
         return f"\x1b[{self._colours.get(name, 37)}m{text}\x1b[0m" if self._is_coloured else text
 
@@ -158,22 +154,22 @@ class ProcessOutput(ClosingContext):
 
 
 REPEAT_AFTER = 0.5
-"""Seconds after which a second signal means another one: whoever signals a group and its leader sends the first twice.
-"""
+"""Seconds after which a second signal counts as another request. A sender that signals both a process group and its
+leader sends the first request twice."""
 
 
 class SignalWatch:
-    """Which signal asked this process to end, and a descriptor that says so. Make it in the main thread.
+    """Watch for signals that ask this process to end, with a file descriptor to wait on. Make it in the main thread.
 
     Args:
         numbers: Signals that ask for an end.
-        on_repeat: Called in the handler, with the signal, when one comes again later.
-        wakes: Signals that only wake whoever waits.
-        repeat_after: Seconds after which a second signal means another one.
+        on_repeat: Called in the handler with the signal number, for each later request.
+        wakes: Signals that only make the descriptor readable.
+        repeat_after: Seconds after the first signal after which another one counts as a new request.
 
     Attributes:
-        first: The signal that came first; None before.
-        is_urgent: Another one came after it.
+        first: The first signal; None before.
+        is_urgent: True once another request came after the first.
     """
 
     def __init__(
@@ -189,42 +185,42 @@ class SignalWatch:
         self._first_at = 0.0
         self._repeat_after = repeat_after
         self._on_repeat = on_repeat
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
+        self._receiver, self._wake = socket.socketpair()
+        for end in (self._receiver, self._wake):
             end.setblocking(False)
         self._former_wakeup = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         self._former = {number: signal.signal(number, self._on_signal) for number in numbers}
-        self._former |= {number: signal.signal(number, _only_wakes) for number in wakes}
+        self._former |= {number: signal.signal(number, _ignore) for number in wakes}
 
     def fileno(self) -> int:
-        """What is readable once a signal came, or `wake` was called, since the last `drain`."""
-        return self._woken.fileno()
+        """Return the descriptor, which is readable after a signal or `wake` until the next `drain`."""
+        return self._receiver.fileno()
 
     def wake(self) -> None:
-        """Make it readable; from any thread, and also when it is closed."""
+        """Make the descriptor readable, from any thread; do nothing after `close`."""
         try:
             self._wake.send(b"\0")
         except OSError:
-            pass  # closed, or full: then nobody waits, or is woken anyway
+            pass  # closed, or full and so readable already
 
     def drain(self) -> None:
-        """Make it unreadable until something comes again."""
+        """Make the descriptor unreadable until the next signal or `wake`."""
         try:
-            while self._woken.recv(4096):
+            while self._receiver.recv(4096):
                 pass
         except BlockingIOError:
             pass
 
     def forget(self) -> None:
-        """Take the next signal as the first."""
+        """Forget the requests so far: the next signal counts as the first."""
         self.first, self.is_urgent = None, False
 
     def close(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the former signal handlers."""
         signal.set_wakeup_fd(self._former_wakeup)
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        self._woken.close()
+        self._receiver.close()
         self._wake.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -234,73 +230,79 @@ class SignalWatch:
         elif now - self._first_at > self._repeat_after:
             self.is_urgent = True
             self._on_repeat(number)
-        # A byte of its own: another thread may have drained the interpreter's before the flag was set.
+        # A byte of its own: another thread may have drained the interpreter's byte before the flag was set.
         self.wake()
 
 
-def _only_wakes(number: int, frame: FrameType | None) -> None:
-    """The interpreter has written to the wake-up descriptor already."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the interpreter has written to the wake-up descriptor already."""
 
 
 LINE = "MEMOIRE_TETHER"
-"""Environment variable in which a launched process finds the number of the line's file descriptor."""
+"""Environment variable with the number of the line's file descriptor."""
 ORPHAN_GRACE = 4.0
-"""Seconds that a child has to end by itself once its launcher is gone."""
+"""Seconds that a child has to end by itself after its launcher's death."""
 DEATH_TIMEOUT = 0.5
-"""Seconds that a program which ends waits for the end of a launcher that may be dying."""
+"""Seconds that a program waits at its end to see whether its launcher is dying."""
 ABANDONED = 70
-"""Exit status of a child that did not."""
+"""Exit status of a child that did not end within its grace."""
 PR_SET_PDEATHSIG = 1
-"""Number under which Linux' prctl takes the signal that a process gets at its parent's death."""
+"""Option of Linux' prctl that sets the signal which a process gets at its parent's death."""
 
 
 class LauncherLine(ClosingContext):
-    """What a process hears from its launcher and from signals, and what it tells. Make it in the main thread, first
-    thing.
+    """Connection of a process to its launcher, together with the signals that ask it to end.
+
+    Make it in the main thread, before anything else. `stopping` is set by SIGTERM or SIGINT, and by the launcher's
+    death. A second signal ends the process at once.
 
     Args:
-        grace: Seconds that the process has to end by itself once its launcher is gone.
-
-    It has to end now (`stopping`) at SIGTERM or SIGINT, or when its launcher is gone. Another signal ends it at once.
+        grace: Seconds that the process has to end by itself after its launcher's death.
 
     Attributes:
-        finishing: The launcher ordered an orderly end ("finish"). This and `stopping` only ever become true.
+        finishing: True once the launcher ordered an orderly end ("finish"); never becomes False again, like `stopping`.
+
+    Example:
+        with LauncherLine() as line:
+            line.ready(endpoint="tcp://127.0.0.1:5560")
+            while line.wait(1.0):
+                line.report(steps=100)
     """
 
     def __init__(self, grace: float = ORPHAN_GRACE) -> None:
         self.finishing = False
         self._grace = grace
-        self._is_cut = False  # nobody is at the other end any more
+        self._is_cut = False  # the line has ended
         self._line = _inherited_line()
         self._signals = SignalWatch((signal.SIGTERM, signal.SIGINT), on_repeat=_end_at_once)
         if self._line is not None:
-            signal.signal(signal.SIGHUP, self._on_orphaned)  # for good, as the line
+            signal.signal(signal.SIGHUP, self._on_orphaned)  # never restored: the line lives as long as the process
             if not _signal_with_parent(signal.SIGHUP):
                 self._end_line()
             threading.Thread(target=self._listen, args=(self._line,), name="memoire-tether", daemon=True).start()
 
     @property
     def stopping(self) -> bool:
-        """Whether the process has to end now."""
+        """True if the process has to end now."""
         return self._is_cut or self._signals.first is not None
 
     @property
     def is_launched(self) -> bool:
-        """Whether there is a launcher at the other end."""
+        """True if a launcher started this process."""
         return self._line is not None
 
     def ready(self, **facts: Any) -> None:
-        """Tell the launcher that this process does its work, and where."""
-        self._tell({"ready": facts})
+        """Report to the launcher that this process works, with facts such as its address."""
+        self._send({"ready": facts})
 
     def report(self, **facts: Any) -> None:
-        """Tell the launcher how things stand; it keeps the newest value of each fact. JSON values only."""
-        self._tell({"report": facts})
+        """Report figures to the launcher, which keeps the newest value of each. JSON values only."""
+        self._send({"report": facts})
 
     def wait(self, timeout: float) -> bool:
-        """Wait until something is heard, at most `timeout` seconds; whether the process should go on.
+        """Wait for a signal or an order, at most `timeout` seconds. Return False if the process should end.
 
-        In any thread, but in one at a time.
+        In any thread, but only in one at a time.
         """
         if not (self.stopping or self.finishing):
             select.select([self._signals], [], [], timeout)
@@ -308,25 +310,25 @@ class LauncherLine(ClosingContext):
         return not (self.stopping or self.finishing)
 
     def close(self) -> None:
-        """Give signals back to whoever had them. The line stays open, as long as the process lives."""
+        """Restore the former signal handlers. The line stays open as long as the process lives."""
         self._signals.close()
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._line is None:
             return
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:  # nobody is there; _listen ends the process if this does not
+        except OSError:  # the launcher is gone; _listen ends the process if this does not
             self._cut()
 
     def _listen(self, line: socket.socket) -> None:
-        """Thread: take orders until the line ends; then see to it that the process does, too."""
-        with contextlib.suppress(Exception):  # whatever is wrong with the line, nobody gives orders on it any more
+        """Thread: take orders until the line ends; then end the process after its grace."""
+        with contextlib.suppress(Exception):  # any error on the line counts as its end
             self._take_orders(line)
         self._cut()
         threading.Event().wait(self._grace)
         try:
-            sys.stderr.write(f"the launcher is gone, and this process did not end within {self._grace:g} s\n")
+            sys.stderr.write(f"memoire: the launcher is gone; killing this process after {self._grace:g} s\n")
         finally:  # the launcher may have held the other end of stderr, too
             os._exit(ABANDONED)
 
@@ -351,8 +353,8 @@ class LauncherLine(ClosingContext):
 
 
 def run_child() -> None:
-    """Run the module or program that the arguments name as the program. A program of a user's finds what `python
-    FILE.py` and `python -m MODULE` find, and ends with its launcher.
+    """Run the module or program named by the arguments as `__main__`. A user's program finds the modules that `python
+    FILE.py` or `python -m MODULE` would find, and ends with its launcher.
     """
     is_program = sys.argv[1] == PROGRAM
     del sys.argv[: 2 if is_program else 1]
@@ -368,29 +370,29 @@ def run_child() -> None:
 
 
 def is_file(program: str) -> bool:
-    """Whether a program is named by its file, and not as a module."""
+    """Return True if a program is named by its file, not as a module."""
     return program.endswith(".py") or os.path.isfile(program)
 
 
 def guard(grace: float = ORPHAN_GRACE) -> None:
-    """Have this process end with its launcher, whatever runs in it. Call it in the main thread, before that begins.
+    """End this process with its launcher, whatever code runs. Call it in the main thread, before that code begins.
 
-    SIGTERM ends it as Ctrl-C would, through every `with` and `finally`, with status 143; a program may handle SIGTERM
-    in another way. When the launcher dies, the process gets SIGTERM, and `grace` seconds later it is killed, with all
-    processes that it has started.
+    SIGTERM ends the process like Ctrl-C, through every `with` and `finally`, with status 143; a program may handle
+    SIGTERM in another way. When the launcher dies, the process gets SIGTERM, and `grace` seconds later SIGKILL together
+    with all processes that it has started.
     """
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     line = _inherited_line()
     if line is None:
         return
-    atexit.register(_end_group_of_orphan, line)  # the first one is called last
+    atexit.register(_end_group_of_orphan, line)  # atexit calls the first registered function last
     if not _signal_with_parent(signal.SIGTERM):
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_with, args=(line, grace), name="memoire-guard", daemon=True).start()
 
 
 def _end_with(line: socket.socket, grace: float) -> NoReturn:
-    """Thread: wait until the line ends; then end the process, and its group."""
+    """Thread: wait until the line ends; then end the process and its group."""
     with contextlib.suppress(OSError):
         while line.recv(4096):
             pass
@@ -401,26 +403,26 @@ def _end_with(line: socket.socket, grace: float) -> NoReturn:
 
 
 def _end_group_of_orphan(line: socket.socket) -> None:
-    """End this process and all that it has started, if nobody is there any more who would."""
+    """Kill this process and all that it has started if its launcher is dead."""
     # A launcher that is killed dies thread by thread: the signal of the first may come before the line ends.
     line.settimeout(DEATH_TIMEOUT)
-    with contextlib.suppress(OSError):  # nothing to read: the launcher lives
+    with contextlib.suppress(OSError):  # timeout without data: the launcher lives
         if not line.recv(1, socket.MSG_PEEK) and os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would cut short what this one has begun
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the handlers of the first
     raise SystemExit(128 + number)
 
 
 def _end_at_once(number: int) -> NoReturn:
-    os.write(2, b"memoire: told to end a second time: ending at once\n")
+    os.write(2, b"memoire: second signal: ending at once\n")
     os._exit(128 + number)
 
 
 def _inherited_line() -> socket.socket | None:
-    """The line that the launcher left in the environment; taken out, so that children of this process do not see it."""
+    """Return the line that the launcher passed in the environment; remove the variable, which children must not see."""
     number = os.environ.pop(LINE, "")
     if not number:
         return None
@@ -431,9 +433,9 @@ def _inherited_line() -> socket.socket | None:
 
 
 def _signal_with_parent(number: int) -> bool:
-    """Have the kernel send a signal when the thread that started this process ends; False where it has ended already.
+    """Have the kernel send a signal when the thread that started this process ends. Return False if it has ended.
 
-    Only Linux does. A `Launcher` lives in its process' main thread, which ends with the process.
+    Only Linux does so. A `Launcher` lives in its process' main thread, which ends with the process.
     """
     if sys.platform != "linux":
         return True

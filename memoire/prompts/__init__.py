@@ -1,4 +1,4 @@
-"""Tables of prompts and their answers."""
+"""Tables of prompts for language models, and of the answers to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PromptsKind(Kind):
-    """Prompts for language models, the columns being those of an answer."""
+    """Kind of table that stores prompts for language models; its columns are those of an answer."""
 
     name = holds = room = "prompts"
     weighed = "Scores of the groups that are ready."
@@ -25,22 +25,22 @@ class PromptsKind(Kind):
     offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")
     instead = "memoire.Prompts"
     is_once = may_wait = True
-    no_pushes = "this table stores prompts, which are answered by ANSWERS: use memoire.Prompts"
+    no_pushes = "this table stores prompts, which workers answer through memoire.Prompts"
 
     def schema_class(self) -> type[Schema]:
-        """No column of an answer has a role."""
+        """Return a class of schemas whose columns have no roles."""
         from memoire.building import RowSchema
 
         return RowSchema
 
     def schema_from(self, given: Schema | Mapping[str, Any] | None) -> Schema:
-        """The columns of an answer."""
+        """Return the schema of an answer's columns."""
         from memoire.building import row_schema_from
 
         return row_schema_from("schema", given)
 
     def make_pool(self, settings: TableSettings, place: PoolPlace) -> TablePool:
-        """Refuse columns of which a request has no room for a value, too."""
+        """Make the pool of a table; refuse columns with values that do not fit into a request."""
         from .columns import check_requests
 
         check_requests(place.name, settings.schema, place.limits.tuning.request_bytes)

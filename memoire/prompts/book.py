@@ -1,4 +1,4 @@
-"""All prompts of a table by name and by state, and what has changed of them. Pure: no lock, no clock.
+"""Prompts of one table by name and by state, and their changes. Pure: no lock, no clock.
 
     add ──▶ waiting ⇄ leased ──▶ answered ──▶ ready ──▶ drawn ──▶ committed        dropped: from any state before drawn
 
@@ -22,86 +22,86 @@ from .columns import Key
 from .rows import AnswerRow, PromptQueue, PromptRow, PromptRules, PromptState, row_size
 
 MAX_CONSUMERS = 256
-"""Names of listeners whose cursors are kept."""
+"""Consumers of the list of changes whose cursors are kept."""
 EPOCH_BYTES = 512
-"""What the name of an epoch takes beside that of its data set, about."""
+"""Approximate bytes that an epoch in `finished` or `forgotten` takes beside the name of its data set."""
 
 
 class TableFacts(msgspec.Struct, kw_only=True):
-    """What a table of prompts knows beside its prompts: saved as one."""
+    """State of a table of prompts beside its prompts, saved as one record."""
 
     session: str = ""
-    """Of the trainer that may draw; "" before the first one."""
+    """Session of the trainer that may draw; "" before the first trainer."""
     former: list[str] = []
-    """Sessions that ended, the newest last."""
+    """Former sessions, the newest last."""
     committed: int = -1
-    """The newest step that is committed."""
+    """Newest committed step; -1 before the first."""
     newest_model: int = 0
     shares: dict[str, float] = {}
     finished: list[tuple[str, int]] = []
-    """Data sets and epochs of which no more prompts come."""
+    """Data sets and epochs to which no more prompts are added."""
     forgotten: dict[str, dict[int, int]] = {}
-    """Prompts that left the table, by data set and epoch."""
+    """Number of prompts that were removed, by data set and epoch."""
     cursors: dict[str, int] = {}
-    """Of each consumer."""
+    """Cursor of each consumer: the number of the last change that it has seen."""
     listeners: dict[str, bytes] = {}
-    """Client that each of them is, by whom alone its cursor is moved."""
+    """Id of the client that is each consumer, and that alone moves the consumer's cursor."""
     leased: dict[str, int] = {}
-    """Prompts that were leased of each data set, since the shares are as they are."""
+    """Prompts of each data set that were leased since the shares were last set."""
     drawn: dict[str, int] = {}
-    """And groups that were drawn."""
+    """Groups of each data set that were drawn since the shares were last set."""
     step_groups: int = 0
-    """Groups of a step, as the trainer said last; 0 before it has."""
+    """Groups of a step in the trainer's newest draw; 0 before the first draw."""
     replayable: int = 0
-    """Groups that were ever kept for replay."""
+    """Number of groups that were ever kept for replay."""
 
 
 class PromptBook:
-    """The prompts of one table. Not thread-safe.
+    """All prompts of one table, with queues by state and a list of changes. Not thread-safe.
 
     Args:
-        first: Of the numbers of changes and leases. Those of a table that was opened again must not be those of before.
+        first: First number of changes and leases. A reopened table must not reuse former numbers.
     """
 
     def __init__(self, rules: PromptRules, first: int = 1) -> None:
         self.rules = rules
-        """That are followed from now on."""
+        """Rules of the table; they may be replaced."""
         self.facts = TableFacts()
         self.rows: dict[Key, PromptRow] = {}
         self.bytes = 0
-        """That prompts take, without payloads and columns, and the epochs that are finished or forgotten."""
+        """Bytes of the prompts without payloads and columns, and of the epochs that are finished or forgotten."""
         self.counts = dict.fromkeys(PromptState, 0)
-        """Prompts in each state."""
+        """Number of prompts in each state."""
         self.evaluations = dict.fromkeys(PromptState, 0)
-        """Those of them that never train."""
+        """Number of evaluation prompts in each state; these are never trained on."""
         self.reasons: Counter[str] = Counter()
-        """Prompts that were dropped, by reason."""
+        """Number of dropped prompts, by reason."""
         self.waiting, self.ready = PromptQueue(), PromptQueue()
         self.dirty: dict[Key, PromptRow] = {}
-        """Prompts that changed since they were saved."""
+        """Prompts that changed since the last save."""
         self.has_new_facts = False
         self.gone: list[Key] = []
-        """Prompts that left; whoever keeps their bytes empties this list."""
+        """Names of removed prompts; the caller frees their bytes and clears this list."""
         self.let_go: list[PromptRow] = []
-        """Prompts whose answers' columns are not wanted any more; likewise."""
+        """Prompts whose answers' columns are not needed any more; the caller frees the bytes and clears this list."""
         self.numbers = itertools.count(first)
         self._newest_order = 0
-        self._front = 0  # places before all others, which count down
+        self._front = 0  # lowest order of `put_first`, which counts down
         self._open: Counter[tuple[str, int]] = Counter()  # prompts of each epoch that is not finished
-        self._changes: list[tuple[int, PromptRow]] = []  # by number; a row that changed later is there once more
+        self._changes: list[tuple[int, PromptRow]] = []  # by number; a row has an entry for each of its changes
 
     # Prompts
 
     def find(self, key: Key) -> PromptRow:
-        """The prompt of this name. Raises ProtocolError (code "missing")."""
+        """Return the prompt of a key. Raise ProtocolError (code "missing") if the table does not hold it."""
         row = self.rows.get(key)
         if row is None:
             dataset, epoch, index = key
-            raise ProtocolError("missing", f"there is no prompt {index} of data set {dataset!r} in epoch {epoch} here")
+            raise ProtocolError("missing", f"no prompt {index} of data set {dataset!r} in epoch {epoch} is held here")
         return row
 
     def knows(self, key: Key) -> bool:
-        """Whether this prompt was given, also if it was forgotten since."""
+        """Return True if this prompt was ever added, even if it was removed since."""
         return key in self.rows or key[1] in self.facts.forgotten.get(key[0], {})
 
     def add(
@@ -112,11 +112,11 @@ class PromptBook:
         is_evaluation: bool = False,
         tags: Mapping[str, str] | None = None,
     ) -> bool:
-        """One more prompt; False if it is known. Raises ProtocolError (code "value"): its epoch is finished."""
+        """Add a prompt. Return False if it is known. Raise ProtocolError (code "value") if its epoch is finished."""
         if self.knows(key):
             return False
         if key[:2] in _finished(self.facts) and not is_evaluation:
-            text = f"epoch {key[1]} of data set {key[0]!r} is finished: no prompt {key[2]} can be added to it"
+            text = f"epoch {key[1]} of data set {key[0]!r} is finished, so prompt {key[2]} cannot be added"
             raise ProtocolError("value", text)
         row = PromptRow(*key, number=self._next_order(), priority=priority, is_evaluation=is_evaluation)
         row.tags, row.size, row.order = dict(tags or {}), size, row.number
@@ -126,16 +126,16 @@ class PromptBook:
         return True
 
     def size_of(self, key: Key, tags: Mapping[str, str]) -> int:
-        """Bytes that a new prompt would take."""
+        """Return the approximate bytes that a new prompt would take."""
         return row_size(key, self.rules.group, tags)
 
     def recount(self, row: PromptRow) -> None:
-        """A prompt takes other bytes than before."""
+        """Update the bytes that a prompt counts for, after its answers changed."""
         self.bytes += (size := row.memory_bytes) - row.counted
         row.counted = size
 
     def recount_facts(self) -> None:
-        """What is known beside prompts was replaced."""
+        """Compute the bytes again after `facts` were replaced."""
         self.bytes = sum(row.counted for row in self.rows.values()) + _facts_size(self.facts)
 
     def _hold(self, row: PromptRow) -> None:
@@ -148,7 +148,7 @@ class PromptBook:
         self._enqueue(row)
 
     def restore(self, row: PromptRow) -> None:
-        """Hold a prompt that was saved, in the state that it was in. Those of a table come in any order."""
+        """Add a saved prompt in its former state. The prompts of a table may come in any order."""
         self._hold(row)
         self._newest_order = max(self._newest_order, row.number, row.order)
         self._front = min(self._front, row.order)
@@ -156,17 +156,17 @@ class PromptBook:
             self.reasons[row.reason] += 1
 
     def note(self, row: PromptRow) -> None:
-        """A prompt is to be saved again; nothing that is seen of it has changed."""
+        """Mark a prompt to be saved again, without a change that listeners see."""
         self.dirty[row.key] = row
 
     def note_turns(self) -> None:
-        """Have it saved how far the data sets have come in their shares."""
+        """Record the turns of the data sets in their shares, to be saved."""
         turns = self.waiting.turns, self.ready.turns
         if turns != (self.facts.leased, self.facts.drawn):
             (self.facts.leased, self.facts.drawn), self.has_new_facts = turns, True
 
     def go_on(self, facts: TableFacts) -> None:
-        """After all prompts were restored: go on from what was saved beside them."""
+        """Take over the saved facts after all prompts were restored."""
         self.facts, turns = facts, (facts.leased, facts.drawn)
         self.recount_facts()
         self._changes = sorted(((row.changed, row) for row in self.rows.values()), key=lambda each: each[0])
@@ -178,7 +178,7 @@ class PromptBook:
     # States
 
     def move(self, row: PromptRow, state: PromptState, reason: str = "") -> None:
-        """Bring a prompt from its state to another one."""
+        """Move a prompt from its state to another one."""
         self.waiting.discard(row)
         self.ready.discard(row)
         self.counts[row.state] -= 1
@@ -203,69 +203,69 @@ class PromptBook:
         return self._newest_order
 
     def put_last(self, row: PromptRow) -> None:
-        """The next place among those that are ready is this one's, behind all others."""
+        """Put a ready prompt behind all others."""
         row.order = self._next_order()
 
     def put_first(self, rows: list[PromptRow]) -> None:
-        """These places are before all others, in this order."""
+        """Put prompts before all others, in this order."""
         self._front -= len(rows)
         for place, row in enumerate(rows):
             row.order = self._front + place
 
     def release(self, row: PromptRow) -> None:
-        """The columns of a prompt's answers are not wanted any more."""
+        """Mark the columns of a prompt's answers as not needed any more."""
         if row.has_columns:
             row.has_columns = False
             self.let_go.append(row)
             self.touch(row)
 
     def training(self, state: PromptState) -> int:
-        """Prompts in a state that are to be trained on."""
+        """Return the number of prompts in a state that are to be trained on."""
         return self.counts[state] - self.evaluations[state]
 
     @property
     def pending(self) -> int:
-        """Prompts of which a group may still come."""
+        """Number of prompts whose groups are not ready yet but may become so."""
         return sum(map(self.training, (PromptState.WAITING, PromptState.LEASED, PromptState.ANSWERED)))
 
     # Orders
 
     def prioritise(self, row: PromptRow, priority: float) -> None:
-        """Give a prompt another priority."""
+        """Change the priority of a prompt."""
         row.priority = priority
         self._enqueue(row)
         self.touch(row)
 
     def share_out(self, shares: Mapping[str, float]) -> None:
-        """Lease and draw data sets in these shares from now on."""
+        """Set the shares in which data sets are leased and drawn from now on."""
         self.facts.shares, self.has_new_facts = dict(shares), True
         self.waiting.share_out(shares)
         self.ready.share_out(shares)
 
     def finish(self, dataset: str, epoch: int, room: int) -> None:
-        """No more prompts of this epoch come.
+        """Mark an epoch as finished: no more prompts are added to it.
 
         Args:
-            room: Bytes that there are for its name.
+            room: Bytes that are free for the name of the epoch.
 
         Raises:
-            ProtocolError: (code "busy") that is not enough.
+            ProtocolError: (code "busy") `room` is too small.
         """
         if (dataset, epoch) not in _finished(self.facts):
             if room < (size := _epoch_size(dataset)):
-                raise ProtocolError("busy", f"{room} bytes are free for the name of an epoch, which takes {size}")
+                raise ProtocolError("busy", f"{room} bytes are free, but a finished epoch takes {size}")
             self.facts.finished.append((dataset, epoch))
             self.bytes += size
             self.has_new_facts = True
 
     @property
     def is_finished(self) -> bool:
-        """Whether no more prompts come: every epoch that has some is finished."""
+        """True if no more prompts are added: an epoch is finished, and so are all that have training prompts."""
         finished = _finished(self.facts)
         return bool(finished) and all(epoch in finished for epoch, rows in self._open.items() if rows)
 
     def forget(self, dataset: str, epoch: int) -> list[PromptRow]:
-        """Let the prompts of an epoch leave; returns them. Evaluations among them may still be under a lease.
+        """Remove the prompts of an epoch and return them. Evaluation prompts among them may still be leased.
 
         Raises:
             ProtocolError: (code "busy") some of them are neither committed nor dropped.
@@ -274,7 +274,8 @@ class PromptBook:
         rows = [row for row in self.rows.values() if (row.dataset, row.epoch) == (dataset, epoch)]
         if any(row.state not in over and not row.is_evaluation for row in rows):
             open_rows = sum(row.state not in over for row in rows)
-            raise ProtocolError("busy", f"{open_rows} prompts of epoch {epoch} of {dataset!r} are not over yet")
+            text = f"{open_rows} prompts of epoch {epoch} of {dataset!r} are neither committed nor dropped"
+            raise ProtocolError("busy", text)
         if rows:
             epochs = self.facts.forgotten.setdefault(dataset, {})
             self.bytes += 0 if epoch in epochs else _epoch_size(dataset)
@@ -298,13 +299,13 @@ class PromptBook:
 
     @property
     def forgotten(self) -> int:
-        """Prompts that left."""
+        """Number of prompts that were removed."""
         return sum(sum(epochs.values()) for epochs in self.facts.forgotten.values())
 
     # Changes
 
     def touch(self, row: PromptRow) -> None:
-        """A prompt has changed."""
+        """Give a prompt the next number of a change, and mark it to be saved."""
         row.changed = next(self.numbers)
         self.dirty[row.key] = row
         self._changes.append((row.changed, row))
@@ -312,42 +313,44 @@ class PromptBook:
             self._changes = [each for each in self._changes if each[0] == each[1].changed]
 
     def go_on_from(self, consumer: str, client: bytes, since: int | None) -> int:
-        """The cursor of a consumer, which it moves to `since`. None leaves it there, and the client is it from now on.
+        """Return the cursor of a consumer, after moving it to `since`.
+
+        None leaves the cursor, and makes the client the consumer from now on.
 
         Raises:
-            ProtocolError: another client is this consumer (code "session"), or there are too many of them ("value").
+            ProtocolError: another client is this consumer (code "session"), or there are too many consumers ("value").
         """
         cursors, listeners = self.facts.cursors, self.facts.listeners
         if consumer not in cursors and len(cursors) >= MAX_CONSUMERS:
             raise ProtocolError(
-                "value", f"{len(cursors)} consumers have cursors here, the most. forget_consumer lets one go"
+                "value", f"the table keeps the cursors of {MAX_CONSUMERS} consumers; forget one with forget_consumer"
             )
         if since is None:
             since = cursors.get(consumer, 0)
         elif listeners.get(consumer, client) != client:
-            text = f"another client is the consumer {consumer!r}; list without since takes its place"
+            text = f"another client is the consumer {consumer!r} now; list without since to take over"
             raise ProtocolError("session", text)
         if (cursors.get(consumer), listeners.get(consumer)) != (since, client):
             cursors[consumer], listeners[consumer], self.has_new_facts = since, client, True
         return since
 
     def forget_consumer(self, consumer: str) -> None:
-        """Let the cursor of a consumer go."""
+        """Remove the cursor of a consumer."""
         self.facts.listeners.pop(consumer, None)
         if self.facts.cursors.pop(consumer, None) is not None:
             self.has_new_facts = True
 
     def changed_since(self, cursor: int) -> Iterator[PromptRow]:
-        """Prompts that changed after the change of this number, in order; each once, as it is now."""
+        """Yield the prompts that changed after the change of this number, in order; each once, in its present state."""
         place = bisect.bisect_right(self._changes, cursor, key=lambda each: each[0])
         for number, row in itertools.islice(self._changes, place, None):
             if number == row.changed:
                 yield row
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the parts disagree. For tests."""
-        found = Counter(row.state for row in self.rows.values())
-        assert all(found[state] == count for state, count in self.counts.items()), (found, self.counts)
+        """Raise AssertionError if the parts disagree. For tests."""
+        states = Counter(row.state for row in self.rows.values())
+        assert all(states[state] == count for state, count in self.counts.items()), (states, self.counts)
         assert sum(self.counts.values()) == len(self.rows)
         evaluations = Counter(row.state for row in self.rows.values() if row.is_evaluation)
         assert all(evaluations[state] == count for state, count in self.evaluations.items())
@@ -366,7 +369,7 @@ class PromptBook:
 
 
 def _epoch_size(dataset: str) -> int:
-    """Bytes that the name of an epoch takes which is finished or forgotten, about."""
+    """Return the approximate bytes of a finished or forgotten epoch."""
     return EPOCH_BYTES + getsizeof(dataset)
 
 
@@ -380,10 +383,10 @@ def _finished(facts: TableFacts) -> set[tuple[str, int]]:
 
 
 def nothing_waits(book: PromptBook) -> str:
-    """Why no prompt can be leased: none waits."""
+    """Return the reason why no prompt can be leased, if none is waiting."""
     if not book.rows:
-        return "no prompt was given yet"
-    over = " and no more come" if book.is_finished else ""
+        return "no prompt was added yet"
+    over = " and no more are added" if book.is_finished else ""
     return (
         f"no prompt waits: {book.counts[PromptState.LEASED]} are leased, {book.counts[PromptState.READY]} ready{over}"
     )

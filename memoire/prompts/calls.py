@@ -1,4 +1,4 @@
-"""All calls of those who use a table of prompts: givers, workers, listeners and trainers.
+"""Calls of programs that use a table of prompts: those that add prompts, answer them, list them and train on them.
 
   giver ──add──▶                        ──lease, answer──  worker
                    Table(storage="prompts")
@@ -26,37 +26,37 @@ from .worker import WorkerCalls
 
 STATES = tuple(state.name.lower() for state in PromptState)
 Cursor: TypeAlias = dict[str, int]
-"""How far a listener has come: a number of each server."""
+"""Position of a listener in the list of changes: a number for each server."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """One prompt as `Prompts.list` tells it, without payload and columns."""
+    """Description of one prompt in `Prompts.list`, without payload and columns."""
 
     key: Key
     """Data set, epoch and index."""
     state: str
     """waiting, leased, answered, ready, drawn, committed or dropped."""
     reason: str
-    """Why it was dropped; "" if it is not."""
+    """Reason why the prompt was dropped; "" if it was not."""
     step: int
-    """By which it was drawn; -1: by none."""
+    """Step that drew the prompt; -1 before it is drawn."""
     priority: float
     score: float
     version: int
-    """Of the model that made its oldest token; 0: nothing came yet."""
+    """Version of the model that made the group's oldest token; 0 without answers."""
     tokens: int
     attempts: int
-    """Leases that have begun."""
+    """Number of leases so far."""
     is_evaluation: bool
     tags: Mapping[str, str]
     columns: tuple[tuple[str, ...], ...]
-    """Names of the columns that each answer has."""
+    """Names of the columns of each answer."""
     server: str
 
 
 class ListenerCalls(TableCalls):
-    """Lists prompts and fetches what they hold."""
+    """Calls that list prompts and fetch their answers."""
 
     @checked_names()
     def list(
@@ -69,16 +69,15 @@ class ListenerCalls(TableCalls):
         limit: int = 1000,
         timeout: float | None = None,
     ) -> tuple[list[PromptInfo], Cursor]:
-        """Prompts that have changed since a cursor, in the order of their changes, and the cursor after them.
+        """Return the prompts that changed after a cursor, in the order of their changes, and the new cursor.
 
         Args:
-            state: Only those in this state, or in one of these.
-            tags: Only those that have these words.
-            since: What a former call returned; None begins with the first one, or where `consumer` is.
-            consumer: Who listens. Servers keep the cursor that it gave last, so that it goes on there after a restart:
-                a client that lists without `since` is the consumer from then on. Another one that gives `since` is
-                refused.
-            limit: Prompts of each server at most.
+            state: State of the prompts, or several states; None takes all.
+            tags: Tags that the prompts must have.
+            since: Cursor of a former call; None begins with the first change, or at the saved cursor of `consumer`.
+            consumer: Name under which servers save the cursor over a restart of the listener. A client that lists
+                without `since` becomes this consumer. Another client that lists with `since` is then refused.
+            limit: Largest number of prompts from each server.
         """
         deadline = self._deadline(timeout)
         wanted = [] if state is None else [state] if isinstance(state, str) else [*state]
@@ -94,26 +93,26 @@ class ListenerCalls(TableCalls):
             name: Request(messages.Prompts(call="list", since=(since or {}).get(name, 0), **facts))
             for name in self._servers.names
         }
-        found: dict[str, list[PromptInfo]] = {name: [] for name in requests}
+        infos: dict[str, list[PromptInfo]] = {name: [] for name in requests}
         cursor: Cursor = {}
-        facts |= {"consumer": "", "is_going_on": False}  # the first page has moved its cursor
+        facts |= {"consumer": "", "is_going_on": False}  # the first page has moved the consumer's cursor
         while requests:
             for name, reply in self._servers.all(requests, deadline).items():
-                found[name] += [_info(row, self.schema, name) for row in reply.body.prompts]
-                cursor[name], left = reply.body.cursor, limit - len(found[name])
-                if reply.body.is_whole or left <= 0:
+                infos[name] += [_info(row, self.schema, name) for row in reply.body.prompts]
+                cursor[name], remaining = reply.body.cursor, limit - len(infos[name])
+                if reply.body.is_whole or remaining <= 0:
                     del requests[name]
                 else:
-                    page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": left}))
+                    page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": remaining}))
                     requests[name] = Request(page)
-        for name, rows in found.items():
+        for name, rows in infos.items():
             self._learn([row.key for row in rows], name)
-        return [row for rows in found.values() for row in rows], cursor
+        return [row for rows in infos.values() for row in rows], cursor
 
     @checked_names()
     def forget_consumer(self, consumer: str, timeout: float | None = None) -> None:
-        """Let the place of a consumer go that does not come again, since servers keep those of 256. If it comes again
-        all the same, it begins with the first prompt.
+        """Remove a consumer that does not list again: servers save the cursors of 256 consumers. A removed consumer
+        that lists again begins with the first change.
         """
         request = messages.Prompts(call="forget", consumer=text("consumer", consumer))
         self._servers.every(request, self._deadline(timeout))
@@ -121,42 +120,44 @@ class ListenerCalls(TableCalls):
     def fetch(
         self, keys: Iterable[Key], columns: Sequence[str] | None = None, timeout: float | None = None
     ) -> dict[Key, dict[str, Any]]:
-        """The whole answers to prompts: for each prompt its columns, `Ragged` or arrays [n, *F] of its n answers, and
-        "answer" [n], their places in the group. Prompts that have none are left out.
+        """Return the whole answers to prompts, without prompts that have none.
+
+        The value of a prompt maps its columns, `Ragged` or arrays [n, *F] of its n answers, and "answer" [n], the
+        answers' places in the group.
         """
         deadline, schema = self._deadline(timeout), self.schema
         places = list(range(len(schema.names))) if columns is None else places_of(mask_of(schema, columns))
-        wanted, found = checked_keys(keys), dict[Key, dict[str, Any]]()
+        wanted, answers_by_key = checked_keys(keys), dict[Key, dict[str, Any]]()
         for name in self._servers.names:
             for key, answers in zip(
                 wanted, fetched(self._servers, name, wanted, schema, places, deadline), strict=True
             ):
                 if answers:
                     raws = [raw for _, raw in answers.values()]
-                    found[key] = {
+                    answers_by_key[key] = {
                         schema.names[place]: gathered(schema, place, [raw.get(place) for raw in raws])
                         for place in places
                     } | {"answer": list(answers)}
-        return found
+        return answers_by_key
 
     def payload(self, key: Key, timeout: float | None = None) -> bytes:
-        """The payload of a prompt. Raises Refused (code "missing")."""
+        """Return the payload of a prompt. Raise Refused (code "missing") if the table does not hold the prompt."""
         request = Request(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
-        return bytes(self._at_home(key, request, self._deadline(timeout)).payload)
+        return bytes(self._ask_home(key, request, self._deadline(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
-        """Prompts in each state, and those that were forgotten: their sum is the number of prompts given."""
+        """Return the number of prompts in each state, and of removed ones ("forgotten"); their sum is all prompts."""
         figures = self.figures(timeout)
         return {name: figures[name] for name in (*STATES, "forgotten")}
 
     def figures(self, timeout: float | None = None) -> dict[str, int]:
-        """The same and all other figures of the table, added up over servers: leases, late answers, bytes, ..."""
-        told = self._servers.every(messages.Prompts(call="counts"), self._deadline(timeout))
-        found: dict[str, int] = {}
-        for reply in told.values():
+        """Return `counts` and all other figures of the table, summed over servers: leases, late answers, bytes, ..."""
+        replies = self._servers.every(messages.Prompts(call="counts"), self._deadline(timeout))
+        sums: dict[str, int] = {}
+        for reply in replies.values():
             for name, count in reply.body.counts.items():
-                found[name] = max(found.get(name, 0), count) if name == "newest_model" else found.get(name, 0) + count
-        return found
+                sums[name] = max(sums.get(name, 0), count) if name == "newest_model" else sums.get(name, 0) + count
+        return sums
 
 
 def _info(row: messages.PromptFacts, schema: Schema, server: str) -> PromptInfo:
@@ -172,7 +173,7 @@ Order = Literal["cancel", "prioritise", "finish", "forget", "shares", "model"]
 
 
 class GiverCalls(TableCalls):
-    """Adds prompts and changes their order."""
+    """Calls that add prompts and change their order."""
 
     @checked_names()
     def add(
@@ -186,21 +187,21 @@ class GiverCalls(TableCalls):
         tags: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Give prompts; returns how many are new. Those that are known change nothing.
+        """Add prompts, and return how many are new. Known prompts stay unchanged.
 
         Args:
-            prompts: Payload (bytes or str) of each, by its index in the data set.
-            dataset, epoch: With the index, what names a prompt.
-            priority: Prompts of a higher one are leased and drawn first.
-            evaluation: They are answered, and never drawn: see `list` and `fetch`.
-            tags: Words that listeners can select by.
+            prompts: Payload (bytes or str) of each prompt, by its index in the data set.
+            dataset, epoch: Names of the prompts, together with the index.
+            priority: Priority in leases and draws; higher ones come first.
+            evaluation: True for prompts that workers answer but trainers never draw; see `list` and `fetch`.
+            tags: Names and values by which `list` selects prompts.
 
         Raises:
-            Refused: there is no room for them, also at the deadline (code "busy"); their epoch is finished ("value").
+            Refused: the table has no room until the deadline (code "busy"), or the epoch is finished ("value").
             MemoireTimeout: a server does not answer.
         """
         deadline = self._deadline(timeout)
-        given = _payloads(prompts)
+        payloads = _payloads(prompts)
         epoch, dataset = whole("epoch", epoch, 0, 2**32 - 1), checked_dataset(dataset)
         facts: dict[str, Any] = {
             "dataset": dataset, "epoch": epoch, "priority": finite("priority", priority), "is_evaluation": evaluation,
@@ -208,7 +209,7 @@ class GiverCalls(TableCalls):
         }  # fmt: skip
         new, chunk = 0, dict[int, bytes]()
         limit, size = self._transport.limits.tuning.request_bytes // 2, 0
-        for index, payload in given.items():
+        for index, payload in payloads.items():
             if len(payload) > limit:
                 raise ParameterError("prompts", f"{len(payload)} bytes at {index}", f"at most {limit} bytes each")
             if chunk and (size + len(payload) > limit or len(chunk) >= 4096):
@@ -217,55 +218,55 @@ class GiverCalls(TableCalls):
         return new + (self._add(chunk, facts, deadline) if chunk else 0)
 
     def _add(self, chunk: Mapping[int, bytes], facts: Mapping[str, Any], deadline: float) -> int:
-        """Give some prompts to the servers that are to have them: those that no server knows."""
+        """Add prompts that no server knows to the servers where they belong. Return how many are new."""
         dataset, epoch = facts["dataset"], facts["epoch"]
         keys = [(dataset, epoch, index) for index in chunk]
         unknown = set(chunk)
         self._servers.complete(deadline)
         if len(self._servers.names) > 1:
-            told = self._servers.every(messages.Groups(call="known", keys=keys_of(keys)), deadline)
-            for reply in told.values():
+            replies = self._servers.every(messages.Groups(call="known", keys=keys_of(keys)), deadline)
+            for reply in replies.values():
                 unknown -= {index for index, is_known in zip(chunk, reply.body.flags, strict=True) if is_known}
         shares: dict[str, list[int]] = {}
         for index in chunk:
             if index in unknown:
                 shares.setdefault(self._servers.home_of(f"{dataset}/{index}".encode()), []).append(index)
         requests = {}
-        for name, mine in shares.items():
-            new = [messages.NewPrompt(index, len(chunk[index])) for index in mine]
-            data = b"".join(chunk[index] for index in mine)
+        for name, indexes in shares.items():
+            new = [messages.NewPrompt(index, len(chunk[index])) for index in indexes]
+            data = b"".join(chunk[index] for index in indexes)
             requests[name] = Request(messages.Groups(call="add", new=new, **facts), data)
         return sum(reply.body.done for reply in self._servers.all(requests, deadline).values())
 
     def cancel(self, keys: Iterable[Key], timeout: float | None = None) -> int:
-        """Prompts are not wanted any more; returns how many are dropped by that. Those that are drawn go on."""
+        """Drop prompts that are not drawn yet, and return how many; drawn prompts stay."""
         return self._order("cancel", timeout, keys=checked_keys(keys))
 
     def prioritise(self, keys: Iterable[Key], priority: float, timeout: float | None = None) -> int:
-        """Give prompts another priority; returns how many are known."""
+        """Change the priority of prompts, and return how many of them are known."""
         return self._order("prioritise", timeout, keys=checked_keys(keys), priority=finite("priority", priority))
 
     def finish(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> None:
-        """No more prompts of this epoch come: its last step may be shorter, and `groups` ends after it."""
+        """Mark an epoch as finished, without more prompts: its last step may be shorter, and `groups` ends after it."""
         self._order("finish", timeout, dataset=checked_dataset(dataset), epoch=whole("epoch", epoch, 0))
 
     def forget(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> int:
-        """Let the prompts of an epoch leave, which must be committed or dropped; returns how many. They are counted on.
+        """Remove the prompts of an epoch, which must be committed or dropped, and return how many; `counts` keeps them.
 
         Raises:
-            Refused: some of them are not over yet; at servers where all are, they have left.
+            Refused: a server holds prompts that are neither; other servers have removed theirs.
         """
         return self._order("forget", timeout, dataset=checked_dataset(dataset), epoch=whole("epoch", epoch, 0))
 
     def shares(self, shares: Mapping[str, float], timeout: float | None = None) -> None:
-        """Lease and draw data sets in these shares from now on, such as {"math": 0.7, "code": 0.3}; {} by age alone."""
-        given = {checked_dataset(name): float(share) for name, share in mapping("shares", shares).items()}
-        if any(not 0.0 < share < float("inf") for share in given.values()):
-            raise ParameterError("shares", shares, "numbers above 0")
-        self._order("shares", timeout, shares=given)
+        """Set the shares of data sets in leases and draws, such as {"math": 0.7, "code": 0.3}; {} goes by age alone."""
+        checked = {checked_dataset(name): float(share) for name, share in mapping("shares", shares).items()}
+        if any(not 0.0 < share < float("inf") for share in checked.values()):
+            raise ParameterError("shares", shares, "positive numbers by data set")
+        self._order("shares", timeout, shares=checked)
 
     def saw_model(self, version: int, timeout: float | None = None) -> None:
-        """There is a model of this version, from which `max_model_lag` counts: for those who publish it elsewhere."""
+        """Report the version of a model that is published elsewhere than at these servers, for `max_model_lag`."""
         self._order("model", timeout, version=model_version(version, "version"))
 
     def _order(self, call: Order, timeout: float | None, **facts: Any) -> int:
@@ -282,45 +283,49 @@ class GiverCalls(TableCalls):
 
 def _payloads(prompts: Any) -> dict[int, bytes]:
     try:
-        given = dict(prompts)
+        payload_by_index = dict(prompts)
     except (TypeError, ValueError):
-        expected = "a mapping from index to payload, or pairs of them"
+        expected = "a mapping from index to payload, or pairs of index and payload"
         raise WrongType("prompts", expected, type(prompts).__name__) from None
-    found = {}
-    for index, payload in given.items():
+    encoded = {}
+    for index, payload in payload_by_index.items():
         if not isinstance(payload, str | bytes | bytearray | memoryview):
             raise WrongType(f"prompts[{index!r}]", "bytes or str", type(payload).__name__)
         if isinstance(payload, str):
             payload = text(f"prompts[{index!r}]", payload).encode()
-        found[whole("index", index, 0)] = bytes(payload)
-    return found
+        encoded[whole("index", index, 0)] = bytes(payload)
+    return encoded
 
 
 class PromptCalls(GiverCalls, WorkerCalls, ListenerCalls, TrainerCalls):
-    """See `memoire.Prompts`."""
+    """All calls of a table of prompts; `memoire.Prompts` describes them."""
 
 
 class Prompts(PromptCalls, FarCalls):
-    """A table of prompts at one or several servers. All methods may be called from any thread, those of a trainer by
-    one at a time.
+    """Client of a table of prompts at one or several servers.
 
-    What each process may call is for its key: an actor's key leases, answers and amends; a reader's lists and fetches;
-    a learner's may do everything.
+    Any thread may call the methods, but only one thread at a time those of a trainer. The keys of a process limit its
+    calls: an actor's key may lease, answer and amend; a reader's key may list and fetch; a learner's key may do all.
 
     Args:
-        addresses: Of servers, proxies or both.
-        table: Its name; None is the first table of prompts.
-        keys: This process' keys folder. None takes $MEMOIRE_KEYS, and without it no key.
-        rank: Which one of how many trainers that learn as one: each draws its part of a step.
-        timeout: Seconds that a call takes at most if it is given no other number; also this one.
-        session: What all ranks of one start of the trainer call it, such as a text that rank 0 made and sent to them.
-            "" makes one, for a single rank.
-        name: What people see of this process.
+        addresses: Addresses of servers, proxies or both.
+        table: Name of the table; None takes the first table of prompts.
+        keys: This process' keys folder. None takes $MEMOIRE_KEYS; without this variable, no key.
+        rank: (rank, number of ranks) of a trainer whose ranks learn together: each rank draws its part of a step.
+        timeout: Default seconds of each call, and the seconds of this one.
+        session: Text that is the same for all ranks of one start of the trainer, such as one that rank 0 sent to the
+            others. "" makes one, for a single rank.
+        name: Name of this process on pages and in logs.
 
     Raises:
-        MemoireTimeout, AuthError: no server answered in `timeout` seconds.
-        ParameterError: the table stores something else.
-        Refused: there is no such table.
+        MemoireTimeout, AuthError: no server answered within `timeout` seconds.
+        ParameterError: the table is not a table of prompts.
+        Refused: the servers have no such table.
+
+    Example:
+        with memoire.Prompts("tcp://server:5560") as prompts:
+            prompts.add({0: "1 + 1 = ?"}, dataset="math")
+            print(prompts.counts()["waiting"])
     """
 
     CALLED = "this user of prompts"

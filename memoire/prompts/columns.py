@@ -1,11 +1,10 @@
-"""Columns of answers as raw bytes: what a worker sends, what a table keeps and what a trainer gets.
+"""Columns of answers as raw bytes: received from workers, kept by tables and fetched by trainers. Pure.
 
     schema    tokens int32[any], logprob float32[any], reward float32
     piece     columns 0b101, lengths [3], bytes 16      7 8 9 | 0.5           in the schema's order, without padding
 
-A table keeps the bytes of each column; pieces of a ragged one are put behind each other.
-
-The bytes of a table of prompts: payloads and columns of answers, and which of them are to be saved. Pure.
+A table keeps the bytes of each column; the pieces of a ragged column are concatenated. `PromptBytes` also records which
+payloads and columns are to be saved.
 """
 
 from __future__ import annotations
@@ -24,42 +23,41 @@ from memoire.building import ENTRY_BYTES, conversion, is_finite
 from memoire.errors import EntryError, NoSuchField, ParameterError, ProtocolError
 
 MAX_COLUMNS = 63
-"""Columns that a table of prompts may have: each is a bit of a number."""
+"""Largest number of columns of a table of prompts: each column is a bit of an integer."""
 Key: TypeAlias = tuple[str, int, int]
-"""Data set, epoch and index: what names a prompt."""
+"""Name of a prompt: data set, epoch and index."""
 RawColumns: TypeAlias = dict[int, bytes]
 """Bytes of columns, by their places in the schema."""
 
 
 def check_columns(schema: Schema) -> None:
-    """Refuse a schema whose columns cannot be those of answers. Raises ParameterError."""
+    """Raise ParameterError if the columns of a schema cannot be those of answers."""
     if len(schema.names) > MAX_COLUMNS:
         raise ParameterError("schema", f"{len(schema.names)} columns", f"at most {MAX_COLUMNS} with storage='prompts'")
     empty = [name for name in schema.names if not schema[name].nbytes]
     if empty:
-        raise ParameterError("schema", str(schema[empty[0]]), f"a column {empty[0]!r} that has bytes")
+        raise ParameterError("schema", str(schema[empty[0]]), f"a schema without empty columns such as {empty[0]!r}")
 
 
 ANSWER_PART: Final = 0.75
-"""Part of a request that columns of answers may take."""
+"""Share of a request that columns of answers may take."""
 
 
 def check_requests(table: str, schema: Schema, request_bytes: int) -> None:
-    """Refuse a table with a column of which a worker would find out that no request has room for it.
+    """Raise ParameterError if a value of a column does not fit into a request.
 
-    Raises:
-        ParameterError: a plain column, or one element of a ragged one, is larger.
+    A value is all of a plain column, or one element of a ragged one.
     """
     for name in schema.names:
         least = math.ceil(schema[name].nbytes / ANSWER_PART)
         if least > request_bytes:
             what = "an element" if schema[name].is_ragged else "a value"
-            expected = f"at least {least}: {what} of column {name!r} of table {table!r} travels in one request"
+            expected = f"at least {least}: {what} of column {name!r} of table {table!r} has to fit into one request"
             raise ParameterError("request_bytes", request_bytes, expected)
 
 
 def mask_of(schema: Schema, names: Iterable[str]) -> int:
-    """A bit for each of these columns. Raises NoSuchField."""
+    """Return a mask with a bit for each of these columns. Raise NoSuchField for an unknown column."""
     mask = 0
     for name in names:
         if name not in schema:
@@ -69,7 +67,7 @@ def mask_of(schema: Schema, names: Iterable[str]) -> int:
 
 
 def mask_of_places(places: Iterable[int]) -> int:
-    """A bit for each of these places in the schema."""
+    """Return a mask with a bit for each of these places in the schema."""
     mask = 0
     for place in places:
         mask |= 1 << place
@@ -77,12 +75,12 @@ def mask_of_places(places: Iterable[int]) -> int:
 
 
 def places_of(mask: int) -> list[int]:
-    """The places of these bits."""
+    """Return the places of the bits of a mask."""
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
 def _is_exact(column: Column, value: Any) -> bool:
-    """Whether a value of a ragged column is of its form already, as nearly all are: that takes a fifth of `exact`."""
+    """Return True if a value of a ragged column needs no conversion; takes a fifth of the time of `exact`."""
     return (
         column.is_ragged
         and type(value) is np.ndarray
@@ -95,55 +93,55 @@ def _is_exact(column: Column, value: Any) -> bool:
 
 
 def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
-    """Columns of one answer as bytes. A plain column has the shape F of the schema, a ragged one [its length, *F].
+    """Return the columns of one answer as bytes. A plain column has the schema's shape F, a ragged one [length, *F].
 
     Raises:
         NoSuchField, EntryError: a column is not in the schema, or has another dtype or shape.
     """
-    found: RawColumns = {}
+    raw: RawColumns = {}
     for place, name in enumerate(schema.names):
         if name in columns:
             column, value = schema[name], columns[name]
             if not _is_exact(column, value):
                 value = conversion.exact(name, column, value)
-            found[place] = (conversion.finite(name, column, value) if column.is_finite else value).tobytes()
-    if len(found) < len(columns):
-        mask_of(schema, columns)  # names the one that is not there
-    if not found:
+            raw[place] = (conversion.finite(name, column, value) if column.is_finite else value).tobytes()
+    if len(raw) < len(columns):
+        mask_of(schema, columns)  # raises NoSuchField with the unknown name
+    if not raw:
         raise EntryError("columns", f"at least one of {', '.join(schema.names)}", "none")
-    return found
+    return raw
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Columns of one answer as they travel, and as a table keeps them. The collector has nothing to look for in it."""
+    """Columns of one answer, as messages carry and tables keep them. The garbage collector skips this class."""
 
     columns: int
-    """A bit for each column of the schema that is there."""
+    """Mask of the columns, a bit for each column of the schema."""
     lengths: tuple[int, ...]
-    """Elements of each ragged one of them, in the schema's order."""
+    """Number of elements of each ragged column, in the schema's order."""
     data: bytes
-    """Their bytes, likewise, without padding."""
+    """Bytes of the columns, in the schema's order without padding."""
 
 
 NOTHING: Final = Packed(0, (), b"")
 
 
 class _Form(NamedTuple):
-    """How the bytes of some columns follow each other."""
+    """Layout of the bytes of some columns of a schema."""
 
     columns: list[tuple[int, str, Column]]
-    """With their places."""
+    """Place, name and column, in the schema's order."""
     plain: int
-    """Bytes of those that are not ragged."""
+    """Bytes of all plain columns together."""
     ragged: list[int]
-    """Bytes of one element of each ragged one."""
+    """Bytes of one element of each ragged column."""
     has_finite: bool
-    """Whether some may only have finite numbers."""
+    """True if a column accepts only finite numbers."""
 
 
 @functools.lru_cache(maxsize=256)
 def _form(schema: Schema, mask: int) -> _Form:
-    """Raises ProtocolError: there are no such columns."""
+    """Return the layout of a mask of columns. Raise ProtocolError if the schema lacks one of them."""
     names = schema.names
     if mask >> len(names) or mask < 0:
         raise ProtocolError("container", f"columns {mask:#x} of a schema that has {len(names)}")
@@ -154,7 +152,7 @@ def _form(schema: Schema, mask: int) -> _Form:
 
 
 def packed(schema: Schema, raw: RawColumns) -> Packed:
-    """Columns behind each other."""
+    """Concatenate columns in the schema's order."""
     mask, lengths = mask_of_places(raw), list[int]()
     for place, _, column in _form(schema, mask).columns:
         if column.is_ragged:
@@ -162,28 +160,28 @@ def packed(schema: Schema, raw: RawColumns) -> Packed:
     return Packed(mask, tuple(lengths), b"".join([raw[place] for place in sorted(raw)]))
 
 
-def unpacked(schema: Schema, made: Packed) -> RawColumns:
-    """Each column by itself."""
-    found, begin, lengths = RawColumns(), 0, iter(made.lengths)
-    for place, _, column in _form(schema, made.columns).columns:
+def unpacked(schema: Schema, packed: Packed) -> RawColumns:
+    """Split packed columns into the bytes of each."""
+    raw, begin, lengths = RawColumns(), 0, iter(packed.lengths)
+    for place, _, column in _form(schema, packed.columns).columns:
         end = begin + (column.nbytes * next(lengths) if column.is_ragged else column.nbytes)
-        found[place] = made.data[begin:end]
+        raw[place] = packed.data[begin:end]
         begin = end
-    return found
+    return raw
 
 
-def chosen(schema: Schema, made: Packed, mask: int) -> Packed:
-    """Those of these columns that an answer has."""
-    if not made.columns & ~mask:
-        return made
-    return packed(schema, {place: data for place, data in unpacked(schema, made).items() if mask >> place & 1})
+def chosen(schema: Schema, answer: Packed, mask: int) -> Packed:
+    """Return only those columns of an answer that are in the mask."""
+    if not answer.columns & ~mask:
+        return answer
+    return packed(schema, {place: data for place, data in unpacked(schema, answer).items() if mask >> place & 1})
 
 
 def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview) -> Packed:
-    """The columns of a received piece, completely checked, as bytes of their own.
+    """Check the columns of a received piece completely, and return them with a copy of their bytes.
 
     Raises:
-        ProtocolError: and nothing else, whatever the bytes.
+        ProtocolError: the only error for any bytes.
     """
     form = _form(schema, mask)
     if len(lengths) != len(form.ragged):
@@ -191,18 +189,18 @@ def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview)
     size = form.plain + sum(map(operator.mul, lengths, form.ragged))
     if size != len(data) or not mask:
         raise ProtocolError("container", f"columns of {size} bytes in {len(data)}")
-    made = Packed(mask, tuple(lengths), bytes(data))
+    piece = Packed(mask, tuple(lengths), bytes(data))
     if form.has_finite:
-        raw = unpacked(schema, made)
+        raw = unpacked(schema, piece)
         for place, name, column in form.columns:
             if column.is_finite and not is_finite(np.frombuffer(raw[place], column.dtype)):
-                text = f"column {name!r} is not finite; declare it with nan='allow' where it may be"
+                text = f"column {name!r} is not finite; declare it with nan='allow' if it may hold NaN"
                 raise ProtocolError("value", text)
-    return made
+    return piece
 
 
 def joined(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
-    """Pieces of an answer, one behind the other: of a ragged column all elements, of a plain one the last value."""
+    """Join the pieces of an answer: concatenate the elements of a ragged column, keep the last value of a plain one."""
     parts: dict[int, list[bytes]] = {}
     for piece in pieces:
         for place, data in unpacked(schema, piece).items():
@@ -214,7 +212,7 @@ def joined(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
 
 
 def gathered(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:
-    """One column of several answers: an array [n, *F], or `Ragged`. None of an answer is zeros, or no elements."""
+    """Return one column of several answers as an array [n, *F] or `Ragged`; missing values are zeros, or empty."""
     column = schema[schema.names[place]]
     if column.is_ragged:
         data = b"".join(part or b"" for part in parts)
@@ -226,45 +224,47 @@ def gathered(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:
 
 
 ROW, STEP, PLAN, FACTS, PAYLOAD, COLUMNS = 0, 1, 2, 3, 8, 12
-"""Kinds of saved rows: payloads are large, and columns of answers can come again."""
+"""Kinds of saved rows: payloads are large, and columns of an answer may be sent again."""
 
 
 def packed_key(*parts: str | int) -> bytes:
-    """A key as it is saved."""
+    """Return the key of a saved row."""
     return msgspec.msgpack.encode(parts)
 
 
 PIECE_BYTES: Final = 256
-"""What a payload or a piece takes beside its bytes, about."""
+"""Approximate bytes that a payload or a piece takes in memory beside its data."""
 JOINED_BYTES: Final = 1 << 20
-"""Bytes of a whole answer whose pieces are joined: many small ones take more than what is in them."""
+"""Bytes of an answer up to which its pieces are joined; many small pieces take more memory than their data."""
 AMENDED: Final = -1
-"""In place of a piece's number: columns that came from elsewhere, and count for more than those of pieces."""
+"""Number of the piece with amended columns, which replace those of other pieces."""
 
 
 class PromptBytes:
-    """Keeps bytes by prompt, those of an answer as its pieces came: a long one costs its length. Not thread-safe.
+    """Payloads and columns of answers by prompt. Not thread-safe.
+
+    An answer stays in pieces as they were received, so that a long answer costs only its length.
 
     Args:
-        schema: Of the answers.
+        schema: Schema of the answers.
     """
 
     def __init__(self, schema: Schema) -> None:
         self.bytes = 0
-        """Of all that is kept, and of what is to be saved."""
+        """Bytes of all payloads and pieces, and of unsaved changes."""
         self.payload_bytes = 0
-        """Those of them that payloads take."""
+        """Bytes of the payloads alone."""
         self.joined_bytes = JOINED_BYTES
         """Bytes of a whole answer up to which its pieces are joined."""
         self._unsaved_bytes = 0
         self._saves: dict[tuple[int, bytes], bytes | None] | None = None
         self._schema = schema
         self._payloads: dict[Key, bytes] = {}
-        self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # by the answer, and the number of the piece
+        self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # by the answer's place and the piece's number
 
     @property
     def saves(self) -> dict[tuple[int, bytes], bytes | None] | None:
-        """What changed since it was saved last; None: nothing is ever saved."""
+        """Changes since the last save, by kind and key; None if nothing is ever saved."""
         return self._saves
 
     @saves.setter
@@ -284,30 +284,30 @@ class PromptBytes:
         self.payload_bytes += size
 
     def payload(self, key: Key) -> bytes:
-        """The payload of a prompt."""
+        """Return the payload of a prompt, b"" if it is unknown."""
         return self._payloads.get(key, b"")
 
-    def begin(self, key: Key, index: int, come: Packed) -> None:
-        """The first piece of an answer came: beside it only what was amended stays."""
+    def begin(self, key: Key, index: int, piece: Packed) -> None:
+        """Keep the first piece of an answer, and drop all others but amended columns."""
         self.begin_again(key, index)
-        self._put(key, index, 0, come)
+        self._put(key, index, 0, piece)
 
     def begin_again(self, key: Key, index: int) -> None:
-        """Of an answer only what was amended stays."""
+        """Drop the pieces of an answer but amended columns."""
         for number in [number for number in self._pieces(key, index) if number != AMENDED]:
             self._drop(key, index, number)
 
-    def append(self, key: Key, index: int, come: Packed) -> None:
-        """A further piece of an answer came."""
-        self._put(key, index, 1 + max(self._pieces(key, index), default=AMENDED), come)
+    def append(self, key: Key, index: int, piece: Packed) -> None:
+        """Keep a further piece of an answer."""
+        self._put(key, index, 1 + max(self._pieces(key, index), default=AMENDED), piece)
 
-    def amend(self, key: Key, index: int, come: Packed) -> None:
-        """Columns of an answer are these from now on, whatever its pieces bring."""
+    def amend(self, key: Key, index: int, piece: Packed) -> None:
+        """Replace columns of an answer, also those of later pieces."""
         former = unpacked(self._schema, self._pieces(key, index).get(AMENDED, NOTHING))
-        self._put(key, index, AMENDED, packed(self._schema, former | unpacked(self._schema, come)))
+        self._put(key, index, AMENDED, packed(self._schema, former | unpacked(self._schema, piece)))
 
     def join(self, key: Key, index: int) -> None:
-        """An answer is whole: put its pieces together, unless it is long."""
+        """Join the pieces of a whole answer unless it is long."""
         pieces = {number: piece for number, piece in self._pieces(key, index).items() if number != AMENDED}
         if len(pieces) > 1 and sum(len(piece.data) for piece in pieces.values()) <= self.joined_bytes:
             whole = packed(self._schema, joined(self._schema, [pieces[number] for number in sorted(pieces)]))
@@ -316,34 +316,34 @@ class PromptBytes:
     def _pieces(self, key: Key, index: int) -> dict[int, Packed]:
         return self._answers.get(key, {}).get(index, {})
 
-    def _put(self, key: Key, index: int, number: int, made: Packed) -> None:
+    def _put(self, key: Key, index: int, number: int, piece: Packed) -> None:
         pieces = self._answers.setdefault(key, {}).setdefault(index, {})
         former = pieces.get(number)
-        self.bytes += len(made.data) - (-PIECE_BYTES if former is None else len(former.data))
-        pieces[number] = made
+        self.bytes += len(piece.data) - (-PIECE_BYTES if former is None else len(former.data))
+        pieces[number] = piece
         if self._saves is not None:
-            self._save(COLUMNS, packed_key(*key, index, number), msgspec.msgpack.encode(made))
+            self._save(COLUMNS, packed_key(*key, index, number), msgspec.msgpack.encode(piece))
 
     def _drop(self, key: Key, index: int, number: int) -> None:
-        made = self._answers[key][index].pop(number)
-        self.bytes -= PIECE_BYTES + len(made.data)
+        piece = self._answers[key][index].pop(number)
+        self.bytes -= PIECE_BYTES + len(piece.data)
         self._save(COLUMNS, packed_key(*key, index, number), None)
 
     def packed(self, key: Key, index: int) -> Packed:
-        """What is there of an answer."""
+        """Return all columns of an answer so far."""
         pieces = self._pieces(key, index)
         if len(pieces) == 1:
             return next(iter(pieces.values()))
         return packed(self._schema, self.columns(key, index))
 
     def columns(self, key: Key, index: int) -> RawColumns:
-        """The same, each column by itself."""
+        """Return all columns of an answer so far, as separate bytes."""
         pieces = self._pieces(key, index)
         amended = unpacked(self._schema, pieces.get(AMENDED, NOTHING))
         return joined(self._schema, [pieces[number] for number in sorted(pieces) if number != AMENDED]) | amended
 
     def let_go(self, key: Key, index: int | None = None) -> None:
-        """Keep the columns of an answer, or of all answers to a prompt, no longer."""
+        """Drop the columns of an answer, or of all answers to a prompt."""
         answers = self._answers.get(key, {})
         for each in [index] if index is not None else list(answers):
             for number in list(answers.get(each, {})):
@@ -353,27 +353,27 @@ class PromptBytes:
             self._answers.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """A prompt has left the table."""
+        """Drop the payload and the answers of a prompt that left the table."""
         self.let_go(key)
         payload = self._payloads.pop(key, None)
         self._count_payload(0 if payload is None else -PIECE_BYTES - len(payload))
         self._save(PAYLOAD, packed_key(*key), None)
 
     def lose(self, kind: int, key: bytes) -> None:
-        """A payload or a piece of an answer that was saved is missing: its row is to go."""
+        """Delete the saved row of a payload or a piece whose content is missing."""
         self._save(kind, key, None)
 
     def restore(self, kind: int, key: bytes, body: bytes) -> None:
-        """Take what was saved of a payload, or of an answer's columns. Raises msgspec's errors."""
+        """Keep a saved payload, or a saved piece of an answer. Raise msgspec's errors if it cannot be decoded."""
         if kind == PAYLOAD:
             dataset, epoch, index = msgspec.msgpack.decode(key, type=tuple[str, int, int])
             self._payloads[dataset, epoch, index] = body
             self._count_payload(PIECE_BYTES + len(body))
         else:
-            of = msgspec.msgpack.decode(key, type=tuple[str, int, int, int, int])
-            made = msgspec.msgpack.decode(body, type=Packed)
-            self._answers.setdefault(of[:3], {}).setdefault(of[3], {})[of[4]] = made
-            self.bytes += PIECE_BYTES + len(made.data)
+            place = msgspec.msgpack.decode(key, type=tuple[str, int, int, int, int])
+            piece = msgspec.msgpack.decode(body, type=Packed)
+            self._answers.setdefault(place[:3], {}).setdefault(place[3], {})[place[4]] = piece
+            self.bytes += PIECE_BYTES + len(piece.data)
 
     def _save(self, kind: int, key: bytes, body: bytes | None) -> None:
         if self._saves is not None:

@@ -1,11 +1,11 @@
-"""What givers, workers, trainers and listeners of tables of prompts ask. Pure.
+"""Handlers of a server's messages about prompts: PROMPTS, ANSWERS and GROUPS. Pure.
 
-    PROMPTS  counts, list, fetch, payloads                      nothing is changed
-    ANSWERS  lease, renew, answer, amend, fail, release         a worker's, and those of reward models
-    GROUPS   add, ..., draw, commit, rewind                     a giver's and a trainer's
+    PROMPTS  counts, list, fetch, payloads                      read-only
+    ANSWERS  lease, renew, answer, amend, fail, release         from workers and reward models
+    GROUPS   add, ..., draw, commit, rewind                     from programs that add prompts, and from trainers
 
-Every call may come any number of times: names of prompts, answers, pieces and steps make it the same one. Nothing here
-changes what the dispatcher's lock guards: a pool has a lock of its own.
+Every call may be repeated: names of prompts, answers, pieces and steps identify it. Handlers change nothing that the
+dispatcher's lock guards: a pool has its own lock.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from .rows import PromptRow, PromptState
 from .table import PromptTable, figures_of, why_not
 
 UNKNOWN: Final = 1 << 40
-"""Stands for the number of a lease that is yet to begin."""
+"""Number of a lease in the size of its row before the lease begins."""
 MAX_LISTED = 2000
-"""Prompts of one reply."""
+"""Largest number of prompts in one reply."""
 OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
-"""What became of a piece, as replies tell it."""
+"""Codes of a piece's outcomes in replies."""
 
 
 def answers(desk: Desk) -> dict[type[Body], Handler]:
-    """What answers users of tables of prompts."""
+    """Return the handlers of messages about prompts, by message type."""
     handler = PromptsHandler(desk)
     return {messages.Prompts: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
 
 
 class PromptsHandler:
-    """Answers those who use tables of prompts."""
+    """Handlers of the calls on all tables of prompts of a server."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
     def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
-        """Tell how prompts stand, and what they hold."""
+        """Handle a PROMPTS message: list prompts, fetch answers and payloads, forget a consumer."""
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
             if body.call == "counts":
@@ -60,7 +60,7 @@ class PromptsHandler:
             return self._fetch(table, body, page) if body.call == "fetch" else self._payloads(table, body, page)
 
     def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
-        """Lease prompts, take answers in, let leases end."""
+        """Handle an ANSWERS message: lease prompts, store answers, renew and end leases."""
         pool, worker = self._pool_of(header), header.client
         with pool.locked(worker) as table:
             if body.call == "lease":
@@ -70,7 +70,7 @@ class PromptsHandler:
             return self._answer(table, body, memoryview(payload or b"").cast("B"))
 
     def lead(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
-        """Take prompts in, hand groups out, commit and rewind."""
+        """Handle a GROUPS message: add prompts, draw groups, commit and rewind steps."""
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
             if body.call == "add":
@@ -79,58 +79,60 @@ class PromptsHandler:
                 return self._draw(table, body, header.client, pool.now())
             return self._order(table, body)
 
-    # What nobody changes
+    # PROMPTS
 
     def _list(self, table: PromptTable, body: messages.Prompts, client: bytes) -> Reply:
         since = body.since
         if body.consumer:
             since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
-        told, most, page = list[messages.PromptFacts](), min(body.most, MAX_LISTED), self._page(client)
+        infos, most, page = list[messages.PromptFacts](), min(body.most, MAX_LISTED), self._page(client)
         is_whole = body.most <= MAX_LISTED
         for row in table.rows(body.states, body.tags, since):
             facts = _facts_of(row)
-            if len(told) >= most or not page.takes(f"prompt {row.key}", facts):
-                return self._reply(table, prompts=told, cursor=since, is_whole=is_whole and len(told) >= most)
-            told.append(facts)
+            if len(infos) >= most or not page.takes(f"prompt {row.key}", facts):
+                return self._reply(table, prompts=infos, cursor=since, is_whole=is_whole and len(infos) >= most)
+            infos.append(facts)
             since = row.changed
-        return self._reply(table, prompts=told, cursor=since)
+        return self._reply(table, prompts=infos, cursor=since)
 
     def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
-        """Columns of answers, as many as a page has room for; of one that is longer alone, a part. Of a prompt that has
-        changed since a part of it came, nothing: it begins again.
+        """Return columns of answers, as many as a page has room for, or a part of an answer that alone is too long.
+        If a prompt has changed since a part of its answer was sent, the client has to begin again.
         """
         if (body.after or body.offset) and _changed(table, body, 0) != body.changed:
             return self._reply(table, changed=_changed(table, body, 0))
-        told, parts, answered, rest = list[messages.AnswerColumns](), list[bytes](), 0, 0
+        columns, parts, answered, rest = list[messages.AnswerColumns](), list[bytes](), 0, 0
         for place, key in enumerate(body.keys):
             row = table.book.rows.get(_key_of(key))
             indexes = [] if row is None or not row.has_columns else row.group
             if body.after is None:  # whole prompts alone
-                made = [_columns_of(table, row, place, index, body.columns) for index in indexes if row]
-                if not page.takes(f"all answers to prompt {_key_of(key)}", *_sums(made)):
+                answers = [_columns_of(table, row, place, index, body.columns) for index in indexes if row]
+                if not page.takes(f"all answers to prompt {_key_of(key)}", *_sums(answers)):
                     break
             else:
-                made = []
+                answers = []
                 for index in indexes[0 if place else body.after :]:
                     assert row is not None
                     facts, data = _columns_of(table, row, place, index, body.columns)
-                    data = data if made or place else data[body.offset :]
-                    part = data if told or made else data[: max(1, page.payload_room)]
+                    data = data if answers or place else data[body.offset :]
+                    part = data if columns or answers else data[: max(1, page.payload_room)]
                     facts = msgspec.structs.replace(facts, bytes=len(part))
                     if not page.takes(f"answer {index} to prompt {row.key}", facts, len(part)):
                         break
-                    made.append((facts, part))
+                    answers.append((facts, part))
                     if rest := len(data) - len(part):
                         break
-            told += [facts for facts, _ in made]
-            parts += [data for _, data in made]
-            if body.after is not None and (rest or len(made) < len(indexes) - (0 if place else body.after)):
+            columns += [facts for facts, _ in answers]
+            parts += [data for _, data in answers]
+            if body.after is not None and (rest or len(answers) < len(indexes) - (0 if place else body.after)):
                 break
             if row is not None:
                 table.count_tokens(row, body.rank, body.ranks)
             answered = place + 1
         changed = _changed(table, body, answered)
-        return self._reply(table, payload=b"".join(parts), columns=told, answered=answered, rest=rest, changed=changed)
+        return self._reply(
+            table, payload=b"".join(parts), columns=columns, answered=answered, rest=rest, changed=changed
+        )
 
     def _payloads(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
         parts: list[bytes] = []
@@ -141,7 +143,7 @@ class PromptsHandler:
             parts.append(payload)
         return self._reply(table, payload=b"".join(parts), sizes=list(map(len, parts)), answered=len(parts))
 
-    # Workers
+    # ANSWERS
 
     def _lease(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
         facts: dict[str, Any] = {"count": min(body.count, MAX_LISTED), "seconds": body.seconds, "version": body.version}
@@ -153,8 +155,8 @@ class PromptsHandler:
 
         rows, why = table.lease(worker, now, having=body.leases, fits=fits, **facts)
         payloads = [table.store.payload(row.key) for row in rows]
-        told = [_lease_of(row, now, len(data)) for row, data in zip(rows, payloads, strict=True)]
-        return self._reply(table, payload=b"".join(payloads), leases=told, wait=why, done=len(rows), is_saved=True)
+        leases = [_lease_of(row, now, len(data)) for row, data in zip(rows, payloads, strict=True)]
+        return self._reply(table, payload=b"".join(payloads), leases=leases, wait=why, done=len(rows), is_saved=True)
 
     def _keep_leases(self, table: PromptTable, worker: bytes, body: messages.Answers, now: float) -> Reply:
         flags = bytearray()
@@ -170,29 +172,29 @@ class PromptsHandler:
         rows = [table.book.find((piece.dataset, piece.epoch, piece.index)) for piece in body.pieces]
         if body.call != "fail":
             table.make_room(len(data) + PIECE_BYTES * len(rows))
-        come, begin = list[Packed](), 0
-        for piece in body.pieces:  # all are checked before the first one counts
+        pieces, begin = list[Packed](), 0
+        for piece in body.pieces:  # check all pieces before the first one is stored
             part = data[begin : begin + piece.bytes]
             begin += piece.bytes
             if body.call == "answer":
-                self._check_version(table, rows[len(come)], piece.version)
-            come.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
+                self._check_version(table, rows[len(pieces)], piece.version)
+            pieces.append(NOTHING if body.call == "fail" else checked(table.schema, piece.columns, piece.lengths, part))
         flags, taken = bytearray(), dict[Key, PromptRow]()
         try:
-            for row, piece, made in zip(rows, body.pieces, come, strict=True):
+            for row, sent, columns in zip(rows, body.pieces, pieces, strict=True):
                 if body.call == "fail":
-                    outcome = table.fail(row, piece.lease, piece.answer, piece.failed, piece.is_again)
+                    outcome = table.fail(row, sent.lease, sent.answer, sent.failed, sent.is_again)
                 elif body.call == "amend":
-                    outcome = table.amend(row, piece.answer, made)
+                    outcome = table.amend(row, sent.answer, columns)
                 else:
                     outcome = table.answer(
-                        row, piece.lease, piece.answer, made, piece=piece.piece, is_last=piece.is_last,
-                        version=piece.version,
+                        row, sent.lease, sent.answer, columns, piece=sent.piece, is_last=sent.is_last,
+                        version=sent.version,
                     )  # fmt: skip
                     if outcome == "taken":
                         taken[row.key] = row
                 flags.append(OUTCOMES[outcome])
-        finally:  # also of those before a piece that is refused
+        finally:  # also for pieces before one that is refused
             for row in taken.values():
                 table.bring_on(row)
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
@@ -200,10 +202,10 @@ class PromptsHandler:
     def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
         lag = table.book.rules.max_model_lag
         if lag is not None and version == 0 and not row.is_evaluation:
-            text = f"an answer of model version 0, which is unknown, but max_model_lag={lag} needs to know how old its "
-            raise ProtocolError("value", text + "model is: give answer() the version")
+            text = f"max_model_lag={lag} needs each answer's model version, which is 0: pass version= to answer()"
+            raise ProtocolError("value", text)
 
-    # Givers and trainers
+    # GROUPS
 
     def _add(self, table: PromptTable, body: messages.Groups, data: memoryview) -> Reply:
         sizes = [each.bytes for each in body.new]
@@ -224,19 +226,19 @@ class PromptsHandler:
         facts: dict[str, Any] = {"wanted": body.wanted, "replay": body.replay, "plan": body.plan}
         page = self._page(client)
         if body.replay and not table.book.rules.replay_limit:
-            text = f"replay={body.replay:g}, but replay_limit of this table is 0: no committed group stays for it"
-            raise ProtocolError("value", f"{text}. Draw with replay=0.0, or give Table(replay_limit=...)")
+            text = f"replay={body.replay:g}, but replay_limit of this table is 0: it keeps no committed groups"
+            raise ProtocolError("value", f"{text}. Draw with replay=0.0, or set Table(replay_limit=...)")
         if body.after is None:
             self._check_drawn(table, body, client)
-        found = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
+        drawn = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
         plan = table.plans.get(body.step)
-        if found is None:
+        if drawn is None:
             why = why_not(table, body.count or body.wanted, now, body.replay)
             return self._reply(table, wait=why, plan=plan, counts=_drawable(table), is_saved=body.plan is None)
-        if not table.steps.is_kept(found):
-            text = f"the columns of step {body.step} were let go: step {table.book.facts.committed} is committed"
+        if not table.steps.is_kept(drawn):
+            text = f"the columns of step {body.step} were dropped: step {table.book.facts.committed} is committed"
             raise ProtocolError("missing", text)
-        keys = [*((key, None) for key in found.keys), *zip(found.replayed, found.importance, strict=True)]
+        keys = [*((key, None) for key in drawn.keys), *zip(drawn.replayed, drawn.importance, strict=True)]
         groups = list[messages.GroupFacts]()
         for key, importance in keys[body.after or 0 :]:
             group = _group_of(table.book.rows[key], importance)
@@ -248,12 +250,12 @@ class PromptsHandler:
             size = sum(map(encoded_bytes, (_group_of(table.book.rows[key], importance) for key, importance in keys)))
             raise too_large(f"the {len(keys)} groups of step {body.step}", size, page.tail_room, "tail_bytes", client)
         return self._reply(
-            table, groups=groups, plan=plan, is_closed=found.is_closed, counts=_drawable(table), done=len(keys),
+            table, groups=groups, plan=plan, is_closed=drawn.is_closed, counts=_drawable(table), done=len(keys),
             is_whole=is_whole,
         )  # fmt: skip
 
     def _check_drawn(self, table: PromptTable, body: messages.Groups, client: bytes) -> None:
-        """Refuse a draw whose reply would not fit, before anything is drawn, to a trainer that asks for no pages."""
+        """Raise before a draw whose reply would not fit, if the trainer does not ask for pages."""
         sizes = [encoded_bytes(_group_of(row, 1.0)) for row in table.book.ready.rows()] if body.count else []
         page = self._page(client)
         if sizes and max(sizes) * body.count > page.tail_room:
@@ -262,14 +264,14 @@ class PromptsHandler:
     # Replies
 
     def _page(self, client: bytes) -> Page:
-        """An empty reply to a client."""
+        """Return an empty reply to a client, with the room that its limits leave."""
         return self._desk.page(client, types.PROMPTED)
 
-    def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **said: Any) -> Reply:
+    def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **fields: Any) -> Reply:
         committed = table.book.facts.committed
         facts: dict[str, Any] = {"epoch": self._desk.epoch, "committed": None if committed < 0 else committed}
         is_empty = not table.book.rows and not table.book.forgotten
-        body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **said)
+        body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **fields)
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
@@ -281,7 +283,7 @@ def _key_of(key: messages.PromptKey) -> Key:
 
 
 def _changed(table: PromptTable, body: messages.Prompts, place: int) -> int:
-    """Number of the newest change of the key in this place; 0 if there is none."""
+    """Return the number of the newest change of the request's key in this place; 0 if its prompt is unknown."""
     row = table.book.rows.get(_key_of(body.keys[place])) if place < len(body.keys) else None
     return 0 if row is None else row.changed
 
@@ -308,7 +310,7 @@ ORDERS: Final[dict[str, Callable[[PromptTable, messages.Groups], int | None]]] =
     "rewind": lambda table, body: table.rewind(-1 if body.is_before_first else body.step, body.session, body.version),
     "score": lambda table, body: table.steps.update_scores(dict(zip(_keys_of(body), body.values, strict=False))),
 }
-"""What each order of a giver or trainer does; returns how many prompts or groups it has changed, if it counts them."""
+"""Calls of GROUPS that change state; they return the number of changed prompts or groups, or None."""
 
 
 def _check_size(sizes: list[int], data: memoryview) -> None:
@@ -325,22 +327,22 @@ def _facts_of(row: PromptRow) -> messages.PromptFacts:
 
 
 def _lease_of(row: PromptRow, now: float, size: int, number: int | None = None) -> messages.LeasedPrompt:
-    left = max(0.0, row.until - now)
+    remaining = max(0.0, row.until - now)
     lease = row.lease if number is None else number
-    return messages.LeasedPrompt(*row.key, lease, left, row.missing, row.is_evaluation, row.tags, size)
+    return messages.LeasedPrompt(*row.key, lease, remaining, row.missing, row.is_evaluation, row.tags, size)
 
 
 def _columns_of(
     table: PromptTable, row: PromptRow, place: int, index: int, mask: int
 ) -> tuple[messages.AnswerColumns, bytes]:
-    """Columns of an answer, as a reply tells them, and their bytes."""
-    made, version = table.columns(row, index, mask), max(0, row.answers[index].version)
-    facts = messages.AnswerColumns(place, index, version, made.columns, list(made.lengths), len(made.data))
-    return facts, made.data
+    """Return the description of an answer's columns for a reply, and their bytes."""
+    answer, version = table.columns(row, index, mask), max(0, row.answers[index].version)
+    facts = messages.AnswerColumns(place, index, version, answer.columns, list(answer.lengths), len(answer.data))
+    return facts, answer.data
 
 
-def _sums(made: list[tuple[messages.AnswerColumns, bytes]]) -> tuple[list[messages.AnswerColumns], int]:
-    return [facts for facts, _ in made], sum(len(data) for _, data in made)
+def _sums(answers: list[tuple[messages.AnswerColumns, bytes]]) -> tuple[list[messages.AnswerColumns], int]:
+    return [facts for facts, _ in answers], sum(len(data) for _, data in answers)
 
 
 def _drawable(table: PromptTable) -> dict[str, int]:

@@ -1,11 +1,11 @@
-"""Who answers which prompt until when, and what came of it. Pure: time is passed in.
+"""Leases of prompts to workers, and the answers that come under them. Pure: time is passed in.
 
     waiting ──take──▶ leased ──answer, answer, ...──▶ all answers settled ──▶ ready, answered or dropped
        ▲                 │  renew: another `lease` seconds
-       └── attempts ─────┤  the lease has ended, or its worker gives up: the answers that are whole stay
-                         └─ no attempts left: answers that are missing have failed, and the group is closed with fewer
+       └── attempts ─────┤  the lease expires, or its worker gives up: whole answers stay
+                         └─ no attempts left: missing answers have failed, and the group is closed without them
 
-The first whole answer of a place counts, from whoever gives it. A later one is acknowledged as late, and counted.
+The first whole answer for a place in the group counts, from any worker. A later one is acknowledged as late.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ NO_SIGNAL = "no signal"
 
 
 class PromptLeases:
-    """The leases of one table. Not thread-safe.
+    """Leases of one table. Not thread-safe.
 
     Args:
-        score: Of a group that is complete. Called once for each.
+        score: Function that scores a complete group; called once for each group.
     """
 
     def __init__(self, book: PromptBook, score: Callable[[PromptRow], float]) -> None:
         self.counts: Counter[str] = Counter()
-        """Leases that ended unfinished (expired), answers that were late, that failed, or that were amended."""
+        """Number of expired leases, and of late, failed and amended answers."""
         self._book, self._score = book, score
-        self._rows: dict[int, PromptRow] = {}  # by number of the lease
-        self._held: dict[bytes, set[int]] = {}  # numbers by worker
-        self._ends: list[tuple[float, int]] = []  # a heap; leases that were renewed are there more than once
+        self._rows: dict[int, PromptRow] = {}  # by lease number
+        self._held: dict[bytes, set[int]] = {}  # lease numbers by worker
+        self._ends: list[tuple[float, int]] = []  # a heap; a renewed lease has several entries
 
     def restore(self, row: PromptRow, now: float) -> None:
-        """A prompt that was leased in the former life: its worker gets the time of one lease to go on."""
+        """Restore a prompt that was leased before a restart: its worker gets the time of a new lease."""
         if row.state is PromptState.LEASED:
             row.until, row.leased_at = now + self._book.rules.lease, now
             self._register(row)
 
     def has_forgotten(self, worker: bytes, having: Collection[int]) -> bool:
-        """Whether a worker has a lease that it does not know of: a reply was lost."""
+        """Return True if a worker has a lease that it does not know, because a reply was lost."""
         return bool(self._held.get(worker, set()).difference(having))
 
     def _register(self, row: PromptRow) -> None:
@@ -59,27 +59,27 @@ class PromptLeases:
     # Workers
 
     def next_of(self, worker: bytes, having: Collection[int]) -> PromptRow | None:
-        """The prompt that `take` would give; it stays where it is."""
+        """Return the prompt that `take` would lease, without a change."""
         forgotten = self._held.get(worker, set()).difference(having)
         return self._rows[min(forgotten)] if forgotten else self._book.waiting.first()
 
     def take(
         self, worker: bytes, now: float, seconds: float | None = None, having: Collection[int] = ()
     ) -> PromptRow | None:
-        """The next prompt, leased to this worker; None if there is none.
+        """Lease the next prompt to a worker; return None if no prompt is waiting.
 
         Args:
-            having: Numbers of leases that it knows of: one that it has and does not know comes first, once more.
+            having: Lease numbers that the worker knows. A prompt whose lease it does not know is returned again first.
         """
         until = now + (self._book.rules.lease if seconds is None else seconds)
         if forgotten := self._held.get(worker, set()).difference(having):
             row = self._rows[min(forgotten)]
             self._extend(row, until)
             return row
-        found = self._book.waiting.pop()
-        if found is None:
+        waiting = self._book.waiting.pop()
+        if waiting is None:
             return None
-        row = found
+        row = waiting
         row.attempts, row.lease, row.worker, row.until = row.attempts + 1, next(self._book.numbers), worker, until
         row.given_up, row.leased_at = [], now
         self._book.move(row, PromptState.LEASED)
@@ -87,26 +87,26 @@ class PromptLeases:
         return row
 
     def why_not(self, version: int | None = None) -> str:
-        """Why no prompt can be leased now, beside that none waits; "" if one can."""
+        """Return the reason why a waiting prompt cannot be leased now, or "" if it can."""
         newest, lag = self._book.facts.newest_model, self._book.rules.max_model_lag
         if version is not None and lag is not None and version < newest - lag:
             return (
-                f"the worker has model {version}, and the newest one is {newest}: a lease needs model {newest - lag} "
+                f"the worker has model {version}, the newest is {newest}; a lease needs model {newest - lag} or newer "
                 f"(max_model_lag={lag})"
             )
         if self._book.rules.on_stale != "pace" or lag is None:
             return ""
         step_groups = self._book.facts.step_groups
         if not step_groups:
-            return "on_stale='pace' waits for the first draw, which says how many groups a step takes"
+            return "on_stale='pace' waits for the first draw, which sets the number of groups of a step"
         states = PromptState.LEASED, PromptState.ANSWERED, PromptState.READY
         ahead, most = sum(map(self._book.training, states)), (lag + 1) * step_groups
         if ahead < most:
             return ""
-        return f"{ahead} groups are leased or ready, as many as can still be trained on (max_model_lag={lag})"
+        return f"{ahead} groups are leased or ready; more would be too old to train on (max_model_lag={lag})"
 
     def renew(self, worker: bytes, number: int, now: float, seconds: float | None = None) -> float:
-        """A worker goes on; until when its lease lasts now. 0: that prompt is not wanted of it any more."""
+        """Extend a worker's lease; return its new end, or 0 if the prompt is not leased to this worker any more."""
         row = self._rows.get(number)
         if row is None or row.worker != worker:
             return 0.0
@@ -118,7 +118,7 @@ class PromptLeases:
         heapq.heappush(self._ends, (until, row.lease))
 
     def release(self, worker: bytes, number: int) -> bool:
-        """A worker gives its prompt back, which costs no attempt; False if it has not got it."""
+        """End a worker's lease early, without using up an attempt. Return False if the worker does not hold it."""
         row = self._rows.get(number)
         if row is None or row.worker != worker:
             return False
@@ -133,22 +133,23 @@ class PromptLeases:
         self, row: PromptRow, lease: int, index: int, columns: int, *,
         piece: int = 0, is_last: bool = True, version: int = 0, tokens: int = 0,
     ) -> Outcome:  # fmt: skip
-        """A piece of an answer came. Only what is "taken" is to be stored. Then the row is to be touched and settled.
+        """Record a piece of an answer. The caller stores only a "taken" piece, then touches and settles the row.
 
         Raises:
             ProtocolError: (code "index") there is no such answer, or a piece before this one is missing.
         """
         answer = _answer_of(row, index)
         if row.state not in _OPEN or answer.is_settled or lease < answer.lease:
-            return self._not_taken(answer, lease, piece)
+            return self._reject(answer, lease, piece)
         if piece == 0 and lease > answer.lease:
             answer = self.begin_again(row, index)
             answer.lease = lease
         if piece < answer.pieces:
-            return self._not_taken(answer, lease, piece)
+            return self._reject(answer, lease, piece)
         if lease != answer.lease or piece > answer.pieces:
-            come = f"{answer.pieces} pieces came of it under this lease" if lease == answer.lease else "none came of it"
-            raise ProtocolError("index", f"piece {piece} of answer {index} to prompt {row.index}, but {come}")
+            received = f"{answer.pieces} pieces" if lease == answer.lease else "no piece"
+            text = f"piece {piece} of answer {index} to prompt {row.index}, but {received} came under this lease"
+            raise ProtocolError("index", text)
         answer.pieces, answer.is_whole = piece + 1, is_last
         answer.columns |= columns
         answer.version = version if answer.version < 0 else min(version, answer.version)
@@ -156,19 +157,19 @@ class PromptLeases:
         return "taken"
 
     def begin_again(self, row: PromptRow, index: int) -> AnswerRow:
-        """Forget the pieces of an answer, which is returned; what was amended stays."""
+        """Forget the pieces of an answer but amended columns, and return the answer."""
         kept = row.answers[index].amended
         row.answers[index] = AnswerRow(columns=kept, amended=kept)
         return row.answers[index]
 
-    def _not_taken(self, answer: AnswerRow, lease: int, piece: int) -> Outcome:
+    def _reject(self, answer: AnswerRow, lease: int, piece: int) -> Outcome:
         if lease == answer.lease and piece < answer.pieces:
             return "repeated"
         self.counts["late"] += 1
         return "late"
 
     def amend(self, row: PromptRow, index: int, columns: int) -> Outcome:
-        """Columns of an answer came from elsewhere; the same as of `answer`."""
+        """Record columns of an answer that came from elsewhere than its worker."""
         answer = _answer_of(row, index)
         if row.state not in (*_OPEN, PromptState.ANSWERED) or answer.failed:
             self.counts["late"] += 1
@@ -179,10 +180,10 @@ class PromptLeases:
         return "taken"
 
     def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
-        """An answer is not given under this lease, or never.
+        """Record that an answer will not come under this lease, or never.
 
         Args:
-            is_again: Whether another lease may give it.
+            is_again: True if another lease may give the answer.
         """
         answer = _answer_of(row, index)
         if row.state not in _OPEN or answer.is_settled:
@@ -197,12 +198,12 @@ class PromptLeases:
         return "taken"
 
     def settle(self, row: PromptRow) -> None:
-        """Bring a prompt on after one of its answers has changed."""
+        """Move a prompt to its next state after one of its answers changed."""
         if row.state not in (*_OPEN, PromptState.ANSWERED):
             return
         if not row.is_settled:
             if row.given_up and set(row.missing) <= set(row.given_up):
-                self._give_back(row)
+                self._end_unfinished(row)
             return
         self.end(row)
         required = self._book.rules.required_mask
@@ -213,7 +214,7 @@ class PromptLeases:
         self._close(row)
 
     def _close(self, row: PromptRow) -> None:
-        """All answers are there or have failed: the group is ready, or cannot be."""
+        """Make a settled group ready, or drop it."""
         if sum(each.is_whole for each in row.answers) < min(self._book.rules.at_least, self._book.rules.group):
             reason = next((each.failed for each in row.answers if each.failed), "failed")
             self._book.move(row, PromptState.DROPPED, reason if reason == "attempts" else "failed")
@@ -228,7 +229,7 @@ class PromptLeases:
     # Ends of leases
 
     def next_time(self) -> float:
-        """When `expire` has something to do."""
+        """Return the time at which the next lease expires, inf without leases."""
         while self._ends:
             until, number = self._ends[0]
             row = self._rows.get(number)
@@ -238,28 +239,28 @@ class PromptLeases:
         return math.inf
 
     def expire(self, now: float) -> list[PromptRow]:
-        """End the leases whose time has passed; returns their prompts."""
+        """End the leases whose time has passed, and return their prompts."""
         ended = []
         while self.next_time() <= now:
             row = self._rows[heapq.heappop(self._ends)[1]]
             self.counts["expired"] += 1
-            self._give_back(row)
+            self._end_unfinished(row)
             ended.append(row)
         return ended
 
-    def _give_back(self, row: PromptRow) -> None:
-        """A lease has ended without all answers: others may give them, if an attempt is left."""
+    def _end_unfinished(self, row: PromptRow) -> None:
+        """End a lease with missing answers: the prompt waits again, or they have failed if no attempt is left."""
         self.end(row)
         if row.attempts < self._book.rules.attempts:
             self._book.move(row, PromptState.WAITING)
             return
         for index in row.missing:
             row.answers[index] = AnswerRow(failed="attempts")
-        self._book.move(row, PromptState.WAITING)  # it is in no lease any more: settle brings it on
+        self._book.move(row, PromptState.WAITING)  # it has no lease any more: settle moves it on
         self.settle(row)
 
     def end(self, row: PromptRow) -> None:
-        """End the lease of a prompt, if it is under one; its state is the caller's to change."""
+        """End the lease of a prompt if it has one. The caller changes the state."""
         if row.lease:
             del self._rows[row.lease]
             held = self._held[row.worker]
@@ -269,30 +270,30 @@ class PromptLeases:
         row.lease, row.worker, row.until, row.given_up = 0, b"", math.inf, []
 
     def drop(self, row: PromptRow, reason: str) -> bool:
-        """A prompt is not wanted any more; False if it is drawn, or over."""
+        """Drop a prompt. Return False if it is drawn, committed or dropped already."""
         if row.state >= PromptState.DRAWN:
             return False
         self.end(row)
         self._book.move(row, PromptState.DROPPED, reason)
         return True
 
-    # What is seen of it
+    # Figures
 
     @property
     def leases(self) -> int:
-        """That last now."""
+        """Number of leases that have not ended."""
         return len(self._rows)
 
     def held(self) -> dict[bytes, list[PromptRow]]:
-        """The prompts that each worker has."""
+        """Return the leased prompts of each worker."""
         return {worker: [self._rows[number] for number in numbers] for worker, numbers in self._held.items()}
 
     def oldest(self) -> PromptRow | None:
-        """The prompt whose lease began first."""
+        """Return the prompt with the oldest lease; None without leases."""
         return self._rows[min(self._rows)] if self._rows else None
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the parts disagree. For tests."""
+        """Raise AssertionError if the parts disagree. For tests."""
         for number, row in self._rows.items():
             assert row.lease == number and row.state is PromptState.LEASED and number in self._held[row.worker]
             assert row.missing and row.attempts <= self._book.rules.attempts

@@ -1,12 +1,12 @@
-"""Prompts of a table at the server, and what is saved of them: leased, answered, drawn in groups, committed.
+"""Pool of a table of prompts at a server, with the saving and restoring of its prompts.
 
     PROMPTS, ANSWERS, GROUPS ──▶ a handler, with `locked()` ──▶ PromptTable
 
-The pool is the lock around one `PromptTable`, its clock, and what every pool has to be. No sample is drawn from it by
-`get_batch`: a trainer draws groups, by `memoire.Prompts`.
+The pool has the lock of one `PromptTable`, a clock, and the methods of every pool. `get_batch` does not draw from the
+pool: a trainer draws groups, by `memoire.Prompts`.
 
-A prompt that was drawn stays drawn by its step, wherever a snapshot puts it: which steps are committed, and what comes
-back, is for the trainer to say by `rewind`. So a table into which something was put back refuses draws until then.
+A prompt that a step drew stays drawn after a snapshot is restored. The trainer decides by `rewind` which steps are
+committed and which prompts come back, so a table with restored prompts refuses draws until then.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .table import PromptTable, stats_of, unfinished_of
 
 
 class TableOrder(msgspec.Struct, frozen=True):
-    """What leases and draws of a table follow from beside its prompts."""
+    """State of leases and draws of a table beside its prompts."""
 
     facts: TableFacts
     steps: list[StepRow]
@@ -61,27 +61,27 @@ class TableOrder(msgspec.Struct, frozen=True):
 
 
 class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt; the record's payload is the prompt's, followed by the columns of its answers."""
+    """Saved prompt; the record's payload is the prompt's payload, followed by the columns of its answers."""
 
     kind: ClassVar = 7
     has_payload: ClassVar = True
     name: Annotated[bytes, Meta(max_length=2048)]
-    """What decides to which of several servers it belongs."""
+    """Key of the prompt, which selects one of several servers."""
     row: bytes
-    """Where it stands, in msgpack."""
+    """Row of the prompt, in msgpack."""
     columns: Count = 0
-    """Bytes of the columns."""
+    """Bytes of the columns in the payload."""
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more prompt."""
+        """Return the counts of one prompt."""
         return {"rows": 1, "bytes": payload_bytes}
 
     def belongs_to(self, heading: RecordBody | None) -> bytes:
-        """By its key."""
+        """Return the key of the prompt, which selects its server."""
         return self.name
 
     def called(self, heading: RecordBody | None) -> str:
-        """A prompt of a data set."""
+        """Return the description of the prompt for messages."""
         try:
             dataset, epoch, index = msgspec.msgpack.decode(self.name, type=Key)
         except msgspec.MsgspecError:
@@ -90,66 +90,66 @@ class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def record_of(table: PromptTable, row: PromptRow) -> tuple[PromptRecord, bytes] | None:
-    """A prompt as a snapshot has it: body and payload; None if it has left the table."""
+    """Return a prompt's record and payload for a snapshot; None if the prompt was removed."""
     if row.key not in table.book.rows:
         return None
     kept = ((index, table.store.packed(row.key, index)) for index in range(len(row.answers)))
     encode = msgspec.msgpack.encode
-    columns = encode({index: made for index, made in kept if made.columns})
+    columns = encode({index: answer for index, answer in kept if answer.columns})
     record = PromptRecord(name=encode(row.key), row=encode(row), columns=len(columns))
     return record, table.store.payload(row.key) + columns
 
 
 def order_of(table: PromptTable) -> TableOrder:
-    """What a snapshot has of a table beside its prompts."""
+    """Return the state that a snapshot saves beside the prompts."""
     table.book.note_turns()
     return TableOrder(msgspec.structs.replace(table.book.facts), list(table.steps.steps.values()), dict(table.plans))
 
 
 def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
-    """Take up what a snapshot has beside its prompts, before they are put back.
+    """Take over the saved state beside the prompts, before they are restored.
 
     Args:
-        is_heir: Whether this empty table gets all that another one held: then it leases and draws as that one would
-            have. Else only what is true of every table of a cluster comes along.
+        is_heir: True if this empty table gets all prompts of the saved one: then it also leases and draws in the same
+            order. Otherwise only state that holds for every table of a cluster is taken over.
     """
-    book, come = table.book, order.facts
+    book, saved = table.book, order.facts
     if is_heir:
-        # Consumers see every prompt again: it has changed by being put back.
-        book.facts = msgspec.structs.replace(come, cursors={}, listeners={}, former=list(come.former))
-        table.steps.ring.next = come.replayable
+        # Consumers list every prompt again, because restoring a prompt changes it.
+        book.facts = msgspec.structs.replace(saved, cursors={}, listeners={}, former=list(saved.former))
+        table.steps.ring.next = saved.replayable
         table.steps.steps |= {step.step: step for step in order.steps}
         table.steps.dirty |= table.steps.steps
         table.plans |= order.plans
         table.new_plans |= order.plans
     else:
-        book.facts.finished += [epoch for epoch in come.finished if epoch not in book.facts.finished]
-        book.facts.newest_model = max(book.facts.newest_model, come.newest_model)
-        for dataset, epochs in come.forgotten.items():  # where they are counted is for the saved table to say
-            mine = book.facts.forgotten.setdefault(dataset, {})
-            mine |= {epoch: 0 for epoch in epochs if epoch not in mine}
+        book.facts.finished += [epoch for epoch in saved.finished if epoch not in book.facts.finished]
+        book.facts.newest_model = max(book.facts.newest_model, saved.newest_model)
+        for dataset, epochs in saved.forgotten.items():  # only the saved table counts these prompts
+            known = book.facts.forgotten.setdefault(dataset, {})
+            known |= {epoch: 0 for epoch in epochs if epoch not in known}
     book.recount_facts()
     if is_heir or not book.facts.shares:
-        book.share_out(come.shares)
+        book.share_out(saved.shares)
     if is_heir:
-        book.waiting.turns, book.ready.turns = come.leased, come.drawn
+        book.waiting.turns, book.ready.turns = saved.leased, saved.drawn
     book.has_new_facts = True
 
 
 def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_heir: bool = False) -> bool:
-    """Hold a prompt of a snapshot; whether it was not known here.
+    """Restore a prompt of a snapshot. Return False if it is known here.
 
     Args:
-        is_heir: As of `go_on`.
+        is_heir: As in `go_on`.
 
     Raises:
-        ProtocolError: (code "container") that is no prompt, or none of this table's.
+        ProtocolError: (code "container") the record is malformed, or does not fit this table.
     """
     cut = max(0, len(payload) - record.columns)
     row, columns = _unpacked(table, record.row, payload[cut:])
     if table.book.knows(row.key):
         return False
-    if row.state is PromptState.LEASED:  # its worker has its lease of another server
+    if row.state is PromptState.LEASED:  # the lease belongs to another server
         row.state, row.attempts = PromptState.WAITING, max(0, row.attempts - 1)
     row.lease, row.worker, row.until, row.given_up = 0, b"", float("inf"), []
     row.place = row.place if is_heir else NO_PLACE
@@ -157,13 +157,13 @@ def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_hei
     table.book.restore(row)
     table.steps.hold(row)
     table.store.add(row.key, payload[:cut])
-    for index, made in columns.items():
-        amended = chosen(table.schema, made, row.answers[index].amended)
-        come = chosen(table.schema, made, ~row.answers[index].amended)
+    for index, answer in columns.items():
+        amended = chosen(table.schema, answer, row.answers[index].amended)
+        sent = chosen(table.schema, answer, ~row.answers[index].amended)
         if amended.columns:
             table.store.amend(row.key, index, amended)
-        if come.columns:
-            table.store.begin(row.key, index, come)
+        if sent.columns:
+            table.store.begin(row.key, index, sent)
     table.book.touch(row)
     facts = table.book.facts
     if facts.session != RESTORED:
@@ -175,55 +175,53 @@ def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_hei
 def _unpacked(table: PromptTable, body: bytes, columns: bytes) -> tuple[PromptRow, dict[int, Packed]]:
     try:
         row = msgspec.msgpack.decode(body, type=PromptRow)
-        told = msgspec.msgpack.decode(columns, type=dict[int, Packed])
+        sent = msgspec.msgpack.decode(columns, type=dict[int, Packed])
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise ProtocolError("container", f"a record that is no prompt: {error}") from None
-    if len(row.answers) != table.book.rules.group or not set(told) <= set(range(table.book.rules.group)):
+        raise ProtocolError("container", f"malformed record of a prompt: {error}") from None
+    if len(row.answers) != table.book.rules.group or not set(sent) <= set(range(table.book.rules.group)):
         raise ProtocolError("container", f"a prompt of {len(row.answers)} answers, not group={table.book.rules.group}")
-    made = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in told.items()}
+    answers = {i: checked(table.schema, each.columns, each.lengths, memoryview(each.data)) for i, each in sent.items()}
     for index, answer in enumerate(row.answers):
-        there = made.get(index, NOTHING).columns
-        if there != (answer.columns if row.has_columns and not answer.failed else 0):
-            raise ProtocolError("container", f"answer {index} has other columns than its row says")
-    return row, made
+        held = answers.get(index, NOTHING).columns
+        if held != (answer.columns if row.has_columns and not answer.failed else 0):
+            raise ProtocolError("container", f"columns of answer {index} differ from its row")
+    return row, answers
 
 
 NO_PAYLOAD: Final = "payload is missing"
 _PAYLOAD: Final = -1
-"""In the place of an answer's number."""
+"""Number for a lost payload among the numbers of lost answers."""
 
 
 def take_changes(table: PromptTable) -> list[SavedRow]:
-    """All that changed since the last call, to be saved together; nothing if the table saves nothing."""
+    """Return all rows that changed since the last call, to be saved together; none if the table saves nothing."""
     if table.store.saves is None:
         return []
     book, steps, encode = table.book, table.steps, msgspec.msgpack.encode
     book.note_turns()
     if not (table.store.saves or book.dirty or steps.dirty or table.new_plans or book.has_new_facts):
         return []
-    found: list[SavedRow] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
-    found += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
-    found += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]
-    found += [
-        (PLAN, packed_key(step), None if plan is None else encode(plan)) for step, plan in table.new_plans.items()
-    ]
+    rows: list[SavedRow] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
+    rows += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
+    rows += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]
+    rows += [(PLAN, packed_key(step), None if plan is None else encode(plan)) for step, plan in table.new_plans.items()]
     if book.has_new_facts:
-        found.append((FACTS, b"", encode(book.facts)))
+        rows.append((FACTS, b"", encode(book.facts)))
     table.store.saves, book.dirty, steps.dirty, table.new_plans = {}, {}, {}, {}
     book.has_new_facts = False
-    return found
+    return rows
 
 
 def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[PromptRow]:
-    """Take what was saved, into an empty table. A payload or a piece of an answer without a body is missing.
+    """Restore saved rows into an empty table. A row without a body was lost.
 
     Returns:
-        The prompts of which something is missing. Those that lack answers wait for them again, unless they are over;
-        they leave their step. Those that lack their payload are dropped (`NO_PAYLOAD`).
+        Prompts with lost parts. If answers are lost, the prompt leaves its step, and waits for them again unless it is
+        committed or dropped. If the payload is lost, the prompt is dropped (`NO_PAYLOAD`).
 
     Raises:
-        ParameterError: it was saved by a table with another group.
-        msgspec.MsgspecError: it is nothing of a table's.
+        ParameterError: a table with another group size saved the rows.
+        msgspec.MsgspecError: a row cannot be decoded.
     """
     facts, rows, lost = TableFacts(), list[PromptRow](), dict[Key, set[int]]()
     for kind, key, body in saved:
@@ -254,12 +252,12 @@ def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[P
 def _row(table: PromptTable, body: bytes) -> PromptRow:
     row = msgspec.msgpack.decode(body, type=PromptRow)
     if len(row.answers) != table.book.rules.group:
-        raise ParameterError("group", table.book.rules.group, f"{len(row.answers)}, as when its prompts were saved")
+        raise ParameterError("group", table.book.rules.group, f"{len(row.answers)}, the group of its saved prompts")
     return row
 
 
 def _is_incomplete(table: PromptTable, row: PromptRow, lost: set[int]) -> bool:
-    """Whether bytes of a prompt are missing; then it becomes what can still be."""
+    """Return True if parts of a prompt are lost, after moving it to the state that the remaining parts allow."""
     store, has_payload = table.store, _PAYLOAD not in lost
     missing = [i for i, each in enumerate(row.answers) if i in lost and row.has_columns and not each.failed]
     if has_payload and not missing:
@@ -297,15 +295,15 @@ if TYPE_CHECKING:
 
 
 class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
-    """The prompts of one table. Thread-safe.
+    """Prompts of one table, with their lock. Thread-safe.
 
     Args:
-        schema, parameters, settings: Of the answers; `configure` changes the parameters.
-        capacity: Prompts there is room for that are not over; 0: bytes alone limit them.
-        is_bounded: Whether the oldest ready groups are dropped for want of room; else workers and givers wait.
-        byte_limit: Bytes that payloads and columns may take.
+        schema, parameters, settings: Those of the table; `configure` changes the parameters.
+        capacity: Largest number of prompts that are neither committed nor dropped; 0 limits only their bytes.
+        is_bounded: True drops the oldest ready groups to make room; False lets clients wait for room.
+        byte_limit: Bytes that prompts, payloads and columns may take.
         client_timeout: Seconds of silence after which a client is not counted any more.
-        clock: Seconds that only grow.
+        clock: Function that returns monotonic seconds.
     """
 
     parameters: Parameters
@@ -334,19 +332,19 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         first = time.time_ns() if first is None else first
         rules = self.settings.rules(schema, self.parameters)
         facts: dict[str, Any] = {"score": self.settings.score, "capacity": capacity, "is_bounded": is_bounded}
-        # Belongs to the waiter's lock.
+        # Guarded by the waiter's lock.
         self._table = PromptTable(schema, rules, byte_limit=byte_limit, first=first, **facts)
-        self._is_heir = False  # whether what is put back is all that another table held
+        self._is_heir = False  # True while all prompts of another table are restored
 
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Be a holder of that name from now on: prompts and answers wait if others leave no room."""
+        """Join a byte budget under this name: prompts and answers wait if other tables leave no room."""
         table = self._table
         budget.holder(name, measure=lambda: table.memory_bytes)
         table.free = lambda: budget.free
 
     @contextlib.contextmanager
     def locked(self, client: bytes = b"") -> Iterator[PromptTable]:
-        """The table, with the lock, after the leases whose time has passed have ended.
+        """Hold the lock, end expired leases, and yield the table.
 
         Raises:
             Closed: `close` was called.
@@ -359,70 +357,70 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
             yield self._table
 
     def now(self) -> float:
-        """The clock of leases."""
+        """Return the time of the leases' clock."""
         return self._clock()
 
     def calls(self, transport: Transport, *, rank: tuple[int, int] = (0, 1), session: str = "") -> PromptCalls:
-        """Those of `memoire.Prompts`."""
+        """Return the calls of `memoire.Prompts` over a transport."""
         from .calls import PromptCalls
         from .servers import checked_rank
 
         return PromptCalls(transport, checked_rank(rank, session), DEFAULT_TIMEOUT, session)
 
-    # What is saved
+    # Saving
 
     def keep_changes(self) -> None:
-        """Remember from now on what is to be saved."""
+        """Record changes to be saved from now on."""
         with self._waiter.lock:
             self._table.store.saves = {}
 
     def take_changes(self) -> list[SavedRow]:
-        """All that changed since the last call."""
+        """Return all rows that changed since the last call."""
         with self._waiter.lock:
             return take_changes(self._table)
 
     def restore(self, saved: Iterable[SavedRow]) -> str:
-        """Go on from what was saved; what is missing of it, in words.
+        """Restore saved rows. Return a sentence about lost parts, or "".
 
         Raises:
-            msgspec.MsgspecError, ValueError: that is nothing of this table.
+            msgspec.MsgspecError, ValueError: the rows do not fit this table.
         """
         with self._waiter.lock:
             incomplete = restore(self._table, saved, self._clock())
         dropped = sum(row.reason == NO_PAYLOAD for row in incomplete)
         text = (
-            f"answers of {len(incomplete) - dropped} prompts are missing, which wait for them again if they are not "
-            f"over; {dropped} prompts were dropped, because their payload is missing"
+            f"{len(incomplete) - dropped} prompts lost answers, and wait for them again unless they are committed or "
+            f"dropped; {dropped} prompts lost their payload and were dropped"
         )
         return text if incomplete else ""
 
-    # What every pool does
+    # Methods of every pool
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """Follow new parameters from now on; returns 0: nothing goes by that."""
+        """Replace the parameters. Return 0: no prompt is discarded."""
         with self._waiter.lock:
             self.parameters = parameters
             self._table.book.rules = self.settings.rules(self.schema, parameters)
         return 0
 
     def limit(self, byte_limit: int) -> int:
-        """Hold at most this many bytes from now on. What is held stays, and workers wait; returns 0."""
+        """Set the byte limit. Return 0: held prompts stay, and clients wait for room."""
         with self._waiter.lock:
             self.byte_limit = self._table.byte_limit = byte_limit
         return 0
 
     def saw_model(self, version: int) -> None:
-        """There is a model of this version, from which `Parameters.max_model_lag` counts."""
+        """Report a published model, from whose version `Parameters.max_model_lag` counts."""
         with self._waiter.lock:
             self._table.saw_model(version)
 
     def entries(self) -> int:
-        """Groups that can be drawn."""
+        """Return the number of groups that can be drawn."""
         with self._waiter.lock:
             return len(self._table.book.ready)
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
-        """How the scores of groups that are ready are spread."""
+        """Return the distribution of the scores of ready groups."""
         with self._waiter.lock:
             rows = [row for row, _ in zip(self._table.book.ready.rows(), range(most), strict=False)]
             scores, count = np.array([row.score for row in rows], np.float64), len(self._table.book.ready)
@@ -430,12 +428,12 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
 
     def state(self) -> dict[str, Any]:
-        """Return what leases and draws follow from beside the prompts: fields of a snapshot's `TableRecord`."""
+        """Return the state of leases and draws beside the prompts, as fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
             return {"own": msgspec.msgpack.encode(order_of(self._table))}
 
     def go_on_from(self, state: Any, *, is_same: bool) -> None:
-        """Take up what `state` said; before anything is put back."""
+        """Take over the saved state beside the prompts, before they are restored."""
         with self._waiter.lock:
             self._is_heir = is_same
             if state.own:
@@ -443,31 +441,31 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no prompt was ever given."""
+        """True if no prompt was ever added."""
         with self._waiter.lock:
             return not (self._table.book.rows or self._table.book.forgotten)
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
-        """Every prompt that is held at the beginning, in the order in which they were given: body and payload."""
+        """Yield body and payload of every prompt that is held at the beginning, in the order of their addition."""
         with self._waiter.lock:
             rows = sorted(self._table.book.rows.values(), key=lambda row: row.number)
         for row in rows:
             with self._waiter.lock:
-                found = record_of(self._table, row)
-            if found is not None:
-                yield found
+                record = record_of(self._table, row)
+            if record is not None:
+                yield record
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold a prompt of a snapshot, of here or elsewhere."""
+        """Restore a prompt of a snapshot of this or another server."""
         if not isinstance(record.body, PromptRecord):
-            raise ProtocolError("container", "a record of a kind that is not known here")
+            raise ProtocolError("container", "a record of another kind in a table of prompts")
         with self._waiter.lock:
             self._waiter.check_open()
             is_new = put_back(self._table, record.body, record.payload, is_heir=self._is_heir)
         return PutBack(is_new, 0, {"rows": 1})
 
     def stats(self) -> PoolStats:
-        """A frozen picture; what is called caches elsewhere are prompts here, and samples are groups."""
+        """Return frozen statistics; `caches` counts prompts here, and samples are groups."""
         with self._waiter.lock:
             counts, steps = self._table.book.counts, self._table.steps
             over = counts[PromptState.COMMITTED] + counts[PromptState.DROPPED]
@@ -482,6 +480,6 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
 
     @property
     def unfinished(self) -> int:
-        """Prompts that somebody has yet to answer, to draw or to commit."""
+        """Number of prompts that are still to be answered, drawn or committed."""
         with self._waiter.lock:
             return unfinished_of(self._table.book)

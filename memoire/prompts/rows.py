@@ -1,20 +1,20 @@
-"""What a table keeps of a prompt, and what a table of prompts is asked for. Pure.
+"""Rows of prompts, answers and steps, the queue of prompts, the scores of groups, and the settings of a table. Pure.
 
 prompt ("math", epoch 0, index 17)     leased to worker a1b2 until 512.0, lease 9
 answers      0 whole   1 whole   2 two pieces   3 failed: too long          group=4
 columns      tokens logprob reward | tokens logprob | tokens | -
 
-Prompts in the order in which they leave: by priority, then by age, and data sets by their shares.
+`PromptQueue` sorts prompts by priority, then by age, and data sets by their shares:
 
     shares math 0.7, code 0.3      math 5 taken, code 2 taken      next: math (5+1)/0.7 = 8.6, code (2+1)/0.3 = 10: math
 
-The cost of `pop` grows with the logarithm of what is inside.
+The cost of `pop` grows with the logarithm of the queue's size.
 
-What a group of answers is worth to a trainer, as one number (`score`):
+`score` gives the worth of a group of answers to a trainer as one number:
 
-variance       of the rewards: 0 where all answers are as good as each other, so that none is better than the mean
+variance       variance of the rewards: 0 if all answers are equally good
 learnability   p (1 - p) of the mean reward p
-column:NAME    the mean of a column
+column:NAME    mean of a column
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .columns import Key, check_columns, mask_of
 
 NO_STEP = -1
 ROW_BYTES, ANSWER_BYTES, TAG_BYTES = 1024, 96, 96
-"""Bytes that a prompt, an answer and a tag take in memory, about, without their texts and values."""
+"""Approximate bytes that a prompt, an answer and a tag take in memory, without their texts and values."""
 RESTORED = "restored from a snapshot"
-"""The session of a table that a snapshot was put into."""
+"""Session of a table after a snapshot was restored into it."""
 
 
 class PromptState(enum.IntEnum):
-    """Where a prompt stands. Each prompt is in one of these states, so that their counts add up to all prompts."""
+    """State of a prompt. Each prompt has one state, so that the counts of the states add up to all prompts."""
 
     WAITING = 0
     LEASED = 1
     ANSWERED = 2
-    """All answers are there, but a required column is missing."""
+    """All answers were given, but a required column is missing."""
     READY = 3
     DRAWN = 4
     COMMITTED = 5
@@ -58,138 +58,138 @@ class PromptState(enum.IntEnum):
 
 
 class AnswerRow(msgspec.Struct, array_like=True, gc=False):
-    """One answer to a prompt. Columns go by their places in the schema, a bit each."""
+    """One answer to a prompt. Columns are masks with a bit for each place in the schema."""
 
     columns: int = 0
-    """That are there."""
+    """Mask of the columns that were received."""
     amended: int = 0
-    """Those of them that did not come from a worker."""
+    """Mask of the columns that did not come from a worker."""
     version: int = -1
-    """Of the model that made its oldest token; -1: nothing came yet."""
+    """Version of the model that made the oldest token; -1 before the first piece."""
     tokens: int = 0
     failed: str = ""
-    """Why there is none, and none is wanted any more."""
+    """Reason why the answer failed and is not wanted any more; "" otherwise."""
     lease: int = 0
-    """Under which its pieces came."""
+    """Number of the lease under which the pieces came."""
     pieces: int = 0
     is_whole: bool = False
-    """Whether its last piece came."""
+    """True once the last piece came."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is wanted of workers."""
+        """True if workers need not send more of the answer."""
         return self.is_whole or bool(self.failed)
 
 
 def row_size(key: Key, group: int, tags: Mapping[str, str]) -> int:
-    """Bytes that a prompt takes, without payload and columns, about."""
+    """Return the approximate bytes that a prompt takes, without payload and columns."""
     texts = sum(TAG_BYTES + getsizeof(name) + getsizeof(value) for name, value in tags.items())
     return ROW_BYTES + getsizeof(key[0]) + ANSWER_BYTES * group + texts
 
 
 class PromptRow(msgspec.Struct, array_like=True, eq=False):
-    """One prompt. It belongs to the lock of its table's pool."""
+    """One prompt with its answers. The lock of the table's pool guards it."""
 
     dataset: str
     epoch: int
     index: int
     number: int
-    """In which order it was given."""
+    """Position in the order in which prompts were added."""
     priority: float = 0.0
     is_evaluation: bool = False
-    """It is answered, but never drawn."""
+    """True for a prompt that is answered but never drawn."""
     tags: dict[str, str] = {}
     size: int = 0
-    """Bytes of the payload."""
+    """Size of the payload in bytes."""
     state: PromptState = PromptState.WAITING
     reason: str = ""
-    """Why it was dropped."""
+    """Reason why the prompt was dropped; "" otherwise."""
     step: int = NO_STEP
-    """By which it was drawn."""
+    """Number of the step that drew the prompt; -1 before."""
     attempts: int = 0
-    """Leases that have begun."""
+    """Number of leases so far."""
     lease: int = 0
-    """Number of the lease that it is under; 0: none."""
+    """Number of the current lease; 0 without a lease."""
     worker: bytes = b""
     until: float = math.inf
-    """When the lease ends."""
+    """Time at which the lease ends."""
     leased_at: float = 0.0
-    """When it began."""
+    """Time at which the lease began."""
     given_up: Annotated[list[int], msgspec.Meta(max_length=65536)] = []
-    """Answers that the worker does not give under this lease."""
+    """Places of the answers that the worker does not give under this lease."""
     order: int = 0
-    """Place among those that wait, or that are ready."""
+    """Position among the waiting, or among the ready prompts."""
     score: float = 0.0
     changed: int = 0
-    """Number of its newest change."""
+    """Number of the newest change of the prompt."""
     has_columns: bool = True
-    """Whether the columns of its answers are kept."""
+    """True while the columns of the answers are kept."""
     answers: list[AnswerRow] = []
     place: int = -1
-    """Among all groups that were ever kept for replay; -1: it is not one of them."""
+    """Position among all groups that were ever kept for replay; -1 for other prompts."""
     counted: int = 0
-    """Bytes that it counts for."""
+    """Bytes of this row in the total of its table."""
 
     @property
     def key(self) -> Key:
-        """Its name."""
+        """Name of the prompt: data set, epoch and index."""
         return self.dataset, self.epoch, self.index
 
     @property
     def memory_bytes(self) -> int:
-        """That it takes, without payload and columns, about."""
+        """Approximate bytes that the prompt takes, without payload and columns."""
         reasons = sum(getsizeof(answer.failed) for answer in self.answers if answer.failed)
         return row_size(self.key, len(self.answers), self.tags) + reasons
 
     @property
     def missing(self) -> list[int]:
-        """Answers that workers still have to give."""
+        """Places of the answers that workers still have to give."""
         return [i for i, answer in enumerate(self.answers) if not answer.is_settled]
 
     @property
     def is_settled(self) -> bool:
-        """Whether workers have nothing more to give. What is missing is often at the end."""
+        """True if workers have no more answers to give. Missing answers are often the last ones."""
         return all(answer.is_settled for answer in reversed(self.answers))
 
     @property
     def version(self) -> int:
-        """Of the model that made the group's oldest token; 0 if nothing came."""
+        """Version of the model that made the group's oldest token; 0 without answers."""
         return max(0, min((each.version for each in self.answers if each.is_whole), default=0))
 
     @property
     def tokens(self) -> int:
-        """Of all answers that are there."""
+        """Number of tokens in all whole answers."""
         return sum(each.tokens for each in self.answers if each.is_whole)
 
     @property
     def group(self) -> list[int]:
-        """The answers that a trainer gets."""
+        """Places of the answers that a trainer gets."""
         return [i for i, answer in enumerate(self.answers) if answer.is_whole and not answer.failed]
 
     def reset(self) -> None:
-        """Forget every answer: all are to be given again."""
+        """Forget every answer, so that all are given again."""
         self.answers = [AnswerRow() for _ in self.answers]
         self.attempts, self.given_up, self.has_columns, self.score = 0, [], True, 0.0
 
 
 class StepRow(msgspec.Struct, array_like=True):
-    """The groups of one step, fixed."""
+    """Groups of one step, fixed by its draw."""
 
     step: int
     keys: list[Key] = []
     replayed: list[Key] = []
     importance: list[float] = []
-    """Of each replayed group."""
+    """Importance of each replayed group."""
     wanted: int = 0
     is_closed: bool = False
-    """Whether no more groups come to it."""
+    """True once no more groups are added to the step."""
 
 
 class PromptQueue:
-    """Holds prompts, each once. Entries of those that were taken out stay in the heaps until they come up.
+    """Priority queue of prompts, each held once. Heap entries of removed prompts stay until they come up.
 
     Args:
-        shares: Of each data set, above 0; empty: one order for all data sets.
+        shares: Positive share of each data set; empty sorts all data sets together.
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
@@ -206,7 +206,7 @@ class PromptQueue:
 
     @property
     def turns(self) -> dict[str, int]:
-        """Prompts that were taken of each data set since they have their shares; none if they have no shares."""
+        """Prompts taken from each data set since the shares were set; empty without shares."""
         return dict(self._taken) if self.shares else {}
 
     @turns.setter
@@ -214,11 +214,11 @@ class PromptQueue:
         self._taken = dict(turns)
 
     def rows(self) -> Iterator[PromptRow]:
-        """All that are inside, in no order."""
+        """Yield all prompts of the queue, in no order."""
         return (row for _, _, row in self._inside.values())
 
     def push(self, row: PromptRow) -> None:
-        """Put one in, or to its new place."""
+        """Add a prompt, or move it to its new place."""
         place = -row.priority, row.order
         self._inside[row.key] = (*place, row)
         heap = self._heaps.setdefault(row.dataset if self.shares else "", [])
@@ -227,16 +227,16 @@ class PromptQueue:
             self._rebuild()
 
     def discard(self, row: PromptRow) -> None:
-        """Take one out, if it is inside."""
+        """Remove a prompt if the queue holds it."""
         self._inside.pop(row.key, None)
 
     def first(self) -> PromptRow | None:
-        """The next one, which stays inside; None if there is none."""
+        """Return the next prompt without removing it; None if the queue is empty."""
         dataset = self._next_dataset()
         return None if dataset is None else self._inside[self._heaps[dataset][0][2]][2]
 
     def pop(self) -> PromptRow | None:
-        """Take the next one out; None if there is none."""
+        """Remove and return the next prompt; None if the queue is empty."""
         dataset = self._next_dataset()
         if dataset is None:
             return None
@@ -245,17 +245,17 @@ class PromptQueue:
         return self._inside.pop(key)[2]
 
     def _next_dataset(self) -> str | None:
-        """The data set whose turn it is; what was taken out before left its heap."""
-        found = [(self._turn_of(dataset), dataset) for dataset in self._heaps if self._first(dataset) is not None]
-        return min(found)[1] if found else None
+        """Return the data set whose turn is next; drop entries of removed prompts from the heaps."""
+        turns = [(self._turn_of(dataset), dataset) for dataset in self._heaps if self._first(dataset) is not None]
+        return min(turns)[1] if turns else None
 
     def undo(self, row: PromptRow) -> None:
-        """One that was popped does not count in its data set's share."""
+        """Take a popped prompt out of the count of its data set's share."""
         dataset = row.dataset if self.shares else ""
         self._taken[dataset] = max(0, self._taken.get(dataset, 0) - 1)
 
     def share_out(self, shares: Mapping[str, float]) -> None:
-        """Let data sets leave in these shares from now on; a data set without one leaves when the others are empty."""
+        """Set the shares of data sets; a data set without a share comes after all others."""
         self.shares, self._taken = dict(shares), {}
         self._rebuild()
 
@@ -264,7 +264,7 @@ class PromptQueue:
         return (self._taken.get(dataset, 0) + 1) / share if share > 0.0 else float("inf")
 
     def _first(self, dataset: str) -> Key | None:
-        """The next one of a data set; what was taken out before leaves the heap."""
+        """Return the next key of a data set; drop entries of removed prompts from its heap."""
         heap = self._heaps[dataset]
         while heap:
             place, order, key = heap[0]
@@ -287,7 +287,7 @@ PREFIX: Final = "column:"
 
 
 def check_score(score: str | None, schema: Schema) -> None:
-    """Refuse a score that this schema cannot have. Raises ParameterError."""
+    """Raise ParameterError if a schema does not have the column of a score."""
     if score is None:
         return
     if not (score in BY_REWARD or str(score).startswith(PREFIX)):
@@ -300,12 +300,12 @@ def check_score(score: str | None, schema: Schema) -> None:
 
 
 def column_of(score: str) -> str:
-    """The column that a score is made of."""
+    """Return the name of the column from which a score is computed."""
     return score.removeprefix(PREFIX) if score.startswith(PREFIX) else "reward"
 
 
 def scorer(score: str | None) -> Callable[[NDArray[np.float64]], float]:
-    """Returns what makes one number of a column [A, *F] of a group's A answers."""
+    """Return a function that scores a column [A, *F] of a group's A answers as one number."""
     if score == "variance":
         return lambda values: float(np.var(values.reshape(len(values), -1).sum(axis=1)))
     if score == "learnability":
@@ -323,18 +323,18 @@ class PromptSettings:
 
     Args:
         group: Answers to each prompt.
-        at_least: Answers with which a group may be handed out when the others have failed; None: all of them.
-        required: Columns that each answer has to have before its group is ready; None: all of the schema.
-        score: What a ready group is worth: "variance" or "learnability" of the column "reward", or "column:NAME", its
-            mean. None gives every group 1.
-        drop_dead: Drop ready groups with a score of 0: no answer of theirs is better than the others.
-        on_stale: What becomes of a group whose oldest token is more than `max_model_lag` models old when it is to be
-            drawn: "drop"; "wait": it is answered again, and the draw waits; "pace": likewise dropped, but a prompt is
-            leased only while what comes of it can still be trained on.
-        lease: Seconds that a worker has for a prompt, unless it asks for others or renews them.
-        attempts: Leases of a prompt, after which answers that are missing have failed.
-        keep: Commits for which the columns of committed groups stay, so that a rewind needs no new answers.
-        replay_limit: Committed groups that stay beyond that, to be replayed.
+        at_least: Whole answers with which a group is ready if the others have failed; None requires all answers.
+        required: Columns that each answer must have before its group is ready; None requires all of the schema.
+        score: Worth of a ready group: "variance" or "learnability" of the column "reward", or "column:NAME", its
+            mean. None scores every group 1.
+        drop_dead: Drop ready groups with a score of 0, whose answers are all equally good.
+        on_stale: Treatment of a group whose oldest token is more than `max_model_lag` models old at its draw: "drop"
+            drops it; "wait" has it answered again, and the draw waits; "pace" drops it too, but leases a prompt only
+            while its answers can still be trained on.
+        lease: Seconds that a worker has for a prompt, unless it asks for another time or renews the lease.
+        attempts: Leases of a prompt after which missing answers have failed.
+        keep: Commits for which the columns of committed groups are kept, so that a rewind needs no new answers.
+        replay_limit: Committed groups that are kept beyond that for replay.
     """
 
     group: int = 8
@@ -349,7 +349,7 @@ class PromptSettings:
     replay_limit: int = 0
 
     def check(self, schema: Schema, parameters: Parameters) -> None:
-        """Refuse settings that are out of range or do not fit. Raises ParameterError."""
+        """Raise ParameterError for settings that are out of range or do not fit the schema."""
         check_columns(schema)
         whole("group", self.group, 1, MAX_GROUP)
         whole("at_least", self.group if self.at_least is None else self.at_least, 1, self.group)
@@ -361,9 +361,9 @@ class PromptSettings:
         if self.on_stale not in ON_STALE:
             raise ParameterError("on_stale", self.on_stale, one_of(self.on_stale, ON_STALE))
         if self.on_stale != "drop" and parameters.max_model_lag is None:
-            raise ParameterError("on_stale", self.on_stale, "'drop' without max_model_lag, which says what is too old")
+            raise ParameterError("on_stale", self.on_stale, "'drop' unless max_model_lag is set")
         if self.drop_dead and self.score is None:
-            raise ParameterError("drop_dead", self.drop_dead, "False without a score, such as score='variance'")
+            raise ParameterError("drop_dead", self.drop_dead, "False unless a score is set, such as score='variance'")
         check_score(self.score, schema)
         self._required_mask(schema)
 
@@ -377,7 +377,7 @@ class PromptSettings:
             raise ParameterError("required", list(names), f"columns of the schema: {error}") from None
 
     def making(self, schema: Schema) -> dict[str, Any]:
-        """What states and scores of groups follow from: plain values, by name."""
+        """Return the settings from which states and scores of groups follow, as plain values by name."""
         return {
             "group": self.group,
             "at_least": self.group if self.at_least is None else self.at_least,
@@ -387,7 +387,7 @@ class PromptSettings:
         }
 
     def rules(self, schema: Schema, parameters: Parameters) -> PromptRules:
-        """What holds for the prompts of a table."""
+        """Return the rules for the prompts of a table."""
         at_least, mask = self.group if self.at_least is None else self.at_least, self._required_mask(schema)
         facts: dict[str, Any] = {"required_mask": mask, "max_model_lag": parameters.max_model_lag}
         return PromptRules(**asdict(self) | {"at_least": at_least, **facts})
@@ -395,9 +395,9 @@ class PromptSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRules(PromptSettings):
-    """What holds for all prompts of a table: its settings, and what the schema and the parameters make of them."""
+    """Rules for all prompts of a table: its settings, with values that follow from the schema and the parameters."""
 
     at_least: int = 8
     required_mask: int = 0
-    """Columns, a bit each."""
+    """Mask of the required columns."""
     max_model_lag: int | None = None

@@ -1,11 +1,12 @@
-"""The servers of a table of prompts as one process asks them, and how the groups of a step are shared out: over
-servers, by what is ready, and over a trainer's ranks, by tokens. No socket.
+"""Servers of a table of prompts for one process, and the division of a step's groups. No socket.
+
+Ready groups divide a step over servers; tokens divide it over a trainer's ranks:
 
     servers   a 90 ready, b 30      64 groups      plan {a: 48, b: 16}
     replay    a 1 ready, 9 committed, share 0.75: a can give 4, of which 3 are replayed
     ranks     tokens 9 7 6 5 4 1    2 ranks        0: 9 5 1 = 15     1: 7 6 4 = 17, then 5 and 6 change places: 16, 16
 
-Every rank comes to the same lists, since they follow from the step's groups alone.
+Every rank computes the same lists, because they depend only on the step's groups.
 """
 
 from __future__ import annotations
@@ -28,46 +29,46 @@ from .columns import Key
 
 
 def keys_of(keys: Iterable[tuple[str, int, int]]) -> list[messages.PromptKey]:
-    """Names of prompts as they travel."""
+    """Return names of prompts in the form of messages."""
     return [messages.PromptKey(*key) for key in keys]
 
 
 MAX_RANKS = 65_536
-"""Ranks that one trainer can have."""
+"""Largest number of ranks of one trainer."""
 
 
 class TableCalls:
-    """A table of prompts, as one process uses it.
+    """Calls of one process on a table of prompts.
 
     Args:
-        rank: Which trainer of how many.
-        timeout: Seconds that a call takes at most if it is given no other number.
+        rank: (rank, number of ranks) of a trainer.
+        timeout: Default seconds of a call.
         session: See `memoire.Prompts`.
     """
 
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         self._transport, self._timeout = transport, timeout
         self._servers = CalledServers(transport, messages.Prompted)
-        self._lock = threading.Lock()  # for what is known of prompts and leases
+        self._lock = threading.Lock()  # guards what is known of prompts and leases
         self._homes: dict[Key, str] = {}  # servers of prompts that were leased or listed
 
     @property
     def schema(self) -> Schema:
-        """The columns of an answer, as the servers say."""
+        """Schema of an answer's columns, as the servers report it."""
         return self._transport.table(self._transport.now() + self._timeout)[1]
 
     @property
     def table(self) -> str:
-        """Name of the table."""
+        """Name of the table at the servers."""
         return self._transport.table(self._transport.now() + self._timeout)[0]
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Names of the servers that are known."""
+        """Names of the known servers."""
         return tuple(self._servers.names)
 
     def _patience(self, timeout: float | None) -> float:
-        """Seconds that a call may take, after the table was met."""
+        """Return the seconds that a call may take, after the table is known."""
         patience = seconds(timeout, self._timeout)
         self._transport.table(self._transport.now() + patience)
         return patience
@@ -77,18 +78,18 @@ class TableCalls:
         return self._transport.now() + patience
 
     def _sum(self, body: messages.Groups, deadline: float) -> int:
-        """Tell all servers something; returns what they have done together."""
+        """Send a request to all servers. Return the sum of their `done` counts."""
         return sum(each.body.done for each in self._servers.every(body, deadline).values())
 
     def _learn(self, keys: Iterable[Key], server: str) -> None:
-        """These prompts are at this server."""
+        """Remember the server of these prompts."""
         with Held(self._lock):
             if len(self._homes) > 1 << 18:
-                self._homes.clear()  # for a prompt whose server is not known, each server is asked
+                self._homes.clear()  # if a prompt's server is not known, each server is asked
             self._homes.update((key, server) for key in keys)
 
-    def _at_home(self, key: Key, request: Request, deadline: float) -> CallReply:
-        """Ask the server that has a prompt: the one that is known, or else each of them."""
+    def _ask_home(self, key: Key, request: Request, deadline: float) -> CallReply:
+        """Send a request to the server of a prompt, or to each server if the prompt's server is not known."""
         with Held(self._lock):
             home = self._homes.get(key, "")
         if home in self._servers.names:
@@ -107,49 +108,49 @@ class TableCalls:
 
 
 def checked_dataset(name: Any) -> str:
-    """The name of a data set. Raises ParameterError."""
+    """Return the name of a data set. Raise ParameterError if it is no text, or too long."""
     if not isinstance(name, str) or len(name) > 200:
         raise ParameterError("dataset", name, "a text of at most 200 characters")
     return text("dataset", name)
 
 
 def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Words by name. Raises WrongType, ParameterError."""
+    """Return tags as text by name. Raise WrongType or ParameterError."""
     return {text("tags", name): text("tags", word) for name, word in mapping("tags", tags or {}).items()}
 
 
 def checked_keys(keys: Iterable[Any]) -> list[Key]:
-    """Names of prompts. Raises ParameterError."""
-    found: list[Key] = []
+    """Return names of prompts as a list. Raise ParameterError for a malformed one."""
+    checked: list[Key] = []
     for key in keys:
         if not isinstance(key, tuple) or len(key) != 3:
             raise ParameterError("keys", key, "tuples of data set, epoch and index")
-        found.append((checked_dataset(key[0]), whole("epoch", key[1], 0), whole("index", key[2], 0)))
-    return found
+        checked.append((checked_dataset(key[0]), whole("epoch", key[1], 0), whole("index", key[2], 0)))
+    return checked
 
 
 def checked_rank(rank: tuple[int, int], session: str) -> tuple[int, int]:
-    """Which trainer of how many, which need a session. Raises WrongType, ParameterError."""
+    """Return (rank, number of ranks); several ranks need a session. Raise WrongType or ParameterError."""
     try:
-        mine, ranks = rank
+        own_rank, ranks = rank
     except (TypeError, ValueError):
-        raise ParameterError("rank", rank, "two numbers: which rank, of how many") from None
+        raise ParameterError("rank", rank, "two numbers: the rank and the number of ranks") from None
     text("session", session)
     ranks = whole("rank", ranks, 1, MAX_RANKS)
-    mine = whole("rank", mine, 0, ranks - 1)
+    own_rank = whole("rank", own_rank, 0, ranks - 1)
     if ranks > 1 and not session:
-        expected = "a text that all ranks share, new at each start of the trainer, where there are several ranks"
+        expected = "a text that all ranks share and that is new at each start of the trainer; several ranks need one"
         raise ParameterError("session", session, expected)
-    return mine, ranks
+    return own_rank, ranks
 
 
 MAX_SWAPS: Final = 256
-"""Exchanges of two groups that are tried to even out two ranks."""
+"""Largest number of exchanges of two groups to balance the ranks' tokens."""
 
 
 def most_of(ready: int, replayable: int, replay: float, groups: int) -> int:
-    """Groups of a step that a server can give, at most `groups`: those that are ready, and for the share `replay` of
-    them groups that may be replayed.
+    """Return the groups of a step that a server can give, at most `groups`. A share `replay` of them may be replayed
+    groups; the rest must be ready.
     """
     if not replay:
         return min(ready, groups)
@@ -157,12 +158,12 @@ def most_of(ready: int, replayable: int, replay: float, groups: int) -> int:
 
 
 def needed(count: int, replayable: int, replay: float) -> int:
-    """Ready groups without which a server cannot give `count` groups."""
+    """Return the ready groups that a server needs to give `count` groups."""
     return count - min(round(replay * count), replayable)
 
 
 def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
-    """Groups of each server, in proportion to those that it can give; in all `groups`, or all that it can."""
+    """Return the groups of each server in proportion to `ready`; in all `groups`, or all that are ready."""
     total = sum(ready.values())
     if total <= groups:
         return {name: count for name, count in ready.items() if count}
@@ -175,22 +176,22 @@ def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
 
 
 def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
-    """A plan in which servers that could give only `fixed` groups give those, and others give more of their `spare`."""
+    """Return a plan in which the servers in `fixed` give only those groups, and others give more of their `spare`."""
     lacking = sum(plan[name] - count for name, count in fixed.items())
     changed = {**plan, **fixed}
-    for name, more in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():
-        changed[name] = changed.get(name, 0) + more
+    for name, added in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():
+        changed[name] = changed.get(name, 0) + added
     return changed
 
 
 def balanced(tokens: Sequence[int] | NDArray[np.int64], ranks: int) -> list[list[int]]:
-    """Places of the groups of each rank: as many each (or one more), and about as many tokens.
+    """Return the places of the groups of each rank: equal numbers (or one more), and about equal tokens.
 
-    The longest groups go first, each to the rank with the fewest tokens that has room; then groups of the ranks with
+    The longest groups go first, each to the rank with the fewest tokens that has room. Then groups of the ranks with
     the most and the fewest tokens change places while that brings the two closer.
 
     Args:
-        tokens: [G], of each group.
+        tokens: [G], tokens of each group.
     """
     sizes = np.asarray(tokens, np.int64)
     room = [len(sizes) // ranks + (rank < len(sizes) % ranks) for rank in range(ranks)]
@@ -209,7 +210,7 @@ def balanced(tokens: Sequence[int] | NDArray[np.int64], ranks: int) -> list[list
 
 
 def _swap(parts: list[list[int]], sums: list[int], sizes: NDArray[np.int64]) -> bool:
-    """Exchange the two groups of the longest and the shortest rank that bring them closest; False if none do."""
+    """Exchange the pair of groups that best balances the longest and the shortest rank. Return False if none does."""
     high, low = max(range(len(sums)), key=sums.__getitem__), min(range(len(sums)), key=sums.__getitem__)
     gap = sums[high] - sums[low]
     if gap <= 1 or not parts[low]:
@@ -226,5 +227,5 @@ def _swap(parts: list[list[int]], sums: list[int], sizes: NDArray[np.int64]) -> 
 
 
 def dealt(count: int, ranks: int) -> list[list[int]]:
-    """Places of the groups of each rank, one after the other, whatever their lengths."""
+    """Return the places of the groups of each rank, dealt in turn, whatever their lengths."""
     return [list(range(rank, count, ranks)) for rank in range(ranks)]

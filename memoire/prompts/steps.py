@@ -1,9 +1,9 @@
-"""Which groups a trainer gets at each step, what it has trained on for good, and its way back. Pure.
+"""Steps of a trainer: drawn, replayed and committed groups, and the return to an earlier step. Pure.
 
 draw(7)   ready a, b, c ──▶ drawn by step 7: a, b        draw(7) again: a, b
 commit(7) a, b are committed; their columns are kept for `keep` commits, and for replay
-rewind(5) what steps up to 5 drew is committed; what 6 and 7 drew comes back in front: ready if its columns are
-          kept, else waiting. A new session begins: whoever drew in the former one is refused.
+rewind(5) prompts drawn by steps up to 5 are committed; prompts drawn by 6 and 7 come back in front: ready if their
+          columns are kept, else waiting. A new session begins, and the former one may not draw any more.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .columns import Key
 from .rows import NO_STEP, RESTORED, PromptRow, PromptState, StepRow
 
 MAX_SESSIONS: Final = 64
-"""Former sessions that are known by name, the newest. An older one is refused like a stranger, and may take the table
-over by `rewind` as any new session may.
+"""Newest former sessions that are kept by name. An older session is refused as an unknown one, and may take over the
+table by `rewind`, as any new session may.
 """
 NO_PLACE: Final = -1
 MIN_WEIGHT: Final = 1e-6
-"""Of a committed group that is replayed by its score."""
+"""Least weight of a committed group that is replayed by its score."""
 
 
 class ReplayRing:
-    """The newest committed groups whose columns stay, drawn by their scores.
+    """Ring of the newest committed groups whose columns are kept, drawn by their scores.
 
     Args:
-        size: Groups; 0 keeps none.
+        size: Largest number of groups; 0 keeps none.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,7 +42,7 @@ class ReplayRing:
         self._slots: list[PromptRow | None] = [None] * size
         self._places: dict[Key, int] = {}
         self.next = 0
-        """Groups that were ever added."""
+        """Number of groups that were ever added."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -51,7 +51,7 @@ class ReplayRing:
         return row.key in self._places
 
     def add(self, row: PromptRow) -> PromptRow | None:
-        """Keep a group; returns the one that leaves for it. With a size of 0 it is the group itself."""
+        """Add a group; return the group that leaves the ring for it, which is the added one if the size is 0."""
         if self._tree is None:
             return row
         former = self._slots[self.next % len(self._slots)]
@@ -62,7 +62,7 @@ class ReplayRing:
         return former
 
     def restore(self, row: PromptRow) -> bool:
-        """Put a group where it was, after `next` was restored; False if there are fewer places now."""
+        """Put a group at its former place after `next` was restored. Return False if the ring has become too small."""
         if self._tree is None or row.place < self.next - len(self._slots):
             return False
         self._put(row)
@@ -75,7 +75,7 @@ class ReplayRing:
         self._tree.set([slot], [max(row.score, MIN_WEIGHT)])
 
     def discard(self, key: Key) -> None:
-        """Keep a group no longer, if it is kept."""
+        """Remove a group if the ring holds it."""
         slot = self._places.pop(key, None)
         if slot is not None and self._tree is not None:
             row, self._slots[slot] = self._slots[slot], None
@@ -84,13 +84,13 @@ class ReplayRing:
             row.place = NO_PLACE
 
     def score(self, row: PromptRow) -> None:
-        """The score of a group has changed."""
+        """Update the weight of a group after its score changed."""
         slot = self._places.get(row.key)
         if slot is not None and self._tree is not None:
             self._tree.set([slot], [max(row.score, MIN_WEIGHT)])
 
     def draw(self, count: int, seed: int) -> tuple[list[PromptRow], list[float]]:
-        """At most so many groups, each once, and the importance of each: (N P)^-1 over the largest one."""
+        """Draw at most `count` different groups. Return them with their importance, (N P)^-1 over its maximum."""
         count = min(count, len(self))
         if not count or self._tree is None:
             return [], []
@@ -100,7 +100,7 @@ class ReplayRing:
             slot = int(self._tree.draw([fraction])[0])
             weights.append(float(self._tree.get([slot])[0]))
             slots.append(slot)
-            self._tree.set([slot], [0.0])  # no group comes twice into one step
+            self._tree.set([slot], [0.0])  # draw no group twice in one step
         self._tree.set(slots, weights)
         importance = [total / (len(self) * weight) for weight in weights]
         rows = [row for slot in slots if (row := self._slots[slot]) is not None]
@@ -108,22 +108,22 @@ class ReplayRing:
 
 
 class PromptSteps:
-    """The steps of one table's trainer. Not thread-safe."""
+    """Steps of one table's trainer. Not thread-safe."""
 
     def __init__(self, book: PromptBook) -> None:
         self.steps: dict[int, StepRow] = {}
-        """Those whose groups are known."""
+        """Steps whose groups are fixed, by number."""
         self.dirty: dict[int, StepRow | None] = {}
-        """Steps that changed since they were saved; None: they are gone."""
+        """Steps that changed since the last save; None for a removed step."""
         self.stale = 0
-        """Groups that were too old when they were to be drawn."""
+        """Number of groups that were too old when a step was to draw them."""
         self.ring = ReplayRing(book.rules.replay_limit)
         self._book = book
-        self._kept: dict[int, list[PromptRow]] = {}  # committed groups of each step whose columns wait for `keep`
-        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, until no step that is known replays them
+        self._kept: dict[int, list[PromptRow]] = {}  # committed groups by step, while `keep` holds their columns
+        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, while a known step replays them
 
     def restore(self) -> None:
-        """After the book and `steps` were restored: know again what is kept."""
+        """Restore the ring and the kept groups, after the book and `steps` were restored."""
         self.ring.next = self._book.facts.replayable
         replayed = self._replayed()
         for row in self._book.rows.values():
@@ -131,29 +131,29 @@ class PromptSteps:
                 self._leaving[row.key] = row
             elif row.key not in replayed:
                 self.hold(row)
-        self._let_go()
+        self._release_old()
 
     def lose(self, row: PromptRow, *, is_over: bool) -> None:
-        """Before `restore`: a prompt can be drawn by no step any more, and be replayed by none.
+        """Remove a damaged prompt from the steps, before `restore`: no step draws or replays it any more.
 
         Args:
-            is_over: Whether its own step keeps it.
+            is_over: True if the prompt stays in its own step.
         """
         for step in self.steps.values():
             if row.key in step.replayed:
                 place = step.replayed.index(row.key)
                 del step.replayed[place], step.importance[place]
                 self.dirty[step.step] = step
-        own = self.steps.get(row.step)
+        drawn_by = self.steps.get(row.step)
         if not is_over:
             row.step = NO_STEP
-            if own is not None and row.key in own.keys:
-                own.keys.remove(row.key)
-                self.dirty[own.step] = own
+            if drawn_by is not None and row.key in drawn_by.keys:
+                drawn_by.keys.remove(row.key)
+                self.dirty[drawn_by.step] = drawn_by
         row.place = NO_PLACE
 
     def _replayed(self) -> set[Key]:
-        """Groups that steps which may be drawn again have drawn from the ring."""
+        """Return the groups that steps which may be drawn again have replayed."""
         return {key for step in self.steps.values() for key in step.replayed}
 
     def check_not_replayed(self, dataset: str, epoch: int) -> None:
@@ -165,13 +165,13 @@ class PromptSteps:
                 )
                 raise ProtocolError("busy", text)
 
-    def _by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
-        """Rows in the order in which their steps drew them."""
+    def _sorted_by_step(self, rows: Iterable[PromptRow]) -> list[PromptRow]:
+        """Return rows in the order in which their steps drew them."""
         places = {key: (step.step, i) for step in self.steps.values() for i, key in enumerate(step.keys)}
         return sorted(rows, key=lambda row: places.get(row.key, (row.step, row.order)))
 
     def hold(self, row: PromptRow) -> None:
-        """A prompt was restored: keep its columns for as long as those of others."""
+        """Keep the columns of a restored prompt as long as those of others."""
         if row.state is not PromptState.COMMITTED or not row.has_columns:
             return
         if row.place == NO_PLACE:
@@ -182,22 +182,22 @@ class PromptSteps:
     # Sessions
 
     def enter(self, session: str) -> None:
-        """A trainer speaks. Raises ProtocolError (code "session"): it is not the one that may draw."""
+        """Let a session draw if it is the first. Raise ProtocolError (code "session") if another one may draw."""
         facts = self._book.facts
         if facts.session == session:
             return
         if facts.session or session in facts.former:
-            raise ProtocolError("session", self._other_session(session))
+            raise ProtocolError("session", self._session_text(session))
         facts.session, self._book.has_new_facts = session, True
 
-    def _other_session(self, session: str) -> str:
+    def _session_text(self, session: str) -> str:
         facts = self._book.facts
         if session in facts.former:
-            return f"session {session!r} ended when session {facts.session!r} began by a rewind: this trainer is over"
-        return f"session {facts.session!r} draws from this table; rewind(step) or resume(step) takes its place"
+            return f"session {session!r} ended: session {facts.session!r} has rewound this table. Stop this trainer"
+        return f"session {facts.session!r} draws from this table; rewind(step) or resume(step) takes over"
 
     def rewind(self, step: int, session: str, newest_model: int | None = None) -> int:
-        """Go back to a step, in a new session; returns how many prompts came back. Said again, it changes nothing.
+        """Go back to a step, in a new session. Return how many prompts came back; a repeated call changes nothing.
 
         Raises:
             ProtocolError: (code "session") this session has ended.
@@ -206,7 +206,7 @@ class PromptSteps:
         if session == facts.session:
             return 0
         if session in facts.former:
-            raise ProtocolError("session", self._other_session(session))
+            raise ProtocolError("session", self._session_text(session))
         if facts.session not in ("", RESTORED):
             facts.former = [*facts.former, facts.session][-MAX_SESSIONS:]
         facts.session, facts.committed, self._book.has_new_facts = session, step, True
@@ -216,16 +216,16 @@ class PromptSteps:
         for row in self._book.rows.values():
             if row.state is PromptState.DRAWN and row.step <= step:
                 self._commit_row(row)
-        self._take_back(back)
+        self._return_drawn(back)
         for number in [number for number in self.steps if number > step]:
             del self.steps[number]
             self.dirty[number] = None
         self._kept = {number: rows for number, rows in self._kept.items() if number <= step}
-        self._let_go()
+        self._release_old()
         return len(back)
 
-    def _take_back(self, rows: list[PromptRow]) -> None:
-        rows = self._by_step(rows)
+    def _return_drawn(self, rows: list[PromptRow]) -> None:
+        rows = self._sorted_by_step(rows)
         self._book.put_first(rows)
         for row in rows:
             self.ring.discard(row.key)
@@ -240,56 +240,55 @@ class PromptSteps:
     # Draws
 
     def find(self, step: int, session: str) -> StepRow | None:
-        """The groups of a step, if they are known. A server that gave none to it knows none."""
+        """Return the groups of a step if they are fixed. A server without groups of the step has no row of it."""
         self.enter(session)
-        found = self.steps.get(step)
-        if found is None and step <= self._book.facts.committed - self._book.rules.keep:
-            raise self._gone(step)
-        return found
+        drawn = self.steps.get(step)
+        if drawn is None and step <= self._book.facts.committed - self._book.rules.keep:
+            raise self._gone_error(step)
+        return drawn
 
-    def _gone(self, step: int) -> ProtocolError:
+    def _gone_error(self, step: int) -> ProtocolError:
         newest = self._book.facts.committed
-        return ProtocolError("value", f"step {step} is committed, as are all up to {newest}, and its groups are gone")
+        return ProtocolError("value", f"the groups of step {step} are gone: all steps up to {newest} are committed")
 
     def draw(
         self, step: int, count: int, session: str, *, replay: float = 0.0, is_last: bool = False
     ) -> StepRow | None:
-        """The groups of a step: those that it has, or else so many that are ready, from now on drawn by it. None while
-        fewer are ready.
+        """Return the groups of a step: its fixed ones, or `count` ready groups drawn now. None if fewer are ready.
 
         Args:
-            replay: Share of them that are committed groups, drawn by score.
-            is_last: Take those that are ready, also if they are fewer; the step never gets more.
+            replay: Share of committed groups in the step, drawn by score.
+            is_last: True draws ready groups even if they are fewer, and closes the step.
         """
-        found = self.find(step, session) or StepRow(step)
+        drawn = self.find(step, session) or StepRow(step)
         if step not in self.steps and step <= self._book.facts.committed:
-            raise self._gone(step)
-        missing = count - len(found.keys) - len(found.replayed)
-        if found.is_closed or (step in self.steps and missing <= 0):
-            return self._fix(found, count, is_last) if is_last and not found.is_closed else found
-        is_begun = bool(found.keys or found.replayed)
-        chosen, importance = ([], []) if is_begun else self.ring.draw(round(replay * count), self._seed(step))
-        rows = self._take(missing - len(chosen), is_last)
+            raise self._gone_error(step)
+        missing = count - len(drawn.keys) - len(drawn.replayed)
+        if drawn.is_closed or (step in self.steps and missing <= 0):
+            return self._fix(drawn, count, is_last) if is_last and not drawn.is_closed else drawn
+        is_begun = bool(drawn.keys or drawn.replayed)
+        replayed, importance = ([], []) if is_begun else self.ring.draw(round(replay * count), self._seed(step))
+        rows = self._take(missing - len(replayed), is_last)
         if rows is None:
             return None
-        if chosen:
-            found.replayed, found.importance = [row.key for row in chosen], importance
+        if replayed:
+            drawn.replayed, drawn.importance = [row.key for row in replayed], importance
         for row in rows:
             row.step = step
             self._book.move(row, PromptState.DRAWN)
-        found.keys = [*found.keys, *(row.key for row in rows)]
-        return self._fix(found, count, is_last)
+        drawn.keys = [*drawn.keys, *(row.key for row in rows)]
+        return self._fix(drawn, count, is_last)
 
-    def _fix(self, found: StepRow, count: int, is_last: bool) -> StepRow:
-        found.wanted, found.is_closed = count, is_last
-        self.steps[found.step] = self.dirty[found.step] = found
-        return found
+    def _fix(self, drawn: StepRow, count: int, is_last: bool) -> StepRow:
+        drawn.wanted, drawn.is_closed = count, is_last
+        self.steps[drawn.step] = self.dirty[drawn.step] = drawn
+        return drawn
 
     def _seed(self, step: int) -> int:
         return step * 1_000_003 + len(self._book.facts.former)
 
     def _take(self, count: int, is_last: bool) -> list[PromptRow] | None:
-        """So many ready groups, out of their queue; None if fewer are ready, and none was taken."""
+        """Take `count` ready groups out of their queue. Return None, and leave them there, if fewer are ready."""
         queue, rows = self._book.ready, list[PromptRow]()
         if len(queue) < count and not is_last:
             self._pass_over_all()
@@ -312,7 +311,7 @@ class PromptSteps:
         return lag is not None and newest > 0 and row.version < newest - lag
 
     def _pass_over_all(self) -> None:
-        """Let stale groups go before a draw waits, so that others come in their place. Few are ready then."""
+        """Pass over all stale groups before a draw waits, so that others replace them. Few groups are ready then."""
         if self._book.rules.max_model_lag is not None:
             stale = [row for row in self._book.ready.rows() if self._is_stale(row)]
             for row in sorted(stale, key=lambda row: (-row.priority, row.order)):
@@ -329,14 +328,14 @@ class PromptSteps:
             self._book.move(row, PromptState.DROPPED, "stale")
 
     def is_kept(self, step: StepRow) -> bool:
-        """Whether the columns of all groups of a step are kept."""
+        """Return True if the columns of all groups of a step are kept."""
         rows = self._book.rows
         return all(key in rows and rows[key].has_columns for key in (*step.keys, *step.replayed))
 
     # Commits
 
     def commit(self, step: int, session: str) -> int:
-        """Everything that was drawn by steps up to this one is trained on for good; returns how many prompts."""
+        """Commit all groups that steps up to this one drew, and return their number."""
         self.enter(session)
         facts = self._book.facts
         if step <= facts.committed:
@@ -347,7 +346,7 @@ class PromptSteps:
         for row in drawn:
             self._commit_row(row)
         facts.committed, self._book.has_new_facts = step, True
-        self._let_go()
+        self._release_old()
         return len(drawn)
 
     def _commit_row(self, row: PromptRow) -> None:
@@ -357,14 +356,14 @@ class PromptSteps:
     def _keep(self, row: PromptRow) -> None:
         self._kept.setdefault(row.step, []).append(row)
 
-    def _let_go(self) -> None:
-        """Columns of committed groups stay for the last `keep` steps, then only those that may be replayed, or are
-        replayed by a step that may be drawn again.
+    def _release_old(self) -> None:
+        """Release the columns of committed groups, except those of the last `keep` steps, those in the ring, and those
+        that a step replays which may be drawn again.
         """
         least = self._book.facts.committed - self._book.rules.keep
         for step in sorted(number for number in self._kept if number <= least):
-            for row in self._by_step(self._kept.pop(step)):
-                if row.key not in self._book.rows:  # it was forgotten
+            for row in self._sorted_by_step(self._kept.pop(step)):
+                if row.key not in self._book.rows:  # removed with its epoch
                     continue
                 leaving = self.ring.add(row)
                 if leaving is not row:
@@ -377,17 +376,17 @@ class PromptSteps:
             self.dirty[step] = None
         replayed = self._replayed()
         for key, row in list(self._leaving.items()):
-            if self._book.rows.get(key) is not row:  # it was forgotten
+            if self._book.rows.get(key) is not row:  # removed with its epoch
                 del self._leaving[key]
             elif key in replayed:
-                self._book.note(row)  # it has no place any more
+                self._book.note(row)  # save that it has left the ring
             else:
                 del self._leaving[key]
                 self._book.release(row)
 
     def update_scores(self, scores: Mapping[Key, float]) -> int:
-        """Set scores of groups; returns how many are known."""
-        found = 0
+        """Set the scores of groups, and return how many are known."""
+        known = 0
         for key, score in scores.items():
             row = self._book.rows.get(key)
             if row is None or not math.isfinite(score) or score < 0.0:
@@ -395,11 +394,11 @@ class PromptSteps:
             row.score = score
             self.ring.score(row)
             self._book.touch(row)
-            found += 1
-        return found
+            known += 1
+        return known
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the parts disagree. For tests."""
+        """Raise AssertionError if the parts disagree. For tests."""
         rows, committed = self._book.rows, self._book.facts.committed
         fixed = [key for step in self.steps.values() for key in step.keys]
         assert len(fixed) == len(set(fixed)), "a prompt is in two steps"

@@ -1,4 +1,4 @@
-"""A worker's calls of a table of prompts: what it leases, and how its answers travel. No socket."""
+"""Calls of a worker on a table of prompts: leases and answers. No socket."""
 
 from __future__ import annotations
 
@@ -18,86 +18,86 @@ from .columns import ANSWER_PART, Key, Packed, RawColumns, packed, raw_columns
 from .servers import TableCalls, checked_keys
 
 MAX_PIECES = 1024
-"""Of answers in one request."""
+"""Largest number of answers in one request."""
 Answers: TypeAlias = Mapping[int, Mapping[str, Any]]
-"""Answers to one prompt, by their places in its group."""
+"""Answers to one prompt, by their places in the group."""
 LEASE_TIMEOUT = 3.0
-"""Seconds for which a lease waits for the answer of one server, when there are others."""
+"""Seconds that a lease waits for the reply of one server if there are others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A prompt that is this worker's to answer until a moment."""
+    """Lease of a prompt, which this worker has to answer in time."""
 
     key: Key
-    """Data set, epoch and index."""
+    """Name of the prompt: data set, epoch and index."""
     number: int
     payload: bytes
     missing: tuple[int, ...]
-    """Answers that are wanted, by their places in the group."""
+    """Places in the group of the missing answers."""
     until: float
-    """When it ends, by `time.monotonic`."""
+    """Time at which the lease ends, in seconds of `time.monotonic`."""
     is_evaluation: bool
-    """It is never trained on."""
+    """True if the prompt is never trained on."""
     tags: Mapping[str, str]
     server: str = field(repr=False)
 
     @property
     def dataset(self) -> str:
-        """The prompt's data set."""
+        """Data set of the prompt."""
         return self.key[0]
 
     @property
     def epoch(self) -> int:
-        """The prompt's epoch."""
+        """Epoch of the prompt in its data set."""
         return self.key[1]
 
     @property
     def index(self) -> int:
-        """The prompt's place in its data set."""
+        """Index of the prompt in its data set."""
         return self.key[2]
 
 
 class WorkerCalls(TableCalls):
-    """Leases prompts and answers them. Thread-safe."""
+    """Calls that lease prompts and answer them. Thread-safe."""
 
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         super().__init__(transport, rank, timeout, session)
-        self._one_lease = threading.Lock()  # held while prompts are leased: what is `held` must be known by then
-        # By the lock:
-        self._held: dict[str, dict[int, set[int]]] = {}  # by server and lease: answers that are still wanted
-        self._ends: dict[tuple[str, int], float] = {}  # of leases but those renewed for the table's time
-        self._pieces: dict[tuple[int, int], int] = {}  # of answers that are not whole: pieces that were sent
+        self._one_lease = threading.Lock()  # one request for leases at a time: it sends all held leases
+        # Guarded by the lock:
+        self._held: dict[str, dict[int, set[int]]] = {}  # missing answers by server and lease
+        self._ends: dict[tuple[str, int], float] = {}  # ends of leases, but for those renewed for the table's time
+        self._pieces: dict[tuple[int, int], int] = {}  # sent pieces of unfinished answers
         self._turn = 0
 
     @checked_names()
     def lease(
         self, count: int = 1, seconds: float | None = None, timeout: float | None = None, *, version: int | None = None
     ) -> list[Lease]:
-        """Prompts for this worker: at least one, at most `count`.
+        """Lease prompts: at least one, at most `count`.
 
         Args:
-            seconds: For which they are leased, above 0; None is what the table says.
-            timeout: Seconds to wait until there is one.
-            version: Of the worker's model. With `max_model_lag`, one that is too old gets nothing.
+            seconds: Duration of the lease, above 0; None is the table's setting.
+            timeout: Seconds to wait for a prompt.
+            version: Version of the worker's model. With `max_model_lag`, a model that is too old gets no prompts.
 
         Raises:
-            MemoireTimeout: none came in that time; it says why.
+            MemoireTimeout: no prompt could be leased in time; the message has the reason.
         """
-        wanted, lasting = whole("count", count, 1, 1024), _lasting(seconds)
+        wanted, duration = whole("count", count, 1, 1024), _duration(seconds)
         acting, patience = None if version is None else model_version(version, "version"), self._patience(timeout)
         with Held(self._one_lease):
             return self._servers.wait(
-                "lease", patience, lambda deadline: self._lease(wanted, lasting, acting, deadline)
+                "lease", patience, lambda deadline: self._lease(wanted, duration, acting, deadline)
             )
 
     def renew(self, lease: Lease, seconds: float | None = None, timeout: float | None = None) -> bool:
-        """Go on with a prompt for so many seconds from now; False if it is not wanted of this worker any more."""
-        return self._keep("renew", checked_lease(lease), _lasting(seconds), self._deadline(timeout))
+        """Extend a lease to so many seconds from now. Return False if this worker does not hold it any more."""
+        return self._renew_or_release("renew", checked_lease(lease), _duration(seconds), self._deadline(timeout))
 
     def release(self, lease: Lease, timeout: float | None = None) -> bool:
-        """Give a prompt back, so that another worker gets it at once. Answers that are whole stay."""
-        return self._keep("release", checked_lease(lease), 0.0, self._deadline(timeout))
+        """Give a prompt back to other workers; whole answers stay. Return False if this worker does not hold it."""
+        return self._renew_or_release("release", checked_lease(lease), 0.0, self._deadline(timeout))
 
     @checked_names()
     def answer(
@@ -111,16 +111,15 @@ class WorkerCalls(TableCalls):
         last: bool = True,
         timeout: float | None = None,
     ) -> bool:
-        """Answer a prompt; whether this answer counts. It does not if the same one came before, from whoever had a
-        lease of the prompt.
+        """Send an answer, or a piece of one. Return False if it is late: after another lease's.
 
         Args:
-            index: Which answer of the group, from 0.
-            columns: Values by the schema's columns, not all of them. Of a ragged column an array [L, *F].
-            version: Of the model that made it; 0 is unknown, which `max_model_lag` refuses. A group is as old as its
-                oldest piece.
-            piece: Number of a piece of an answer that comes in several; None counts them. Ragged columns are appended.
-            last: Whether the answer is whole with this piece.
+            index: Place of the answer in the group, from 0.
+            columns: Values by column, any part of the schema's columns. A ragged column takes an array [L, *F].
+            version: Version of the model that made the answer; 0 is unknown, which `max_model_lag` refuses. A group is
+                as old as its oldest piece.
+            piece: Number of the piece, if an answer is sent in several; None counts them. Ragged columns are appended.
+            last: True if the answer is whole with this piece.
 
         Raises:
             EntryError, NoSuchField: a value does not fit its column.
@@ -138,7 +137,7 @@ class WorkerCalls(TableCalls):
         last: bool = True,
         timeout: float | None = None,
     ) -> list[bool]:
-        """Several answers to one prompt in one request, by their places in the group; for each whether it counts."""
+        """Send several answers to one prompt, by their places in the group. Return whether each counts."""
         return self.answer_all([(lease, answers)], version, piece=piece, last=last, timeout=timeout)[0]
 
     @checked_names()
@@ -151,21 +150,21 @@ class WorkerCalls(TableCalls):
         last: bool = True,
         timeout: float | None = None,
     ) -> list[list[bool]]:
-        """Answers to several prompts, each with its lease, in as few requests as they fit into: the quickest way if a
-        worker has several groups at once. For each prompt whether its answers count.
+        """Send answers to several prompts, each with its lease, in as few requests as possible: the fastest way for
+        several groups. Return for each prompt whether its answers count.
         """
         deadline, flags = self._deadline(timeout), dict[tuple[int, int], bool]()
-        given = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
-        for _, each in given:
+        leased = [(checked_lease(lease), mapping("answers", each)) for lease, each in answers]
+        for _, each in leased:
             for index in each:
                 whole("index", index, 0)
         facts: dict[str, Any] = {"version": model_version(version, "version"), "piece": piece, "is_last": last}
         schema = self.schema
-        left = {
-            name: self._requests([each for each in given if each[0].server == name], schema, **facts)
-            for name in {lease.server for lease, _ in given}
+        batches = {
+            name: self._requests([each for each in leased if each[0].server == name], schema, **facts)
+            for name in {lease.server for lease, _ in leased}
         }
-        while parts := {name: part for name, each in left.items() if (part := next(each, None)) is not None}:
+        while parts := {name: part for name, each in batches.items() if (part := next(each, None)) is not None}:
             requests = {
                 name: Request(messages.Answers(call="answer", pieces=pieces), data)
                 for name, (pieces, data) in parts.items()
@@ -174,21 +173,22 @@ class WorkerCalls(TableCalls):
                 for sent, flag in zip(parts[name][0], reply.body.flags, strict=True):
                     flags[sent.lease, sent.answer] = flag < 2
                     self._pieces[sent.lease, sent.answer] = sent.piece + 1
-        for lease, each in given if last else ():
+        for lease, each in leased if last else ():
             for index in each:
                 self._pieces.pop((lease.number, index), None)
             self._settle(lease, each)
-        return [[flags[lease.number, index] for index in each] for lease, each in given]
+        return [[flags[lease.number, index] for index in each] for lease, each in leased]
 
     def fail(self, lease: Lease, index: int, reason: str, *, again: bool = True, timeout: float | None = None) -> bool:
-        """Tell that an answer does not come; whether it was still wanted.
+        """Report that an answer does not come. Return True if it was still wanted.
 
         Args:
-            again: Whether somebody may try once more. Without it the answer has failed for good, and its group is
-                closed with the others, if those are `at_least` so many.
+            again: True if another lease may give the answer. With False the answer has failed for good; once the others
+                are settled, its group is ready if at least `at_least` answers are whole.
         """
-        index, told = whole("index", index, 0), text("reason", str(reason))[:1000]
-        piece = messages.AnswerPiece(*checked_lease(lease).key, lease.number, index, 0, True, 0, 0, [], 0, told, again)
+        index, reason = whole("index", index, 0), text("reason", str(reason))[:1000]
+        key = checked_lease(lease).key
+        piece = messages.AnswerPiece(*key, lease.number, index, 0, True, 0, 0, [], 0, reason, again)
         body = messages.Answers(call="fail", pieces=[piece])
         was_wanted = bool(self._servers.one(lease.server, Request(body), self._deadline(timeout)).body.flags[0] < 2)
         if not again:
@@ -196,15 +196,13 @@ class WorkerCalls(TableCalls):
         return was_wanted
 
     def amend(self, key: Key, index: int, columns: Mapping[str, Any], timeout: float | None = None) -> bool:
-        """Bring columns of an answer from elsewhere, such as a reward model; whether they came in time: before the
-        group was ready.
-        """
+        """Add columns of an answer from elsewhere, such as a reward model. Return False if the group was ready."""
         (key,), index = checked_keys([key]), whole("index", index, 0)
         deadline, schema = self._deadline(timeout), self.schema
-        made = packed(schema, raw_columns(schema, columns))
-        piece = piece_of(key, 0, index, made)
-        request = Request(messages.Answers(call="amend", pieces=[piece]), made.data)
-        return bool(self._at_home(key, request, deadline).body.flags[0] < 2)
+        added = packed(schema, raw_columns(schema, columns))
+        piece = piece_of(key, 0, index, added)
+        request = Request(messages.Answers(call="amend", pieces=[piece]), added.data)
+        return bool(self._ask_home(key, request, deadline).body.flags[0] < 2)
 
     # Leases
 
@@ -216,7 +214,7 @@ class WorkerCalls(TableCalls):
         for place in range(len(names)):
             name = names[(self._turn + place) % len(names)]
             patience = deadline if len(names) == 1 else min(deadline, self._transport.now() + LEASE_TIMEOUT)
-            having = self._having(name)
+            having = self._known_leases(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
             answer = self._servers.some({name: Request(body)}, patience)[name]
             if isinstance(answer, Refused):
@@ -225,18 +223,18 @@ class WorkerCalls(TableCalls):
                 reasons.append(f"server {name!r} does not answer")
                 continue
             if answer.body.leases:
-                return self._take(name, answer), ""
+                return self._add_leases(name, answer), ""
             reasons.append(answer.body.wait if len(names) == 1 else f"server {name!r}: {answer.body.wait}")
         return None, "; ".join(reasons) or "no server is known"
 
-    def _take(self, name: str, answer: CallReply) -> list[Lease]:
+    def _add_leases(self, name: str, answer: CallReply) -> list[Lease]:
         leases, begin, now = [], 0, self._transport.now()
-        for told in answer.body.leases:
-            payload = bytes(answer.payload[begin : begin + told.bytes])
-            begin += told.bytes
-            key, until = (told.dataset, told.epoch, told.index), now + told.seconds
+        for leased in answer.body.leases:
+            payload = bytes(answer.payload[begin : begin + leased.bytes])
+            begin += leased.bytes
+            key, until = (leased.dataset, leased.epoch, leased.index), now + leased.seconds
             leases.append(
-                Lease(key, told.lease, payload, tuple(told.missing), until, told.is_evaluation, told.tags, name)
+                Lease(key, leased.lease, payload, tuple(leased.missing), until, leased.is_evaluation, leased.tags, name)
             )
         with Held(self._lock):
             held = self._held.setdefault(name, {})
@@ -246,22 +244,22 @@ class WorkerCalls(TableCalls):
         self._learn([lease.key for lease in leases], name)
         return leases
 
-    def _let_go(self, lease: Lease) -> None:
-        """A lease is over, as far as this worker is concerned."""
+    def _forget_lease(self, lease: Lease) -> None:
+        """Forget a lease that has ended for this worker."""
         with Held(self._lock):
             self._held.get(lease.server, {}).pop(lease.number, None)
             self._ends.pop((lease.server, lease.number), None)
 
-    def _renewed(self, lease: Lease, seconds: float) -> None:
-        """A lease goes on. Without `seconds` it does as long as the table says, which this worker does not know."""
+    def _record_renewal(self, lease: Lease, seconds: float) -> None:
+        """Record the new end of a lease. Without `seconds` it is unknown, because the table sets it."""
         with Held(self._lock):
             if seconds:
                 self._ends[lease.server, lease.number] = self._transport.now() + seconds
             else:
                 self._ends.pop((lease.server, lease.number), None)
 
-    def _having(self, name: str) -> list[int]:
-        """Numbers of the leases at a server that this worker knows of, without those whose time has passed."""
+    def _known_leases(self, name: str) -> list[int]:
+        """Return the numbers of this worker's leases at a server, without expired ones."""
         now = self._transport.now()
         with Held(self._lock):
             held = self._held.get(name, {})
@@ -270,75 +268,77 @@ class WorkerCalls(TableCalls):
             return sorted(held)
 
     def _settle(self, lease: Lease, indexes: Iterable[int]) -> None:
-        """These answers are not wanted of this worker any more; a lease without others is over."""
+        """Record that answers are settled; forget a lease without missing answers."""
         with Held(self._lock):
             wanted = self._held.get(lease.server, {}).get(lease.number)
             if wanted is not None:
                 wanted.difference_update(indexes)
         if wanted is not None and not wanted:
-            self._let_go(lease)
+            self._forget_lease(lease)
 
-    def _keep(self, call: Literal["renew", "release"], lease: Lease, seconds: float, deadline: float) -> bool:
-        """Renew a lease, or give it back; whether it was this worker's."""
+    def _renew_or_release(
+        self, call: Literal["renew", "release"], lease: Lease, seconds: float, deadline: float
+    ) -> bool:
+        """Renew a lease, or give it back. Return True if it was this worker's."""
         body = messages.Answers(call=call, leases=[lease.number], seconds=seconds)
         is_mine = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0])
         if call == "release" or not is_mine:
-            self._let_go(lease)
+            self._forget_lease(lease)
         else:
-            self._renewed(lease, seconds)
+            self._record_renewal(lease, seconds)
         return is_mine
 
     # Answers
 
     def _requests(
-        self, given: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
+        self, leased: Iterable[tuple[Lease, Answers]], schema: Schema, *, version: int, piece: int | None, is_last: bool
     ) -> Iterator[tuple[list[messages.AnswerPiece], bytes]]:
-        """The pieces of each request, of about as many bytes as one may have."""
+        """Yield the pieces of each request and their bytes, which fill a request as far as possible."""
         limit = int(self._transport.limits.tuning.request_bytes * ANSWER_PART)
         pieces: list[messages.AnswerPiece] = []
         parts: list[bytes] = []
         size = 0
-        for lease, index, columns in ((lease, *each) for lease, answers in given for each in answers.items()):
+        for lease, index, columns in ((lease, *each) for lease, answers in leased for each in answers.items()):
             cuts = list(cut_up(schema, raw_columns(schema, columns), limit))
             first = self._pieces.get((lease.number, index), 0) if piece is None else piece
             for place, raw in enumerate(cuts):
-                made, is_end = packed(schema, raw), is_last and place == len(cuts) - 1
-                if pieces and (size + len(made.data) > limit or len(pieces) >= MAX_PIECES):
+                part, is_end = packed(schema, raw), is_last and place == len(cuts) - 1
+                if pieces and (size + len(part.data) > limit or len(pieces) >= MAX_PIECES):
                     yield pieces, b"".join(parts)
                     pieces, parts, size = [], [], 0
-                pieces.append(piece_of(lease.key, lease.number, index, made, first + place, is_end, version))
-                parts.append(made.data)
-                size += len(made.data)
+                pieces.append(piece_of(lease.key, lease.number, index, part, first + place, is_end, version))
+                parts.append(part.data)
+                size += len(part.data)
         if pieces:
             yield pieces, b"".join(parts)
 
 
-def _lasting(given: float | None) -> float:
-    """Seconds of a lease as they travel: 0 for what the table says. Raises ParameterError."""
-    if given is None:
+def _duration(duration: float | None) -> float:
+    """Return seconds of a lease for a message: 0 for the table's setting. Raise ParameterError."""
+    if duration is None:
         return 0.0
-    if not (found := seconds(given, 0.0)):
-        raise ParameterError("seconds", given, "above 0, or None for what the table says (`lease`)")
-    return found
+    if not (checked := seconds(duration, 0.0)):
+        raise ParameterError("seconds", duration, "above 0, or None for the table's setting (lease)")
+    return checked
 
 
 def checked_lease(lease: Any) -> Lease:
-    """The lease itself. Raises WrongType."""
+    """Return the lease itself. Raise WrongType for any other object."""
     if not isinstance(lease, Lease):
-        raise WrongType("lease", "a Lease, as lease() returns them", type(lease).__name__)
+        raise WrongType("lease", "a Lease that lease() returned", type(lease).__name__)
     return lease
 
 
 def piece_of(
-    key: Key, lease: int, index: int, made: Packed, number: int = 0, is_last: bool = True, version: int = 0
+    key: Key, lease: int, index: int, packed_columns: Packed, number: int = 0, is_last: bool = True, version: int = 0
 ) -> messages.AnswerPiece:
-    """A piece of an answer as it travels, but for its bytes."""
-    columns, lengths, size = made.columns, list(made.lengths), len(made.data)
+    """Return the row of a piece of an answer for a message; its bytes follow separately."""
+    columns, lengths, size = packed_columns.columns, list(packed_columns.lengths), len(packed_columns.data)
     return messages.AnswerPiece(*key, lease, index, number, is_last, version, columns, lengths, size, "", False)
 
 
 def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
-    """Columns of one answer in pieces of at most so many bytes. Ragged ones are cut; a plain one is in one piece.
+    """Split the columns of one answer into pieces of at most `limit` bytes. Only ragged columns are split.
 
     Raises:
         EntryError: a plain column, or one element of a ragged one, is larger. Nothing was sent.
@@ -350,14 +350,14 @@ def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
         column = schema[name := schema.names[place]]
         if column.nbytes > limit:
             what = "elements" if column.is_ragged else "values"
-            text = f"{what} of at most {limit} bytes, since each travels in one request (request_bytes)"
+            text = f"{what} of at most {limit} bytes, because each has to fit into one request (request_bytes)"
             raise EntryError(name, text, f"{column.nbytes} bytes")
     room, piece = limit, RawColumns()
     for place, data in raw.items():
         step, begin, is_left = schema[schema.names[place]].nbytes, 0, True
         while is_left:
             take = min(room // step * step, len(data) - begin)
-            if take or not data:  # an empty one has to come, too
+            if take or not data:  # an empty column is sent, too
                 piece = {**piece, place: data[begin : begin + take]}
                 begin, room = begin + take, room - take
             is_left = begin < len(data)

@@ -1,16 +1,15 @@
-"""The keys folder of a process: its own key, whom it dials, and who may come in.
+"""Keys folder of a process: its own key, the servers that it dials, and the clients that it admits.
 
     keys/actor/own.key                      the secret key of this process
-               server.pub                   public keys of what it dials: servers and proxies, old and new ones
+               server.pub                   public keys of servers and proxies that it dials, old and new ones
     keys/server/own.key
-                authorized/actor/*.pub      public keys of who may come, by role; or authorized-actor.pub, in one file
-                authorized/learner/*.pub
+                authorized/actor/*.pub      public keys of admitted clients, by role; or authorized-actor.pub, in one
+                file authorized/learner/*.pub
 
-A folder is read again while the process runs. No socket is opened here; `net.curve_server` lets in whom it knows.
+A folder is read again while the process runs. This module opens no socket; `net.curve_server` admits the clients.
 
-The files of a keys folder as they are read: which there are, who may read them, and the keys in them.
-
-One key: its two halves, and its text in a file. Nothing is read or written here.
+`Key` is one key with its two halves and its text in a file. `read_blocks` parses such text, `load` and the functions
+after it read files and check their permissions, and `Keys` holds a whole folder.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from .roles import NAME, ROLES, Peer, article
 KEY_BYTES: Final = 32
 MAX_FILE_BYTES: Final = 1_000_000
 MAX_BLOCKS: Final = 4096
-"""Keys in one file."""
+"""Largest number of keys in one file."""
 _BEGIN: Final = re.compile(r"-----BEGIN MEMOIRE (PUBLIC|SECRET) KEY-----")
 _HEADER: Final = re.compile(r"([A-Za-z-]{1,32}): ([ -~]{1,256})")
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key. The secret half never appears in a repr."""
+    """One key, with its role and name. The secret half never appears in a repr."""
 
     public: bytes
     name: str
@@ -59,16 +58,16 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits by which people tell keys apart."""
+        """16 hexadecimal digits by which people distinguish keys."""
         return hashlib.blake2b(self.public, digest_size=8).hexdigest()
 
     @property
     def peer(self) -> Peer:
-        """Whoever has it."""
+        """Peer that holds the key, with the key's role and name."""
         return Peer(self.role, self.name)
 
     def text(self, *, secret: bool = False) -> str:
-        """The key as it stands in a file: its public half, or with `secret` the other one."""
+        """Return the key's text in a file: its public half, or with `secret` the secret one."""
         kind, half = ("SECRET", self.secret) if secret else ("PUBLIC", self.public)
         assert half is not None
         created = f"Created: {self.created}\n" if self.created else ""
@@ -80,7 +79,7 @@ class Key:
 
 
 def make(role: str, name: str = "") -> Key:
-    """A new key. Raises ValueError where role or name cannot be."""
+    """Return a new key. Raise ValueError if role or name are invalid."""
     name = name or plural(role)
     _check(role, name)
     _, secret = zmq.curve_keypair()
@@ -89,7 +88,7 @@ def make(role: str, name: str = "") -> Key:
 
 
 def plural(role: str) -> str:
-    """What keys of a role are called unless they have a name of their own."""
+    """Return the default name of a role's keys."""
     return {"proxy": "proxies", "inference": "inference-nodes"}.get(role, f"{role}s")
 
 
@@ -98,39 +97,39 @@ def _from_secret(secret: bytes, name: str, role: str, created: str) -> Key:
 
 
 def z85(key: bytes) -> bytes:
-    """32 bytes as ZeroMQ's options take them: 40 characters."""
+    """Return 32 bytes in the form of ZeroMQ's options: 40 characters."""
     return bytes(encode(key))
 
 
 def _check(role: str, name: str) -> None:
     if role not in ROLES:
-        raise ValueError(f"the role {role!r} is none of {', '.join(ROLES)}")
+        raise ValueError(f"the role {role!r} is not one of {', '.join(ROLES)}")
     if not NAME.fullmatch(name):
         raise ValueError(f"the name {name[:80]!r} is not 1 to 63 letters, digits, dots, dashes and underscores")
 
 
 def read_blocks(text: bytes) -> list[Key]:
-    """All keys in a file's text, in order.
+    """Return all keys in a file's text, in order.
 
     Raises:
-        ValueError: and nothing else, whatever the bytes: says what is wrong, and never repeats what may be a secret.
+        ValueError: the text is malformed; no other error for any bytes. The message repeats no text that may be secret.
     """
     if len(text) > MAX_FILE_BYTES:
-        raise ValueError(f"it has {len(text)} bytes, and keys are short")
+        raise ValueError(f"it has {len(text)} bytes; the limit is {MAX_FILE_BYTES}")
     try:
         lines = iter(text.decode("ascii").splitlines())
     except UnicodeDecodeError:
         raise ValueError("it is not ASCII text") from None
-    found: list[Key] = []
+    keys: list[Key] = []
     for line in lines:
         begins = _BEGIN.fullmatch(line.strip())
         if begins is not None:
-            found.append(_read_block(begins[1], lines))
+            keys.append(_read_block(begins[1], lines))
         elif line.strip() and not line.startswith("#"):
-            raise ValueError("there is text outside of keys that does not begin with #")
-        if len(found) > MAX_BLOCKS:
+            raise ValueError("a line outside of keys does not begin with #")
+        if len(keys) > MAX_BLOCKS:
             raise ValueError(f"it has more than {MAX_BLOCKS} keys")
-    return found
+    return keys
 
 
 def _read_block(kind: str, lines: Iterator[str]) -> Key:
@@ -148,48 +147,48 @@ def _read_block(kind: str, lines: Iterator[str]) -> Key:
     name, role, created = headers.get("Name", ""), headers.get("Role", ""), headers.get("Created", "")
     try:
         _check(role, name)
-    except ValueError:  # which says what it found: in a file where lines have run together that may be a secret
+    except ValueError:  # its message may repeat a secret: lines of the file may have run together
         name = "1 to 63 letters, digits, dots, dashes and underscores"
-        raise ValueError(f"a key's role is none of {', '.join(ROLES)}, or its name is not {name}") from None
+        raise ValueError(f"a key's role is not one of {', '.join(ROLES)}, or its name is not {name}") from None
     try:
         half = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
         raise ValueError(f"the key {name!r} is not base64") from None
     if len(half) != KEY_BYTES or not any(half):
-        raise ValueError(f"the key {name!r} is not {KEY_BYTES} bytes in base64, or all of them are 0")
+        raise ValueError(f"the key {name!r} is not {KEY_BYTES} bytes in base64, or all bytes are 0")
     return _from_secret(half, name, role, created) if kind == "SECRET" else Key(half, name, role, created)
 
 
 MAX_FILES: Final = 4096
-"""Files with authorized keys in one folder."""
+"""Largest number of files with authorized keys in one folder."""
 _FLAT: Final = re.compile(r"authorized-([a-z]+)[A-Za-z0-9._-]*\.pub")
 
 
 def mark(path: Path) -> object:
-    """Something that is different when a file is: links are followed, since a kubelet swaps them."""
+    """Return a value that changes when the file does. Links are followed, because a kubelet swaps them."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         return error.errno
-    return (str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
+    return (str(path), status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
 
 
 def authorized_files(folder: Path) -> list[tuple[str, Path]]:
-    """Files with keys of who may come in, with the role that they come in as. Raises KeyFileError for too many."""
-    found: list[tuple[str, Path]] = []
+    """Return the role and path of each file with keys of admitted clients. Raise KeyFileError if there are too many."""
+    files: list[tuple[str, Path]] = []
     for role in ROLES:
-        found += [(role, path) for path in _listed(folder / "authorized" / role) if path.suffix == ".pub"]
-    for path in _listed(folder):
+        files += [(role, path) for path in _files_in(folder / "authorized" / role) if path.suffix == ".pub"]
+    for path in _files_in(folder):
         flat = _FLAT.fullmatch(path.name)
         if flat is not None and flat[1] in ROLES:
-            found.append((flat[1], path))
-    if len(found) > MAX_FILES:
+            files.append((flat[1], path))
+    if len(files) > MAX_FILES:
         advice = "Put the keys of a role into fewer files: a file may hold many."
-        raise KeyFileError(str(folder), f"has {len(found)} files of authorized keys, more than {MAX_FILES}", advice)
-    return found
+        raise KeyFileError(str(folder), f"has {len(files)} files of authorized keys, more than {MAX_FILES}", advice)
+    return files
 
 
-def _listed(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError:
@@ -197,62 +196,62 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> list[Key]:
-    """All keys in a file. Raises KeyFileError."""
+    """Return all keys in a file. Raise KeyFileError if it cannot be read or parsed."""
     try:
-        with path.open("rb") as opened:
-            text = opened.read(MAX_FILE_BYTES + 1)
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        advice = "Let this process' user read it, or make one with `memoire keys new`."
+        advice = "Let this process' user read the file, or make one with `memoire keys new`."
         raise KeyFileError(str(path), f"cannot be read: {error.strerror}", advice) from error
     try:
         return read_blocks(text)
     except ValueError as error:
-        advice = "Take the file as `memoire keys new` wrote it."
-        raise KeyFileError(str(path), f"is no file of keys: {error}", advice) from None
+        advice = "Replace the file with one that `memoire keys new` wrote."
+        raise KeyFileError(str(path), f"is not a file of keys: {error}", advice) from None
 
 
 def read_own(path: Path) -> Key:
-    """The one secret key in an own.key, which others may not read. Raises KeyFileError."""
+    """Return the only key in an own.key, which other users may not read. Raise KeyFileError."""
     keys = load(path)
     check_status(path, path.stat())
     if len(keys) != 1 or keys[0].secret is None:
-        raise KeyFileError(str(path), "does not hold one secret key", "Take own.key as `memoire keys new` wrote it.")
+        raise KeyFileError(str(path), "does not hold one secret key", "Restore the file of `memoire keys new`.")
     return keys[0]
 
 
-def check_status(path: Path, found: os.stat_result) -> None:
-    """Refuse a secret that other users can read. What root owns may be readable for its group: so a Kubernetes Secret
-    is mounted for a process that is not root (fsGroup).
+def check_status(path: Path, status: os.stat_result) -> None:
+    """Raise KeyFileError for a secret that other users can read. A file of root may be readable for its group:
+    Kubernetes mounts Secrets like that for a process that does not run as root (fsGroup).
     """
-    mode = stat.S_IMODE(found.st_mode)
-    allowed = 0o740 if found.st_uid == 0 else 0o700
+    mode = stat.S_IMODE(status.st_mode)
+    allowed = 0o740 if status.st_uid == 0 else 0o700
     if mode & ~allowed:
-        advice = f"chmod 600 {path}, and make a new key if others may have seen it."
-        raise KeyFileError(str(path), f"is a secret that others may read (mode {mode:04o})", advice)
+        advice = f"chmod 600 {path}, and make a new key if other users may have read it."
+        raise KeyFileError(str(path), f"is a secret that other users may read (mode {mode:04o})", advice)
 
 
 def read_servers(path: Path) -> tuple[Key, ...]:
-    """The public keys in a server.pub; none if it is not there. Raises KeyFileError."""
+    """Return the public keys in a server.pub; none if the file does not exist. Raise KeyFileError."""
     if not path.exists():
         return ()
     return tuple(only_public(path, key) for key in load(path))
 
 
 def read_public(path: Path, role: str) -> tuple[Key, ...]:
-    """The public keys in a file of those that come in as this role. Raises KeyFileError."""
+    """Return the public keys in a file of clients that are admitted in this role. Raise KeyFileError."""
     keys = tuple(only_public(path, key) for key in load(path))
     for key in keys:
         if key.role != role:
             advice = f"Move it to authorized/{key.role}, or make a key for {article(role)}."
-            problem = f"holds the key {key.name!r} of {article(key.role)}, and would let it in as {article(role)}"
+            problem = f"holds the key {key.name!r} of {article(key.role)}, but admits clients as {article(role)}"
             raise KeyFileError(str(path), problem, advice)
     return keys
 
 
 def only_public(path: Path, key: Key) -> Key:
-    """The key as it is. Raises KeyFileError: its secret half is there."""
+    """Return the key itself. Raise KeyFileError if it has its secret half."""
     if key.secret is not None:
-        advice = "Put its own.pub there instead, and make a new key: this one may have been seen."
+        advice = "Put the own.pub of that key there instead, and make a new key: this one may have been read."
         raise KeyFileError(str(path), f"holds the secret key {key.name!r}", advice)
     return key
 
@@ -260,73 +259,73 @@ def only_public(path: Path, key: Key) -> Key:
 _log = logging.getLogger(__name__)
 
 ENVIRONMENT: Final = "MEMOIRE_KEYS"
-"""Environment variable with the keys folder of whoever is given none."""
+"""Environment variable with the default keys folder of a process."""
 REREAD_INTERVAL: Final = 1.0
-"""Seconds between two looks whether a folder has changed."""
+"""Seconds between two checks whether a folder has changed."""
 
 _Read = TypeVar("_Read")
 
 
 class Keys:
-    """The keys folder of one process, as it is now: `refresh` reads it again where it has changed. Thread-safe.
+    """Keys folder of one process; `refresh` reads it again after a change. Thread-safe.
 
     Args:
-        folder: A keys folder. Or a cluster's folder, with a keys folder for each role in it: then that of `role`.
-        role: Which one to take there.
+        folder: A keys folder. Or a cluster's folder, with a keys folder for each role; then that of `role`.
+        role: Role of this process in a cluster's folder.
 
     Raises:
-        KeyFileError: there is no such folder, a file is not as it has to be, or others may read the secret key.
+        KeyFileError: the folder does not exist, a file is malformed, or other users may read the secret key.
     """
 
     def __init__(self, folder: str | os.PathLike[str], role: str = "") -> None:
         self.folder = folder_for(Path(folder).absolute(), role)
         self.changes = 0
-        """How often something in it has changed."""
+        """Number of changes so far."""
         self.own: Key
-        """The key of this process, with its secret half."""
+        """Key of this process, with its secret half."""
         self.servers: tuple[Key, ...] = ()
-        """Public keys of what it dials."""
+        """Public keys of the servers that this process dials."""
         self.met: dict[str, bytes] = {}
-        """Which key was found at an address that was dialled, at a host, and (by "") last."""
+        """Key that was used at an address, at a host, and (by "") last."""
         self.authorized: Mapping[bytes, Key] = {}
-        """Who may come in, by public key."""
+        """Keys of admitted clients, by public key."""
         self._lock = threading.Lock()
-        self._looked = time.monotonic()
-        self._faults: dict[str, str] = {}  # files that could not be read again, and why: what they held holds
+        self._checked_at = time.monotonic()
+        self._faults: dict[str, str] = {}  # reasons why changed files cannot be read; former content holds
         self._seen: tuple[object, ...] = ()
-        self._files: dict[str, tuple[Key, ...]] = {}  # of authorized keys, as they were read last
+        self._files: dict[str, tuple[Key, ...]] = {}  # authorized keys by file, as read last
         self._read(is_first=True)
 
     @classmethod
-    def of(cls, given: Given, role: str = "") -> Keys | None:
-        """The keys that somebody gave; where nobody did, those of $MEMOIRE_KEYS; None without either.
+    def of(cls, keys: Given, role: str = "") -> Keys | None:
+        """Return the given keys, or those of $MEMOIRE_KEYS if `keys` is None; None without either.
 
         Args:
-            role: Which ones to take of a cluster's folder.
+            role: Role of this process in a cluster's folder.
         """
-        if isinstance(given, Keys):
-            return given
-        if given is None:
-            given = os.environ.get(ENVIRONMENT) or None
-        return None if given is None else cls(given, role)
+        if isinstance(keys, Keys):
+            return keys
+        if keys is None:
+            keys = os.environ.get(ENVIRONMENT) or None
+        return None if keys is None else cls(keys, role)
 
     @property
     def trouble(self) -> str:
-        """What could not be read when the folder changed, as a sentence; "" where all is well."""
-        return next((f"keys: {path} {why}; what it held before holds on" for path, why in self._faults.items()), "")
+        """Sentence about a changed file that cannot be read; "" if there is none."""
+        return next((f"keys: {path} {why}; its former content stays in use" for path, why in self._faults.items()), "")
 
     def peer(self, public: bytes) -> Peer | None:
-        """Whose key this is; None where it is nobody's who may come in."""
+        """Return the peer with this public key; None if it is not admitted."""
         key = self.authorized.get(public)
         return None if key is None else key.peer
 
     def refresh(self) -> bool:
-        """Look whether the folder has changed, once a second at most, and read it then; whether it had."""
+        """Read the folder again if it has changed; checks once a second at most. Return True if the keys changed."""
         now = time.monotonic()
-        if now - self._looked < REREAD_INTERVAL or not self._lock.acquire(blocking=False):
+        if now - self._checked_at < REREAD_INTERVAL or not self._lock.acquire(blocking=False):
             return False
         try:
-            self._looked = now
+            self._checked_at = now
             return self._read(is_first=False)
         finally:
             self._lock.release()
@@ -334,7 +333,7 @@ class Keys:
     def _read(self, *, is_first: bool) -> bool:
         paths = {"own.key": self.folder / "own.key", "server.pub": self.folder / "server.pub"}
         try:
-            listed = authorized_files(self.folder)
+            files_by_role = authorized_files(self.folder)
         except KeyFileError as error:
             if is_first:
                 raise
@@ -342,31 +341,31 @@ class Keys:
                 _log.error("%s", error)
             self._faults, self._seen = {str(self.folder): error.problem}, ()
             return False
-        seen = tuple(mark(path) for path in (*paths.values(), *(path for _, path in listed)))
+        seen = tuple(mark(path) for path in (*paths.values(), *(path for _, path in files_by_role)))
         if seen == self._seen:
             return False
         self._seen = seen
         faults: dict[str, str] = {}
         former = None if is_first else (self.own, self.servers, self.authorized)
-        own, servers = (None, None) if former is None else former[:2]
-        self.own = self._or_former(faults, paths["own.key"], read_own, own)
-        self.servers = self._or_former(faults, paths["server.pub"], read_servers, servers)
+        own_key, servers = (None, None) if former is None else former[:2]
+        self.own = self._read_or_keep(faults, paths["own.key"], read_own, own_key)
+        self.servers = self._read_or_keep(faults, paths["server.pub"], read_servers, servers)
         files: dict[str, tuple[Key, ...]] = {}
-        for role, path in listed:
+        for role, path in files_by_role:
             kept = None if is_first else self._files.get(str(path), ())
-            files[str(path)] = self._or_former(faults, path, functools.partial(read_public, role=role), kept)
+            files[str(path)] = self._read_or_keep(faults, path, functools.partial(read_public, role=role), kept)
         self._files, self._faults = files, faults
         self.authorized = MappingProxyType({key.public: key for keys in files.values() for key in keys})
         if former is None or former == (self.own, self.servers, self.authorized):
             return False
         self.changes += 1
-        _log.info("the keys in %s have changed: %d may come in", self.folder, len(self.authorized))
+        _log.info("the keys in %s have changed: %d clients are admitted", self.folder, len(self.authorized))
         return True
 
-    def _or_former(
+    def _read_or_keep(
         self, faults: dict[str, str], path: Path, read: Callable[[Path], _Read], former: _Read | None
     ) -> _Read:
-        """What a file says; what it said before where it cannot be read now, which may be in the middle of a change."""
+        """Return the content of a file, or its former content if it cannot be read, such as during a change."""
         try:
             return read(path)
         except KeyFileError as error:
@@ -381,22 +380,22 @@ class Keys:
 
 
 Given: TypeAlias = Keys | str | os.PathLike[str] | None
-"""How a process' keys are named; None is $MEMOIRE_KEYS, if that is set."""
+"""Keys of a process, or the path of their folder; None is the folder in $MEMOIRE_KEYS, if that is set."""
 
 
 def folder_for(folder: Path, role: str) -> Path:
-    """The keys folder itself, or that of a role in a cluster's folder. Raises KeyFileError."""
+    """Return the keys folder itself, or that of a role in a cluster's folder. Raise KeyFileError."""
     if (folder / "own.key").exists():
         return folder
     if role and (folder / role / "own.key").exists():
         return folder / role
-    advice = "Make one with `memoire keys new`, or name a folder with an own.key in it."
+    advice = "Make one with `memoire keys new`, or name a folder that has an own.key."
     if not folder.is_dir():
-        raise KeyFileError(str(folder), "is no folder", advice)
+        raise KeyFileError(str(folder), "does not exist or is not a folder", advice)
     raise KeyFileError(str(folder), f"has no own.key{f', nor {role}/own.key' if role else ''}", advice)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The keys folder itself, or those of a cluster's folder. Raises KeyFileError."""
-    found = [folder / role for role in ROLES if (folder / role / "own.key").exists()]
-    return [folder_for(folder, "")] if (folder / "own.key").exists() or not found else found
+    """Return the keys folder itself in a list, or those of a cluster's folder. Raise KeyFileError."""
+    folders = [folder / role for role in ROLES if (folder / role / "own.key").exists()]
+    return [folder_for(folder, "")] if (folder / "own.key").exists() or not folders else folders

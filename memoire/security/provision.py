@@ -1,15 +1,16 @@
-"""Which keys and tokens a cluster on Kubernetes lacks, and what its Secrets become: what is there is kept.
+"""Provision of keys and tokens: missing ones of a cluster on Kubernetes, and the files of keys folders.
 
-A cluster's keys are one web: servers and proxies let every role's key in, and everybody dials theirs. So one Secret
-that is missing is made with a new key, and the others learn of that key *before* the Secret is there:
+Existing keys and tokens are kept. A cluster's keys depend on each other: servers and proxies admit the keys of every
+role, and every process dials theirs. So a missing Secret is made with a new key, and the other Secrets get that key
+*before* the new Secret exists:
 
-    found      server  proxy  actor  learner  -         (somebody deleted the reader's)
-    first      authorized-reader.pub of server and proxy gets the new key below the ones that it has
+    found      server  proxy  actor  learner  -         (the reader's Secret was deleted)
+    first      authorized-reader.pub of server and proxy gets the new key below the present ones
     then       the reader's Secret is created
 
-A Job that ends between two of these steps leaves a key that nobody has, which harms nobody, and begins again.
+A Job that ends between two of these steps leaves a key without a holder, which is harmless, and begins again.
 
-Keys folders as they are made and changed: of a new cluster, of one key, and who may come in.
+The other functions make and change keys folders: of a new cluster, of one key, and of admitted clients.
 """
 
 from __future__ import annotations
@@ -34,41 +35,41 @@ ADMITTED: Final = {
     "proxy": ("actor", "learner", "reader", "proxy", "server", "inference"),
     "inference": ("actor", "learner", "reader", "server"),
 }
-"""Roles whose keys a new cluster's listening nodes let in."""
+"""Roles whose keys the listening nodes of a new cluster admit."""
 
 
 def cluster_files(names: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
-    """The files of a new cluster's keys folders: by role, by path in its folder, their text.
+    """Return the files of a new cluster's keys folders: texts by role and by path in the role's folder.
 
     Args:
-        names: Of keys, by role; by default the role's plural.
+        names: Names of the keys by role; the default is the role's plural.
     """
     keys = {role: make(role, (names or {}).get(role, "")) for role in ROLES}
     return {role: _files(key, keys) for role, key in keys.items()}
 
 
 def write_cluster(folder: Path) -> list[Path]:
-    """Make a cluster's folder with new keys; the keys folders in it.
+    """Make a cluster's folder with new keys. Return the keys folders in it.
 
     Raises:
-        KeyFileError: something is there already; nothing was changed.
+        KeyFileError: the folder is not empty; nothing was changed.
     """
     if folder.exists() and any(folder.iterdir()):
-        advice = "Name a folder that is not there yet, or give --role to make one more key."
+        advice = "Name a folder that does not exist yet, or give --role to make one more key."
         raise KeyFileError(str(folder), "is not empty: its keys stay as they are", advice)
-    made = []
+    folders = []
     for role, files in cluster_files().items():
-        made.append(folder / role)
+        folders.append(folder / role)
         for path, text in files.items():
             write_new(folder / role / path, text)
-    return made
+    return folders
 
 
 def write_one(folder: Path, key: Key, servers: str = "") -> None:
-    """Make a keys folder of one new key, and of what it dials.
+    """Make a keys folder with one new key, and the public keys of servers to dial.
 
     Raises:
-        KeyFileError: there is a key already; nothing was changed.
+        KeyFileError: the folder has a key already; nothing was changed.
     """
     write_new(folder / "own.key", key.text(secret=True))
     write_new(folder / "own.pub", key.text())
@@ -77,29 +78,29 @@ def write_one(folder: Path, key: Key, servers: str = "") -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that must not be there: for its owner alone where it is a secret, from the first moment on."""
+    """Write a new file, a secret readable only for its owner from the start. Raise KeyFileError if it exists."""
     mode = 0o600 if path.name == "own.key" else 0o644
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         try:
-            with open(opened, "w", encoding="ascii") as to:
-                to.write(text)
-                to.flush()
-                os.fsync(opened)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
         sync(path.parent)
     except FileExistsError as error:
-        advice = "Name another folder, or take the old key away first."
-        raise KeyFileError(str(path), "is there already, and stays as it is", advice) from error
+        advice = "Name another folder, or remove the old key first."
+        raise KeyFileError(str(path), "exists already, and was not changed", advice) from error
     except OSError as error:
-        raise KeyFileError(str(path), f"cannot be written: {error.strerror}", "Name a folder that can.") from error
+        raise KeyFileError(str(path), f"cannot be written: {error.strerror}", "Name a writable folder.") from error
 
 
 def authorize(folder: Path, key: Key) -> Path:
-    """Let a key in at the process of this keys folder, beside others of the same role and name; the file it is in."""
+    """Admit a key at the process of a keys folder, beside others of its role and name. Return the key's file."""
     path = folder / "authorized" / key.role / f"{key.name}.pub"
     present = read_public(path, key.role) if path.exists() else ()
     if all(key.public != other.public for other in present):
@@ -108,19 +109,19 @@ def authorize(folder: Path, key: Key) -> Path:
 
 
 def revoke(folder: Path, which: str) -> list[Key]:
-    """Remove the authorized keys with this fingerprint or this "role/name". Returns the removed keys."""
-    gone: list[Key] = []
+    """Remove the authorized keys with this fingerprint or this "role/name". Return the removed keys."""
+    removed: list[Key] = []
     for role, path in authorized_files(folder):
         keys = read_public(path, role)
-        staying = [key for key in keys if which not in (key.fingerprint, key.peer.principal)]
-        if len(staying) != len(keys):
-            gone += [key for key in keys if key not in staying]
-            _replace(path, staying)
-    return gone
+        kept = [key for key in keys if which not in (key.fingerprint, key.peer.principal)]
+        if len(kept) != len(keys):
+            removed += [key for key in keys if key not in kept]
+            _replace(path, kept)
+    return removed
 
 
 def _replace(path: Path, keys: Iterable[Key]) -> None:
-    """Write a file of public keys anew, whole or not at all; without any it goes."""
+    """Replace a file of public keys, whole or not at all; without keys delete the file."""
     text = "".join(key.text() for key in keys)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,20 +131,20 @@ def _replace(path: Path, keys: Iterable[Key]) -> None:
             path.unlink()
             sync(path.parent)
     except OSError as error:
-        raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change it where it is made.") from error
+        raise KeyFileError(str(path), f"cannot be changed: {error.strerror}", "Change the original folder.") from error
 
 
 def public_keys(path: Path) -> list[Key]:
-    """The public halves of all keys in a file, or in the own.pub of a keys folder. Raises KeyFileError."""
+    """Return the public halves of all keys in a file, or in the own.pub of a keys folder. Raise KeyFileError."""
     keys = load(path / "own.pub" if path.is_dir() else path)
     return [Key(key.public, key.name, key.role, key.created) for key in keys]
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """The files of a keys folder by their path in it, as text: written elsewhere they are the same folder.
+    """Return the files of a keys folder, texts by path. Written elsewhere, they make the same folder.
 
     Raises:
-        KeyFileError: one of them is no file of keys.
+        KeyFileError: one of the files is not a file of keys.
     """
     paths = [path for name in ("own.pub", "server.pub") if (path := folder / name).exists()]
     files = {"own.key": read_own(folder / "own.key").text(secret=True)}
@@ -153,11 +154,11 @@ def files_in(folder: Path) -> dict[str, str]:
 
 
 def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """Keys as Kubernetes Secrets in YAML, one for each role: each is mounted whole as a keys folder.
+    """Return keys as Kubernetes Secrets in YAML, one for each role; each Secret is mounted as a keys folder.
 
     Args:
-        name: Of the Secrets, which are called NAME-ROLE.
-        keys: Files of each role's keys folder; by default those of a new cluster.
+        name: Prefix of the Secrets' names, NAME-ROLE.
+        keys: Files of each role's keys folder; None makes those of a new cluster.
     """
     documents = []
     for role, files in (cluster_files() if keys is None else keys).items():
@@ -172,30 +173,30 @@ def secrets(name: str, keys: Mapping[str, Mapping[str, str]] | None = None) -> s
 
 
 def secret_files(role: str, files: Mapping[str, str]) -> dict[str, str]:
-    """The files of a role's keys folder under the names that they have in a Secret, which has no folders."""
+    """Return the files of a role's keys folder under their names in a Secret, which has no folders."""
     flat: dict[str, str] = {}
     for path, text in files.items():
         key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
         flat[key] = flat.get(key, "") + text
     for other in ROLES if role in ADMITTED else ():
-        # What `kubectl apply` no longer finds in stringData stays in the Secret, and a revoked key with it.
-        flat.setdefault(f"authorized-{other}.pub", "# nobody\n")
+        # `kubectl apply` keeps a key of a Secret that stringData does not name, and so would keep a revoked key.
+        flat.setdefault(f"authorized-{other}.pub", "# no keys\n")
     return flat
 
 
 TOKENS = ("dashboard", "nodes")
-"""What a Secret with tokens has: the dashboard's, and the one that the nodes' pages ask for."""
+"""Entries of a Secret with tokens: the dashboard's token, and the token of the nodes' pages."""
 TOKEN_BYTES = 24
-"""Random bytes of a new token, which are twice as many characters."""
+"""Random bytes of a new token, which has twice as many characters."""
 LISTENING = tuple(ADMITTED)
-"""Roles that others dial: everybody's server.pub has their keys."""
+"""Roles that others dial: the server.pub of every role has their keys."""
 
 Files = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class SecretChange:
-    """A Secret that has to be written: with all of its files, or with those that are other than they were."""
+    """Change of a Secret: all files of a new one, or the changed files of an existing one."""
 
     name: str
     files: Files
@@ -205,73 +206,73 @@ class SecretChange:
         return f"Change({self.name!r}, {sorted(self.files)}, is_new={self.is_new})"  # never what is in them
 
 
-def missing_keys(found: Mapping[str, Files | None], prefix: str = "") -> list[SecretChange]:
-    """What makes the keys whole, in the order in which it has to be written; nothing where none is missing.
+def missing_keys(found_files: Mapping[str, Files | None], prefix: str = "") -> list[SecretChange]:
+    """Return the changes that complete the keys, in the order in which they must be written; none if no key is missing.
 
     Args:
-        found: The files of each role's Secret, None where there is no such Secret.
-        prefix: What stands before the role in the names of Secrets, in errors.
+        found_files: Files of each role's Secret; None for a missing Secret.
+        prefix: Text before the role in the names of Secrets, for errors.
 
     Raises:
-        KeyFileError: a Secret that is there holds no keys of its role.
+        KeyFileError: an existing Secret holds no keys of its role.
     """
-    own = {role: own_key(role, files, prefix + role) for role, files in found.items() if files is not None}
-    new = {role: make(role) for role in ROLES if role not in own}
-    told = [
+    present = {role: own_key(role, files, prefix + role) for role, files in found_files.items() if files is not None}
+    new = {role: make(role) for role in ROLES if role not in present}
+    updates = [
         SecretChange(role, added, is_new=False)
-        for role, files in found.items()
+        for role, files in found_files.items()
         if files is not None and (added := _additions(role, files, new))
     ]
-    return told + [
-        SecretChange(role, secret_files(role, _files(key, own | new)), is_new=True) for role, key in new.items()
+    return updates + [
+        SecretChange(role, secret_files(role, _files(key, present | new)), is_new=True) for role, key in new.items()
     ]
 
 
 def own_key(role: str, files: Files, where: str, file: str = "own.key") -> Key:
-    """The public half of a Secret's own key, from the file that has both halves, or from `own.pub`.
+    """Return the public half of a Secret's own key, from the file with both halves, or from `own.pub`.
 
     Raises:
-        KeyFileError: there is none, or it is of another role.
+        KeyFileError: the file has no key, or a key of another role.
     """
     try:
         keys = read_blocks(files.get(file, "").encode())
     except ValueError as error:
-        raise KeyFileError(where, f"has an {file} that is no file of keys: {error}", _ADVICE) from None
+        raise KeyFileError(where, f"has an {file} that is not a file of keys: {error}", _ADVICE) from None
     if len(keys) != 1 or keys[0].role != role or (keys[0].secret is None) == (file == "own.key"):
         raise KeyFileError(where, f"has no {file} with one key of the role {role}", _ADVICE)
     return Key(keys[0].public, keys[0].name, keys[0].role, keys[0].created)
 
 
-def missing_tokens(found: Files | None, where: str = "the Secret of tokens") -> Files:
-    """New tokens for what a Secret of tokens lacks; nothing where it has both.
+def missing_tokens(tokens: Files | None, where: str = "the Secret of tokens") -> Files:
+    """Return new tokens for those that a Secret of tokens lacks; none if it has both.
 
     Raises:
-        KeyFileError: a token that is there is none; `where` names the Secret.
+        KeyFileError: a present token is malformed; `where` names the Secret.
     """
-    for name, text in (found or {}).items():
+    for name, text in (tokens or {}).items():
         if name in TOKENS:
             check_tokens(text, f"{where} ({name})")
-    return {name: random_secrets.token_hex(TOKEN_BYTES) for name in TOKENS if name not in (found or {})}
+    return {name: random_secrets.token_hex(TOKEN_BYTES) for name in TOKENS if name not in (tokens or {})}
 
 
 def check_tokens(text: str, where: str) -> None:
-    """Refuse tokens that the pages would not take.
+    """Raise KeyFileError for tokens that the nodes' pages would not accept.
 
     Raises:
-        KeyFileError: one is too short or too long, or there is none; it is not repeated.
+        KeyFileError: there is no token, or one has a wrong length or wrong characters. The message does not repeat it.
     """
     try:
         read_lines(text, where)
     except ParameterError:
-        advice = "Write longer ones there, such as of `openssl rand -hex 24`."
+        advice = "Write a longer token there, such as the output of `openssl rand -hex 24`."
         raise KeyFileError(where, f"is not {EXPECTED}", advice) from None
 
 
-_ADVICE = "Put back what was there, or delete it and install again: what the chart makes, it makes again."
+_ADVICE = "Restore the Secret's content, or delete the Secret and install again: the chart then makes a new one."
 
 
 def _additions(role: str, files: Files, new: Mapping[str, Key]) -> Files:
-    """Files of a Secret that is there, with the new keys below those that it has."""
+    """Return the files of an existing Secret with the new keys below the present ones."""
     return {
         name: text if not (former := files.get(name, "").rstrip("\n")) else f"{former}\n{text}"
         for name, text in _mentions(role, new.values())
@@ -279,7 +280,7 @@ def _additions(role: str, files: Files, new: Mapping[str, Key]) -> Files:
 
 
 def _mentions(role: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
-    """Each file of a role that names some of these keys, with their public halves."""
+    """Yield each file of a role that names some of these keys, with their public halves."""
     dialled = "".join(key.text() for key in keys if key.role in LISTENING)
     if dialled:
         yield "server.pub", dialled
@@ -289,8 +290,8 @@ def _mentions(role: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
 
 
 def _files(key: Key, keys: Mapping[str, Key]) -> dict[str, str]:
-    """The files of the keys folder of one of these keys, which are those of each role."""
-    # first those that it is likely to dial
+    """Return the files of the keys folder of one key, from the keys of all roles."""
+    # first the keys that the process is likely to dial
     dialled = ("server", "proxy", "inference") if key.role == "proxy" else ("proxy", "server", "inference")
     files = {"own.key": key.text(secret=True), "own.pub": key.text()}
     files["server.pub"] = "".join(keys[role].text() for role in dialled)

@@ -1,15 +1,17 @@
-"""How many newcomers are let in: so many at once, and after that so many a second. Pure: time is passed in.
+"""Roles of keys and their permissions, limits on new clients, and routing envelopes of requests. Pure.
+
+`TokenBuckets` limits the rate of new clients: so many at once, and then so many a second. Time is passed in:
 
     left   1024 ──take──▶ 1023 ... 0 refused      one second later: `rate` more are left, up to `burst`
 
-There is no lifetime total: whoever waits gets in. Not thread-safe: the owner locks.
+There is no lifetime total, so every client gets in after some time. Not thread-safe: the owner locks.
 
-Requests and replies on their way, with the addresses of the connections that they came by. Pure.
+`RoutedMessage` parts a request or reply from the addresses of the connections that it came by:
 
 at the server    [proxy's, relay's, client's, empty, message, payload]
-at the proxy             [relay's, client's, empty, message, payload]     each hop puts one in front
+at the proxy             [relay's, client's, empty, message, payload]     each hop adds an address in front
 
-Roles of keys, and what each may do; how a proxy says whose message it passes on.
+A *passport* is the frame in which a proxy names the sender of a message that it forwards.
 """
 
 from __future__ import annotations
@@ -27,29 +29,29 @@ from memoire.wire.frames import ROUNDTRIP, Buffer, table_number
 from memoire.wire.types import Type
 
 MAX_BUCKETS = 1 << 16
-"""Keys that are remembered. The one that took nothing for longest gets a full bucket again: that harms no peer."""
+"""Buckets that are remembered. The longest unused one is forgotten, and is full again: that harms no peer."""
 MAX_CONNECTIONS = 1 << 14
 """Connections whose clients are remembered. A client of a forgotten one takes a token again, or is refused ("busy")."""
 MAX_OWNERS = 1 << 16
-"""Client ids that are known to belong to a key; one key may have half of them."""
+"""Client ids whose keys are remembered; one key may have half of them."""
 OWNER_TIMEOUT = 600.0
-"""Seconds without a message after which the owner of an id may be forgotten."""
+"""Seconds without a message after which the key of an id may be forgotten."""
 
 
 class TokenBuckets:
-    """A bucket of tokens for each key, which fills up by itself.
+    """Bucket of tokens for each key, which fills up over time.
 
     Args:
         burst: Tokens in a full bucket.
-        rate: Tokens that come back a second.
+        rate: Tokens that are added per second.
     """
 
     def __init__(self, burst: int, rate: float, *, most: int = MAX_BUCKETS) -> None:
         self.burst, self.rate, self._most = burst, rate, most
-        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens, and when there were so many
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens, and the time of their count
 
     def take(self, key: Hashable, now: float) -> bool:
-        """Take a token; False where none is left."""
+        """Take a token. Return False if the bucket is empty."""
         tokens = self.left(key, now)
         is_taken = tokens >= 1.0
         self._buckets[key] = tokens - is_taken, now
@@ -59,19 +61,19 @@ class TokenBuckets:
         return is_taken
 
     def left(self, key: Hashable, now: float) -> float:
-        """Tokens that are left. A clock that goes back brings none."""
+        """Return the number of tokens in a bucket. A clock that goes back adds none."""
         tokens, then = self._buckets.get(key, (float(self.burst), now))
         return min(float(self.burst), tokens + max(0.0, now - then) * self.rate)
 
     def least(self, now: float) -> float:
-        """Tokens in the bucket with the fewest."""
+        """Return the number of tokens in the emptiest bucket."""
         return min((self.left(key, now) for key in self._buckets), default=float(self.burst))
 
 
 class ConnectionClients:
-    """Which clients speak over which connection: a connection may bring `burst` of them, and `rate` more a second.
+    """Clients of each connection: a connection may bring `burst` clients at once, and `rate` more a second.
 
-    An actor's connection brings one client. One that makes up ids is stopped here, before anything is kept for them.
+    An actor's connection brings one client. A connection with made-up ids is stopped before anything is stored.
     """
 
     def __init__(self, burst: int, rate: float, *, most: int = MAX_CONNECTIONS) -> None:
@@ -80,14 +82,14 @@ class ConnectionClients:
         self._most = most
 
     def check(self, connection: bytes, client: bytes, now: float) -> None:
-        """Let a client speak over this connection.
+        """Admit a client on a connection.
 
         Raises:
             ProtocolError: (code "busy") the connection has brought too many clients at once.
         """
         if not self._admits(connection, client, now):
             burst, rate = self._tokens.burst, self._tokens.rate
-            text = f"this connection has brought {burst} clients (connection_clients); {rate:g} more may come a second"
+            text = f"this connection brought {burst} clients (connection_clients); {rate:g} more may come per second"
             raise ProtocolError("busy", text)
 
     def _admits(self, connection: bytes, client: bytes, now: float) -> bool:
@@ -105,17 +107,17 @@ class ConnectionClients:
 
 
 class IdOwners:
-    """Keys that client ids belong to: nobody else may speak for them."""
+    """Keys of client ids: no other key may send messages of these clients."""
 
     def __init__(self) -> None:
-        self._ids: Counter[str] = Counter()  # of each key
+        self._ids: Counter[str] = Counter()  # number of client ids by key
         self._owners: PeerTable[bytes, str] = PeerTable("client ids", MAX_OWNERS, OWNER_TIMEOUT, self._forget)
 
     def check(self, client: bytes, principal: str, now: float) -> None:
-        """Bind a client id to the key that uses it first.
+        """Bind a client id to the first key that uses it.
 
         Raises:
-            ProtocolError: it belongs to another key (code "owner"), or too many ids are known (code "busy").
+            ProtocolError: the id belongs to another key (code "owner"), or too many ids are known (code "busy").
         """
         owner = self._owners.hear(client, now)
         if owner is not None:
@@ -124,13 +126,13 @@ class IdOwners:
         if self._ids[principal] >= MAX_OWNERS // 2:
             self._owners.expire(now)
             if self._ids[principal] >= MAX_OWNERS // 2:
-                text = f"{MAX_OWNERS // 2} client ids of the key {principal} are known here, the most of one key. Ask "
-                raise ProtocolError("busy", f"{text}again: one that is not heard for {OWNER_TIMEOUT:g} s leaves")
+                text = f"the key {principal} has {MAX_OWNERS // 2} client ids here, the limit of one key. Try "
+                raise ProtocolError("busy", f"{text}again: an id without messages for {OWNER_TIMEOUT:g} s leaves")
         self._owners.put(client, principal, now)
         self._ids[principal] += 1
 
     def pop(self, client: bytes) -> str:
-        """Forget an id; returns the key that it belongs to, "" if that is not known."""
+        """Forget a client id. Return its key, or "" if the id is unknown."""
         owner = self._owners.pop(client)
         if owner is not None:
             self._forget(client, owner)
@@ -143,44 +145,44 @@ class IdOwners:
 
 
 def check_owner(client: bytes, owner: str, principal: str) -> None:
-    """Raise ProtocolError (code "owner") if a client id belongs to another key than this one."""
+    """Raise ProtocolError (code "owner") if a client id belongs to another key than `principal`."""
     if owner != principal:
         raise ProtocolError("owner", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")
 
 
 ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
-"""What a key may be for; the place in this list is the number in a passport."""
+"""Roles of keys; the place in this tuple is the number in a passport."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""What a key may be called."""
+"""Pattern of a key's name."""
 
 _TRY: Final = frozenset({types.SUMS, types.DRAW})
 _ROUNDTRIP: Final = table_number(ROUNDTRIP)
-"""The table in which an actor may find what it pushed: for `memoire doctor`."""
+"""Number of the table of `memoire doctor`, from which an actor may draw what it pushed."""
 _CALLS_ITSELF: Final = {
     "actor": {"actor", "prompts", "keyed"},
     "reader": {"reader", "prompts", "keyed"},
     "proxy": set[str](),
     "inference": {"inference"},
 }
-"""What a role may call itself in HELLO. Learners and servers may be anything, and everybody a doctor, or the relay of
-those behind it: these two are nobody to a server."""
+"""Roles that the holder of a key may name in HELLO. Learners and servers may name any role. Every key may name doctor
+and proxy (a relay), which have no state at a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who sent a message, as its key says."""
+    """Sender of a message, as its key names it."""
 
     role: str
-    """One of `ROLES`; "" where the message came in without keys: then everything is allowed."""
+    """Role of the key, one of `ROLES`; "" for a message without keys, which may do everything."""
     name: str
 
     @property
     def principal(self) -> str:
-        """Role and name: what a client id is bound to. Keys with the same ones are the same to a server."""
+        """Role and name, to which client ids are bound. Keys with equal role and name are the same to a server."""
         return f"{self.role}/{self.name}" if self.role else ""
 
     def check(self, kind: Type, table: int = 0) -> None:
-        """Raise ProtocolError (code "role") where this peer may not send messages of this type about this table."""
+        """Raise ProtocolError (code "role") if this peer may not send messages of this type about this table."""
         is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
         if self.role and self.role not in kind.sent_by and not is_try:
             raise ProtocolError(
@@ -188,59 +190,59 @@ class Peer:
             )
 
     def check_hello(self, hello: messages.Hello) -> None:
-        """Raise ProtocolError (code "role") where this peer may not call itself what it does."""
+        """Raise ProtocolError (code "role") if this peer may not name the role in its HELLO."""
         allowed = _CALLS_ITSELF.get(self.role)
         is_try = hello.table == ROUNDTRIP and self.role == "actor"
         if allowed is not None and not is_try and hello.role not in {"client", "doctor", "pages", "proxy", *allowed}:
             raise ProtocolError(
-                "role", f"the key {self.name!r} is {article(self.role)}'s, and was used by {article(hello.role)}"
+                "role", f"the key {self.name!r} is {article(self.role)}'s, but {article(hello.role)} has used it"
             )
 
 
 OPEN: Final = Peer("", "")
-"""Whoever comes in where no keys are asked for."""
+"""Peer of every message at a node without keys."""
 
 PASSPORT_MAGIC: Final = b"MEMP"
 _PASSPORT: Final = PASSPORT_MAGIC + b"\x01"
 
 
 def passport(peer: Peer) -> bytes:
-    """The frame in which a proxy says whose message it passes on."""
+    """Return the frame in which a proxy names the sender of a message that it forwards."""
     return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
 
 
 def is_passport(frame: Buffer) -> bool:
-    """Whether a frame is meant to be one."""
+    """Return True if a frame begins like a passport."""
     return len(frame) >= 4 and bytes(memoryview(frame)[:4]) == PASSPORT_MAGIC
 
 
 def read_passport(frame: Buffer) -> Peer:
-    """Who sent a message that a proxy passed on. Raises ProtocolError (code "passport") and nothing else."""
-    said = bytes(memoryview(frame)[:128])
-    name = said[6:].decode("ascii", "replace")
-    if said[:5] != _PASSPORT or len(said) < 7 or said[5] >= len(ROLES) or not NAME.fullmatch(name):
-        raise ProtocolError("passport", "a proxy passed a message on without saying whose it is")
-    return Peer(ROLES[said[5]], name)
+    """Return the sender of a forwarded message. Raise ProtocolError (code "passport") and no other error."""
+    data = bytes(memoryview(frame)[:128])
+    name = data[6:].decode("ascii", "replace")
+    if data[:5] != _PASSPORT or len(data) < 7 or data[5] >= len(ROLES) or not NAME.fullmatch(name):
+        raise ProtocolError("passport", "a proxy forwarded a message without a valid passport of its sender")
+    return Peer(ROLES[data[5]], name)
 
 
 def article(role: str) -> str:
-    """The role with its article, for sentences."""
+    """Return the role with its article, for sentences."""
     return f"an {role}" if role[:1] in "aeiou" else f"a {role}"
 
 
 class RoutedMessage(NamedTuple):
-    """A request or reply whose parts were told apart."""
+    """Request or reply, split into envelope and message."""
 
     envelope: list[Buffer]
-    """Addresses of those who are to get the answer, and an empty frame."""
+    """Addresses of the receivers of the answer, and an empty frame."""
     message: list[Buffer]
-    """The message itself."""
+    """Frames of the message itself."""
 
 
 def opened(frames: Sequence[Buffer]) -> RoutedMessage | None:
-    """Envelope and message, which the first empty frame parts; None where there is none.
+    """Split frames at the first empty frame. Return None if there is no empty frame.
 
-    Addresses are `bytes` from here on: to send those, as often as needed, costs less than frames of ZeroMQ's.
+    Addresses become `bytes`: sending those, as often as needed, costs less than sending ZeroMQ's frames.
     """
     for place, frame in enumerate(frames):
         if not len(frame):
@@ -249,15 +251,15 @@ def opened(frames: Sequence[Buffer]) -> RoutedMessage | None:
 
 
 class EnvelopedRequest(NamedTuple):
-    """A request as it came in, and whose it is."""
+    """Received request with its sender."""
 
     peer: Peer
     envelope: list[Buffer]
     message: list[Buffer]
     is_first: bool
-    """Whether no proxy has let it in before."""
+    """True if no proxy has admitted the request before."""
 
     @property
     def frames(self) -> list[Buffer]:
-        """Envelope and message, to be handed on."""
+        """Envelope and message together, to forward them."""
         return [*self.envelope, *self.message]

@@ -205,7 +205,7 @@ def test_the_page_says_where_prompts_stand_and_who_has_them(browser, prompts_sce
             check_drawn(page, size, "prompts")
     with window(browser, board.url) as page:
         open_page(page, board.url, "prompts")
-        page.get_by_text("Who holds prompts").first.wait_for()
+        page.get_by_text("Lease holders").first.wait_for()
         (row,) = page.locator("table", has_text="The oldest began").locator("tbody tr").all()
         cells = row.locator("td").all_inner_texts()
         assert cells[:2] == [worker[:8], "6"] and cells[-1] == "home"

@@ -110,7 +110,10 @@ def test_pages_that_ask_for_a_token_or_are_of_no_node_are_told_so():
     with server, NodePages("127.0.0.1:0", server, token="t" * 20) as pages:
         with pytest.raises(EndpointError, match="it answers with status 401. Give the tcp:// address of this node"):
             addresses.endpoint_of(pages.url)
-    with NodePages("127.0.0.1:0") as nothing, pytest.raises(EndpointError, match="the page of a server, proxy or relay"):
+    with (
+        NodePages("127.0.0.1:0") as nothing,
+        pytest.raises(EndpointError, match="the page of a server, proxy or relay"),
+    ):
         addresses.endpoint_of(nothing.url)
 
 

@@ -392,7 +392,7 @@ def test_the_command_makes_them_by_an_address_that_is_named(api, capsys):
     ("secret", "data", "words"),
     [
         ("k-actor", {}, "secret/k-actor has no own.key"),
-        ("k-proxy", {"own.key": "rubbish"}, "secret/k-proxy has an own.key that is no file of keys"),
+        ("k-proxy", {"own.key": "rubbish"}, "secret/k-proxy has an own.key that is not a file of keys"),
         ("k-proxy", {"own.key": keypairs.make("actor").text(secret=True)}, "with one key of the role proxy"),
         ("t", {"nodes": "short", "dashboard": "x" * 40}, r"secret/t \(nodes\) is not .*16 to 256"),
         ("t", {"nodes": ""}, r"secret/t \(nodes\) is not"),

@@ -188,7 +188,7 @@ def test_tensors_that_are_views_or_shared_travel_as_what_they_show():
     ("change", "said"),
     [
         (lambda state: state.pop("0.bias"), "lacks '0.bias'"),
-        (lambda state: state.update(extra=torch.ones(1)), "has 'extra', which the network has not"),
+        (lambda state: state.update(extra=torch.ones(1)), "has 'extra', which the network lacks"),
         (lambda state: state.update({"2.bias": torch.ones(2, dtype=torch.float64)}), r"'2.bias' as F64\[2\]"),
         (lambda state: state.update({"2.bias": torch.ones(2, 1)}), r"'2.bias' as F32\[2, 1\], .*Nothing was loaded"),
     ],

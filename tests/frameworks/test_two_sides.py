@@ -256,7 +256,7 @@ OTHER_ACTIONS = (
     [
         (Wide, GaussianPolicy, ParameterError, OTHER_ACTIONS),
         (Wide, Loads, ParameterError, OTHER_ACTIONS),
-        (Numbers, SMALL, WrongModel, r"'net.0.weight' as F32\[256, 2\], where the network has F32\[8, 2\]"),
+        (Numbers, SMALL, WrongModel, r"'net.0.weight' as F32\[256, 2\], but the network has F32\[8, 2\]"),
         (Numbers, GaussianPolicy, None, ""),
     ],
 )

@@ -277,8 +277,8 @@ def seeds_of_http_request() -> list[bytes]:
 def http_request(data: bytes) -> str:
     """A request to a node's pages: always a whole response, never of our own making what the request says, never 500."""
     peer = f"10.0.{len(data) % 256}.{sum(data) % 256}"
-    closed = _status(_closed.answer(data, _closed._doors[0], peer))
-    status = _status(_open.answer(data, _open._doors[0], peer))
+    closed = _status(_closed.answer(data, _closed._addresses[0], peer))
+    status = _status(_open.answer(data, _open._addresses[0], peer))
     assert closed in (status, "401", "429") and (closed != "200" or b"/logs" not in data[:20])
     return status
 

@@ -321,9 +321,9 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
         made.send_multipart(encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
         until(lambda: counts() != before)  # noqa: B023
         assert counts()[is_taken] > before[is_taken]
-    with pytest.raises(Refused, match="'actors' is an actor's, and was used by a reader"):
+    with pytest.raises(Refused, match="'actors' is an actor's, but a reader has used it"):
         Reader([server.endpoint], keys=keys / "actor", context=context, timeout=100.0)
-    with pytest.raises(Refused, match="'readers' is a reader's, and was used by an actor"):
+    with pytest.raises(Refused, match="'readers' is a reader's, but an actor has used it"):
         connect(server.endpoint, keys=keys / "reader", context=context, timeout=100.0)
 
 

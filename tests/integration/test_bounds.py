@@ -27,12 +27,12 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
     node = following(LIMITS.replace(model_window=4))
     body, at_once = node.publish(200), []
     for place in range(6):
-        node.now += 1.1 * fetcher.ALONE if place < 3 else 0.0
+        node.now += 1.1 * fetcher.ALONE_TIME if place < 3 else 0.0
         node.answer()
         at_once.append(len(node.asked))
-    node.now += 2 * fetcher.QUICK
+    node.now += 2 * fetcher.QUICK_TIME
     for place in range(5):
-        node.now += 1.1 * fetcher.ALONE if place == 4 else 0.0
+        node.now += 1.1 * fetcher.ALONE_TIME if place == 4 else 0.0
         node.answer()  # those that were asked for before are slow, too
         at_once.append(len(node.asked))
     node.answer_all()

@@ -226,8 +226,8 @@ COMMANDS = [
      "1: memoire: --set must be NAME=VALUE, such as multi_step=3, got 'multi_step'. Nothing was changed."),
     ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), Said, "1:      Give 'tcp://127.0.0.1:5560'."),
     ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), Said,
-     "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure: "
-     "everybody may come, got 'tcp://*:5560'. Nothing was changed."),
+     "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure for "
+     "open access, got 'tcp://*:5560'. Nothing was changed."),
 ]  # fmt: skip
 
 ALONE = [*CONSTRUCTORS, *STEPS, *BATCHES, *ADDRESSES, *COMMANDS]
@@ -249,8 +249,8 @@ TOGETHER = [
     ("a model as a dict", lambda w: w.reader.publish("policy", {"w": 1}), errors.WrongType,
      re.compile("a model must be bytes or str, got dict.*serialize it first.*")),
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,
-     "no model of topic 'polizy' from SERVER within 0.1 s. Nobody published this topic there yet. It has models of 'policy' "
-     "(did you mean 'policy'?), or it cannot be reached: see client.stats().silent."),
+     "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
+     "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
     ("a model for nobody", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
      ".*The reader keeps sending it while it is open; a server that is back gets the newest model.")),
@@ -313,7 +313,9 @@ def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
     said = []
     to = [world.dead, heir.endpoint]
     assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=said.append, context=world.cluster.context) == 1
-    assert said[0].startswith(f"no server answers at {world.dead}, so that it gets no accounts. The machine is there, but nothing")
+    assert said[0].startswith(
+        f"no server answers at {world.dead}, so that it gets no accounts. The machine is there, but nothing"
+    )
 
 
 @pytest.mark.parametrize("name", ["sequence_length", "multi_step", "frame_stack"])

@@ -160,7 +160,7 @@ def test_versions_and_priorities_of_prompts_are_refused_near_and_far_alike(is_fa
                 if not (wrong is None and name.endswith(OPTIONAL)):
                     with pytest.raises(ParameterError, match="^version must be a whole number"):
                         use(prompts, lease, wrong)
-        with pytest.raises(Refused, match="version 0, which is unknown, but max_model_lag=2"):
+        with pytest.raises(Refused, match="max_model_lag=2 needs each answer's model version, which is 0"):
             prompts.answer(lease, 0, {"reward": 1.0})
         assert prompts.answer(lease, 0, {"reward": 1.0}, 1)
         for wrong in (float("nan"), float("inf"), None, True, "1"):

@@ -56,8 +56,8 @@ def test_what_is_no_program_is_refused_by_its_place(folder, text):
         ({"actors": 0, "learner": ("a",)}, "actors must be a whole number from 1, got 0"),
         ({"restarts": -1, "learner": ("a",)}, "restarts must be a whole number from 0, got -1"),
         ({"threads": 0, "learner": ("a",)}, "threads must be a whole number from 1, got 0"),
-        ({}, "LEARNER must be a program, or an ACTOR beside it"),
-        ({"actor": ("a",)}, "LEARNER must be a program that makes a memoire.Server, or --env"),
+        ({}, "LEARNER must be a program; or give an ACTOR too"),
+        ({"actor": ("a",)}, "LEARNER must be a program that makes a memoire.Server; or give --env"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(given, words):
@@ -83,7 +83,7 @@ def test_free_ports_are_a_row_that_nobody_listens_at():
     assert first > 0 and free_ports(first) == first
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(EndpointError, match=r"in use.*\. Give another --port \(0 finds 3 free ones in a row\)"):
+        with pytest.raises(EndpointError, match=r"in use.*\. Give another --port \(0 finds 3 consecutive free ports\)"):
             free_ports(port)
     with pytest.raises(EndpointError):
         free_ports(65535)
@@ -200,9 +200,9 @@ def test_what_is_no_size_is_refused_with_examples(text):
 
 def test_limits_take_sizes_where_they_are_bytes_and_numbers_elsewhere():
     assert roles.read_limits(["model_bytes=2GiB", "new_clients=7"]).model_bytes == 2 << 30
-    with pytest.raises(ParameterError, match=r"--limit must be a size in bytes.* behind the =, got 'model_b"):
+    with pytest.raises(ParameterError, match=r"--limit must be a size in bytes.* after the =, got 'model_b"):
         roles.read_limits(["model_bytes=tons"])
-    with pytest.raises(ParameterError, match="--limit must be a number behind the ="):
+    with pytest.raises(ParameterError, match="--limit must be a number after the ="):
         roles.read_limits(["new_clients=1GiB"])
 
 

@@ -178,7 +178,7 @@ def test_an_actor_and_a_learner_show_how_they_stand(server):
         assert ask(actor)[2]["role"] == "actor" and ask(actor)[2]["stats"]["client"] == client.client_id.hex()
         assert ask(learner)[2]["role"] == "learner" and ask(learner)[2]["stats"]["servers"] == ["home"]
         status, _, said = ask(actor, "/accounts")
-        assert status == 404 and said["error"] == "there are no accounts here: ask a server"
+        assert status == 404 and said["error"] == "only a server has accounts: ask a server's pages"
         client._io.channel.heard_at -= 60.0
         assert 60.0 <= ask(actor)[2]["stats"]["silent"] < 60.0 + DEADLINE
         status, _, said = ask(actor, "/readyz")
@@ -502,9 +502,9 @@ def test_a_page_that_hangs_holds_up_no_probe():
         waiting = [stack.enter_context(dial(pages)) for _ in range(node.MAX_WAITING)]
         for connection in waiting:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: pages._asked.qsize() == node.MAX_WAITING)
+        until(lambda: pages._page_requests.qsize() == node.MAX_WAITING)
         status, headers, said = ask(pages, "/")  # one more would only wait
-        assert (status, headers["Retry-After"]) == (503, "1") and "16 others wait" in said["error"]
+        assert (status, headers["Retry-After"]) == (503, "1") and "16 requests wait" in said["error"]
         go_on.set()
         assert all(hear(connection).startswith(b"HTTP/1.1 200") for connection in (hanging, *waiting))
 

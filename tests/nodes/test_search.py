@@ -115,4 +115,4 @@ def test_a_question_that_makes_no_sense_is_answered_with_what_would(server, quer
 
 def test_a_proxy_has_no_lines(server):
     with memoire.Proxy("tcp://127.0.0.1:0", [server.endpoint]) as proxy, NodePages("127.0.0.1:0", proxy) as pages:
-        assert until(lambda: ask(pages, "")) == (404, {"error": "there are no log lines here: ask a server"})
+        assert until(lambda: ask(pages, "")) == (404, {"error": "only a server has log lines: ask a server's pages"})

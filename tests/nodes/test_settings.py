@@ -75,7 +75,7 @@ def test_of_alternatives_the_strongest_source_says_which(tmp_path):
     assert (by_flag.schema, by_flag.tables, by_flag.env) == (None, None, "X")
     assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers == []
     assert parsed(["proxy", "--settings", file, "tcp://b:1"]).servers == ["tcp://b:1"]
-    with pytest.raises(ParameterError, match=r"server\.env must be absent beside .*server\.schema: it is one of both"):
+    with pytest.raises(ParameterError, match=r"server\.env must be left out if .*server\.schema is set: only one"):
         parsed(["server", "--settings", written(tmp_path, {"server": {"schema": "s", "env": "X"}})])
 
 
@@ -94,7 +94,7 @@ def test_null_and_an_empty_variable_say_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag of one, got 'sever'"),
+        ({"sever": {}}, "sever must be a section (server, proxy, relay, dashboard) or a flag, got 'sever'"),
         ({"server": 3}, "server must be a section: an object with flags of memoire server, got 3"),
         ({"proxy": {"http_prot": "x"}}, "proxy.http_prot must be one of beside, endpoint, http"),
         ({"server": {"settings": "x"}}, "server.settings must be one of"),
@@ -124,7 +124,7 @@ def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
     [
         ("MEMOIRE_BYTE_LIMIT", "1GX", r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, .*, got '1GX'"),
         ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
-        ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words with blanks between them"),
+        ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words separated by blanks"),
         ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),
     ],
 )
@@ -161,7 +161,7 @@ def test_other_commands_and_launched_processes_read_neither_file_nor_environment
     monkeypatch.setenv("MEMOIRE_TETHER", "0")
     monkeypatch.setenv("MEMOIRE_BYTE_LIMIT", "nonsense")
     assert main.main(["server"]) == 1
-    assert "--schema must be a file with what is stored" in capsys.readouterr().err
+    assert "--schema must be a JSON file with the table's columns" in capsys.readouterr().err
 
 
 def test_the_docs_have_every_setting_as_the_command_line_explains_it():
@@ -192,7 +192,7 @@ def test_every_setting_has_a_flag_that_a_file_can_spell():
 def test_ports_beside_the_endpoint_are_two(ports):
     with pytest.raises(ParameterError, match=r"--beside must be two ports such as 5561,5562"):
         roles.relay("tcp://127.0.0.1:0", ["tcp://127.0.0.1:9"], beside=ports)
-    with pytest.raises(ParameterError, match="beside a tcp:// address"):
+    with pytest.raises(ParameterError, match="with a tcp:// address"):
         roles.relay("ipc:///run/relay", ["tcp://127.0.0.1:9"], beside="1,2")
 
 
@@ -242,8 +242,8 @@ def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
         ("[]", "an object with a table under each name"),
         ({}, "an object with a table under each name"),
         ({"demo": 3}, "demo must be an object with the settings of a table"),
-        ({"demo": {}}, '"schema" or "env", one of both'),
-        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, '"schema" or "env", one of both'),
+        ({"demo": {}}, 'either "schema" or "env"'),
+        ({"demo": {**PLAIN, "env": "CartPole-v1"}}, 'either "schema" or "env"'),
         ({"demo": {**PLAIN, "multistep": 3}}, "demo takes no 'multistep'. Did you mean 'multi_step'"),
         ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
         ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),

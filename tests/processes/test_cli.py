@@ -71,7 +71,7 @@ def test_a_wrong_command_line_ends_with_2(capsys: Captured) -> None:
         (["up", "--env", "CartPole-v1", "--servers", "0"], "--servers must be at least 1, got 0"),
         (["up", "--env", "CartPole-v1", "--servers", "2", "--proxies", "0"], "--proxies must be at least 1"),
         (["up", "--env", "CartPole-v1", "--set", "multi_step=0"], "multi_step must be"),
-        (["server"], "--schema must be a file with what is stored; or give --env or --tables"),
+        (["server"], "--schema must be a JSON file with the table's columns; or give --env or --tables"),
         (["server", "--tables", "t.json", "--set", "multi_step=3"], "--set must be left out with --tables"),
         (["demo", "--actors", "0"], "--actors must be at least 1, got 0"),
         (["demo", "--seconds", "0"], "--seconds must be a number of seconds above 0"),
@@ -110,7 +110,7 @@ def test_a_server_without_gymnasium_is_told_what_to_write_instead(
     assert roles.schema_of(capsys.readouterr().out, None) == roles.schema_of(None, "CartPole-v1")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert main.main(["server", "--env", "CartPole-v1"]) == 1
-    assert "`memoire schema CartPole-v1` where it is" in capsys.readouterr().err
+    assert "`memoire schema CartPole-v1` on a machine" in capsys.readouterr().err
 
 
 def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None:
@@ -337,7 +337,11 @@ BUSY = messages.Refused(code="busy", text="later")
         (lambda asked: reply(asked.header, BUSY), doctor.REFUSED, "refuses (busy): later"),
         (welcome(""), doctor.NO_SCHEMA, "its schema cannot be used"),
         (welcome("[]"), doctor.NO_SCHEMA, "its schema cannot be used"),
-        (lambda asked: reply(asked.header, messages.Taken()), doctor.NOT_MEMOIRE, "the answer to HELLO is TAKEN, not WELCOME"),
+        (
+            lambda asked: reply(asked.header, messages.Taken()),
+            doctor.NOT_MEMOIRE,
+            "the answer to HELLO is TAKEN, not WELCOME",
+        ),
     ],
 )
 def test_what_answers_is_not_a_memoire_that_can_be_used(answer: Answer, status: int, words: str) -> None:

@@ -77,7 +77,7 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
         os.kill(first, signal.SIGKILL)
         until(lambda: launcher.pump(1.0) and child.process.pid != first and child.facts, 60.0)
         assert child.facts is not None and child.facts["pid"] != first
-        assert said == ["child-0 was killed by signal 9; it is started again in 0.5 s"]
+        assert said == ["child-0 was killed by signal 9; it restarts in 0.5 s"]
         command = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
         assert f"first-was-{first}".encode() in command
         assert other.status is None
@@ -101,7 +101,7 @@ def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Ca
             while launcher.pump(60.0):
                 pass
     assert len(said) == MAX_FAILED_STARTS
-    assert said[1].endswith("(its last words: so I leave)")
+    assert said[1].endswith("(its last output: so I leave)")
 
 
 def test_a_child_that_never_gets_ready_is_named(launcher: Launcher) -> None:

@@ -108,7 +108,7 @@ def test_servers_run_beside_the_programs_and_an_actor_that_is_killed_comes_back(
     with launched(folder, "waits.py", "actor.py", "--schema", schema, "--no-dashboard", "--threads", "3") as process:
         read_until(process, r"actor-0 +\| plays as 0 of 1 3 \[\]")
         os.kill(pid_of(process.pid, "actor.py"), signal.SIGKILL)
-        read_until(process, r"memoire: actor-0 was killed by signal 9; it is started again in 0.5 s")
+        read_until(process, r"memoire: actor-0 was killed by signal 9; it restarts in 0.5 s")
         read_until(process, r"actor-0 +\| plays as 0 of 1")
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=100)

@@ -439,7 +439,7 @@ class PromptMachine(RuleBasedStateMachine):
         self.table.rewind(step, f"s{self.rewinds}")
         self.model.rewind(step, f"s{self.rewinds}")
         self.step = step + 1
-        with pytest.raises(ProtocolError, match="this trainer is over"):
+        with pytest.raises(ProtocolError, match="Stop this trainer"):
             self.table.draw(self.step, 1, former)
         assert self.table.rewind(0, f"s{self.rewinds}") == 0
 
@@ -456,7 +456,7 @@ class PromptMachine(RuleBasedStateMachine):
             return
         expected = self.model.forget("d", epoch)
         if expected is None:
-            with pytest.raises(ProtocolError, match="not over yet"):
+            with pytest.raises(ProtocolError, match="neither committed nor dropped"):
                 self.table.forget("d", epoch)
         else:
             assert self.table.forget("d", epoch) == expected

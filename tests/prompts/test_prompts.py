@@ -77,11 +77,23 @@ def prompts(server):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda prompts: prompts.lease(1, 0), ParameterError, "^seconds must be above 0, or None for what the table"),
+        (
+            lambda prompts: prompts.lease(1, 0),
+            ParameterError,
+            "^seconds must be above 0, or None for the table's setting",
+        ),
         (lambda prompts: prompts.renew(prompts.lease()[0], 0.0), ParameterError, "^seconds must be above 0"),
         (lambda prompts: prompts.draw(1, 2, replay=0.5), Refused, "replay=0.5, but replay_limit of this table is 0"),
-        (lambda prompts: prompts.draw(0, 3), ParameterError, "^groups must be 2, with which step 0 was drawn .* got 3"),
-        (lambda prompts: prompts.draw(0, 1), ParameterError, "^groups must be 2, with which step 0 was drawn .* got 1"),
+        (
+            lambda prompts: prompts.draw(0, 3),
+            ParameterError,
+            "^groups must be 2, as in the first draw of step 0, got 3",
+        ),
+        (
+            lambda prompts: prompts.draw(0, 1),
+            ParameterError,
+            "^groups must be 2, as in the first draw of step 0, got 1",
+        ),
         (
             lambda prompts: prompts.answer(prompts.lease()[0], 2, {"reward": 1.0}),
             Refused,
@@ -134,7 +146,7 @@ def test_a_step_has_its_answers_packed_and_padded(prompts):
 
 
 def test_waits_end_at_their_timeouts_and_say_why(prompts):
-    with pytest.raises(MemoireTimeout, match="No prompt was given yet"):
+    with pytest.raises(MemoireTimeout, match="No prompt was added yet"):
         prompts.lease(timeout=0.05)
     prompts.add({0: "", 1: ""}, "d")
     lease = prompts.lease()[0]
@@ -187,7 +199,7 @@ def test_ranks_draw_disjoint_parts_and_the_same_again_after_a_restart(server):
     assert sorted(drawn) == list(range(8)) and [len(part.keys) for part in parts] == [4, 4]
     assert parts[0].rank_tokens == parts[1].rank_tokens == (parts[0].tokens, parts[1].tokens)
     again = memoire.Prompts(server.endpoint, "t", rank=(1, 2), session="life 1", timeout=10.0)
-    with pytest.raises(ParameterError, match="^groups must be 8, with which step 0 was drawn .* got 16"):
+    with pytest.raises(ParameterError, match="^groups must be 8, as in the first draw of step 0, got 16"):
         again.draw(0, 16)
     assert again.draw(0, 8).keys == parts[1].keys
     with pytest.raises(MemoireTimeout, match="Rank 0 has not drawn step 1 yet"):
@@ -209,7 +221,7 @@ def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server
     counts = two.counts()
     assert (counts["committed"], counts["drawn"], counts["ready"]) == (4, 0, 4)
     assert two.draw(2, 2).keys == keys[2]
-    with pytest.raises(Refused, match=r"session .* ended when session .* began by a rewind"):
+    with pytest.raises(Refused, match=r"session .* ended: session .* has rewound"):
         one.draw(2, 2)
     with pytest.raises(Refused, match="session"):
         one.commit(2)
@@ -290,7 +302,7 @@ def test_a_committed_step_of_which_a_server_has_no_group_is_drawn_again_until_it
             drawn = prompts.draw(step, 1)  # of one of the servers
             prompts.commit(step)
             assert prompts.draw(step, 1).keys == drawn.keys
-        with pytest.raises(Refused, match="step 0 is committed, as are all up to 2"):
+        with pytest.raises(Refused, match="groups of step 0 are gone: all steps up to 2 are committed"):
             prompts.draw(0, 1)
 
 
@@ -399,7 +411,7 @@ def test_only_the_client_that_is_a_consumer_moves_its_cursor_and_there_are_not_m
         assert [each.key[2] for each in other.list(consumer="reward")[0]] == [1, 2]  # a restart, for instance
         with pytest.raises(Refused, match="session"):
             prompts.list(since=cursor, consumer="reward")
-        with pytest.raises(Refused, match=r"256 consumers have cursors here, .* forget_consumer lets one go"):
+        with pytest.raises(Refused, match=r"cursors of 256 consumers; forget one with forget_consumer"):
             for number in range(MAX_CONSUMERS):
                 other.list(consumer=f"c{number}", limit=1)
         prompts.forget_consumer("reward")

@@ -166,7 +166,9 @@ def test_functions_that_differ_are_refused_by_both_names(worker: Any, memory: An
     check = PreprocessorCheck(memory)
     infos: list[dict[str, Any]] = [{PREPROCESSOR: digest(worker)} if worker else {}, {}]
     both = [digest(each) or None for each in (worker, memory)]
-    says = "^obs_preprocessor must be {}, that of a worker .give the memory and workers the same function., got {!r}".format(*both)
+    says = "^obs_preprocessor must be {}, that of a worker .give the memory and workers the same function., got {!r}".format(
+        *both
+    )
     with pytest.raises(ParameterError, match=says) if differ else contextlib.nullcontext():
         check.look(infos, [True, False])
 

@@ -145,7 +145,9 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
     assert demo.Demo(demo.Options(**options)).progress.goal == goal
 
 
-@pytest.mark.parametrize(("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")])
+@pytest.mark.parametrize(
+    ("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")]
+)
 def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
     monkeypatch.delenv("MAKELEVEL", raising=False)  # make's own demo names make
     run = demo.Demo(demo.Options(goal=195.0))

@@ -213,7 +213,7 @@ def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
     status, said = command(capsys, *starts, file, "--part", "3/2")
     assert status == 1 and "K/N for the K-th of N servers" in said
     status, said = command(capsys, "snapshot", "--show", file)
-    assert status == 3 and "It is damaged: its end is damaged or cut off." in said
+    assert status == 3 and "The file is damaged: its end is damaged or cut off." in said
 
 
 @pytest.mark.processes

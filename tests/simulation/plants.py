@@ -317,7 +317,7 @@ def steps_drawn_anew(find: Any, self: Any, step: int, session: Any) -> Any:
     return self.enter(session)
 
 
-@planted("prompts: ", "memoire.prompts.steps:PromptSteps._take_back", storage="prompts")
+@planted("prompts: ", "memoire.prompts.steps:PromptSteps._return_drawn", storage="prompts")
 def rewinds_that_commit(take_back: Any, self: Any, rows: Any) -> None:
     """A trainer that goes back to a checkpoint does not get what it drew after that."""
 

@@ -32,7 +32,7 @@ from memoire.dashboard.collect.overview import tables_of
 from memoire.errors import ParameterError
 from memoire.limits import Limits
 from memoire.cli.main import parser
-from memoire.nodes.metrics import families, own_figures
+from memoire.nodes.metrics import families, kind_figures
 from memoire.nodes.roles import read_table
 from memoire.nodes.roles import read_tables
 from memoire.proxy.proxy import Proxy
@@ -98,7 +98,7 @@ status = json.loads(msgspec.json.encode({"stats": server.stats()}))
 node = NodeState("http://a:1", 0.0)
 node.apply(NodeAnswer("http://a:1", 1.0, status={"role": "server", "ready": True, **status}))
 rows = {row.name: [row.holds, row.unit, row.room, row.is_taken, row.held_caches] for row in tables_of([node])}
-own = next(own_figures(server.stats()))
+own = next(kind_figures(server.stats()))
 metrics = {sample.name: [sample.labels, sample.value] for family in families(own) for sample in family.samples}
 spread = server.table("best").distribution().held
 taken = str(server.snapshot(f"{folder}/own.snapshot").episodes)
