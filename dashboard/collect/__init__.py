@@ -1,1 +1,1 @@
-"""What is asked of nodes, and what it adds up to."""
+"""Collection of node status: requests to nodes, merged figures, findings and history."""

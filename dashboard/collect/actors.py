@@ -1,11 +1,10 @@
-"""The actors of a run: how many there are, how fast each one is, and where it is at home. Pure.
+"""Actor list and account ledgers of a run. Pure: no clock, no network.
 
-Also the newest returns of each one, and how they are spread over the actors.
-
-What all servers have counted, kept also when a server is gone: totals that are exact and never go down. Pure.
+The list has the state, step rate, home server and newest returns of each actor. A ledger keeps the accounts of all
+servers, also after a server is gone. Its totals are exact and never decrease.
 
 client 7 at a, account opened in a's life 1     3 caches  ┐
-a is killed, has forgotten everything, life 2             ├▶ 3 + 2 caches, the greater number of steps
+a is killed and loses its counts, life 2                  ├▶ 3 + 2 caches, the greater number of steps
 client 7 at a, account opened in life 2         2 caches  ┘
 """
 
@@ -30,43 +29,43 @@ from .counters import WINDOW, NodeState
 from .history import HistoryPoint
 
 MAX_RUNS = 8
-"""Runs whose ledgers are at hand; others are read from the history."""
+"""Runs whose ledgers stay in memory; other ledgers are read from the history."""
 NOTHING: Rows = np.empty(0, ACCOUNT)
 
 
 class KeptRun:
-    """The accounts of one run, as far as anybody ever said."""
+    """Ledger of one run: all accounts that servers have reported."""
 
     def __init__(self, rows: Rows = NOTHING) -> None:
         self.rows = merge(rows)
-        """One for each account."""
+        """Structured array with one row of dtype ACCOUNT for each account."""
         self.version = 0
-        """Grows with each change."""
+        """Number of changes to `rows` so far."""
         self._totals: Totals | None = None  # of these rows
 
     def take(self, rows: Rows) -> None:
-        """Add what a server says."""
+        """Merge account rows that a server reports."""
         merged = merge(self.rows, rows)
         if merged.tobytes() != self.rows.tobytes():
             self.rows, self._totals = merged, None
             self.version += 1
 
     def totals(self) -> Totals:
-        """Each client once, wherever it was at home."""
+        """Return the totals of the run; each client counts once, even if several servers have counted it."""
         if self._totals is None:
             self._totals = totals_of(self.rows)
         return self._totals
 
     def clients(self) -> Rows:
-        """One row for each client (home and since 0)."""
+        """Return one row for each client, with 0 as home and since."""
         return by_client(self.rows)
 
 
 class RunLedgers:
-    """The ledgers of the newest runs that were asked for.
+    """Cache of run ledgers, at most `MAX_RUNS`; the ledger that was loaded first is evicted first.
 
     Args:
-        restore: The ledger of a run that was seen before: its rows, packed.
+        restore: Returns the packed rows of the ledger of an earlier run.
     """
 
     def __init__(self, restore: Callable[[str], bytes]) -> None:
@@ -74,7 +73,7 @@ class RunLedgers:
         self._kept: dict[str, KeptRun] = {}
 
     def of(self, run: str, counted: str) -> KeptRun:
-        """The ledger of a run. That of the run that is counted now always stays."""
+        """Return the ledger of `run`. The ledger of `counted`, the current run, is never evicted."""
         if run not in self._kept:
             self._kept[run] = KeptRun(np.frombuffer(self._restore(run), ACCOUNT))
             while len(self._kept) > MAX_RUNS:
@@ -83,54 +82,54 @@ class RunLedgers:
 
 
 def ids_of(rows: Rows) -> list[bytes]:
-    """The client of each row."""
+    """Return the client id of each row, 16 bytes each."""
     return [key_of(row)[:16] for row in rows]
 
 
 ACTORS_INTERVAL = 2.0
-"""Seconds between two looks at the steps of each actor, for its rate."""
+"""Seconds between two records of the steps of each actor, for its step rate."""
 OUTDATED_AFTER = 75.0
-"""Seconds after which an actor should have a model and have said so: a minute, and the time until it is read here."""
-_MADE_OF = ("label", "flags", "returns_count", "returns_sum", "skipped")
-_OF_ACTOR = sorted({each.name for each in fields(ActorRow)} & set(ACCOUNT.names or ()) - {"client", "home", "label"})
+"""Seconds in which an actor should load and report a model: a minute, and the time until the dashboard reads it."""
+_SOURCE_COLUMNS = ("label", "flags", "returns_count", "returns_sum", "skipped")
+_ROW_COLUMNS = sorted({each.name for each in fields(ActorRow)} & set(ACCOUNT.names or ()) - {"client", "home", "label"})
 VERSION_SCALAR = "model_version"
-"""What an actor that gets its actions from an inference node says in place of models: their version."""
+"""Scalar that an actor of an inference node reports in place of models: the version of the answers."""
 
 
 RECENT_EPISODES = 20
-"""Newest episodes of an actor whose mean return says how it plays now."""
+"""Newest episodes of an actor over which its recent mean return is taken."""
 RECENT_SECONDS = 600.0
-"""An actor without an episode for so long is not counted among the others."""
+"""Seconds without an episode after which the return quantiles exclude an actor."""
 QUANTILES = (10, 25, 50, 75, 90)
 
 
 class RecentReturns:
-    """What each actor's newest episodes returned."""
+    """Returns of the newest episodes of each actor."""
 
     def __init__(self) -> None:
         self._returns: dict[str, deque[float]] = {}  # of each actor
-        self._ended: dict[str, float] = {}  # when its newest episode ended
+        self._ended: dict[str, float] = {}  # time at which its newest episode ended
 
     def add(self, episodes: Iterable[EpisodeRow]) -> None:
-        """These episodes ended; of one actor the oldest first."""
+        """Add the returns of closed episodes, the oldest first for each actor; skip returns that are not finite."""
         for row in episodes:
             if math.isfinite(row.returned):
                 self._returns.setdefault(row.client, deque(maxlen=RECENT_EPISODES)).append(row.returned)
                 self._ended[row.client] = max(row.time, self._ended.get(row.client, 0.0))
 
     def clear(self) -> None:
-        """Another run is counted."""
+        """Discard all returns, because another run is counted."""
         self._returns.clear()
         self._ended.clear()
 
     def mean_of(self, client: str) -> float | None:
-        """Mean return of an actor's newest episodes; None where none has ended since somebody looks."""
-        found = self._returns.get(client)
-        return math.fsum(found) / len(found) if found else None
+        """Return the mean return of an actor's newest episodes; None if the dashboard has seen none."""
+        returns = self._returns.get(client)
+        return math.fsum(returns) / len(returns) if returns else None
 
     def figures(self) -> dict[str, HistoryPoint]:
-        """Quantiles over the actors of their mean returns, as the history keeps them: return_p10 to return_p90. None
-        for a single actor.
+        """Return quantiles of the actors' mean returns as points of history curves, return_p10 to return_p90; {} for
+        fewer than two actors.
         """
         newest = max(self._ended.values(), default=0.0)
         means = [
@@ -140,26 +139,27 @@ class RecentReturns:
         ]
         if len(means) < 2:
             return {}
-        found = np.percentile(means, QUANTILES).tolist()
+        quantiles = np.percentile(means, QUANTILES).tolist()
         return {
-            f"return_p{part}": HistoryPoint(value, value, value) for part, value in zip(QUANTILES, found, strict=True)
+            f"return_p{percent}": HistoryPoint(value, value, value)
+            for percent, value in zip(QUANTILES, quantiles, strict=True)
         }
 
 
 def acting_versions(facts: Mapping[str, Any], topics: Iterable[str]) -> dict[str, int]:
-    """The versions, by topic, of the models that an actor acts with, as its home says.
+    """Return the versions, by topic, of the models that an actor acts with, as its home server reports them.
 
     Args:
-        topics: Of all models that there are.
+        topics: Topics of all models.
     """
     models = {str(topic): int(version) for topic, version in (facts.get("models") or {}).items()}
-    said, known = (facts.get("scalars") or {}).get(VERSION_SCALAR), list(topics)
-    return models | (dict.fromkeys(known, int(said)) if said is not None and len(known) == 1 else {})
+    version, known = (facts.get("scalars") or {}).get(VERSION_SCALAR), list(topics)
+    return models | (dict.fromkeys(known, int(version)) if version is not None and len(known) == 1 else {})
 
 
 def behind(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """(version, versions behind the newest) of the model that an actor acts with; of several topics the most behind.
-    The newest one is that of the moment at which the actor said it: it may have followed since.
+    """Return (version, versions behind the newest) of an actor's model; of several topics the one farthest behind.
+    The newest version is that at the actor's last report: the actor may have updated since.
     """
     newest = facts.get("newest_models") or {}
     acting = acting_versions(facts, newest)
@@ -171,13 +171,13 @@ def behind(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 class NewestModels:
-    """Which versions of models were the newest a while ago: by now every actor should have them."""
+    """Recent record of the newest model versions, to find versions that every actor should have by now."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, dict[str, int]]] = deque()  # when, newest version of each topic
+        self._seen: deque[tuple[float, dict[str, int]]] = deque()  # time, newest version of each topic
 
     def replaced(self, now: float, newest: Mapping[str, int]) -> dict[str, int]:
-        """The versions that were the newest `OUTDATED_AFTER` seconds ago; of topics that are as new again or newer."""
+        """Record `newest`; return by topic the newest version `OUTDATED_AFTER` seconds ago, or now if that is lower."""
         seen = self._seen
         if not seen or now >= seen[-1][0] + ACTORS_INTERVAL:
             seen.append((now, dict(newest)))
@@ -189,48 +189,48 @@ class NewestModels:
 
 
 class ActorList:
-    """What is known of actors beside their accounts, which `KeptRun` has."""
+    """Names, homes, step rates and returns of actors: facts about actors that `KeptRun` does not hold."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lost_after = max(settings.lost_after, settings.silent_after)
-        self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a node, client in hex -> as this home says it
-        self._homes: dict[int, str] = {}  # hash of its name in accounts -> name
-        self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # when, steps of each actor
-        self._names: dict[str, str] = {}  # client in hex -> what people call it; also of those that no home lists
+        self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a home, client in hex -> its report
+        self._homes: dict[int, str] = {}  # hash of a server's name, as in accounts -> name
+        self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # time, steps of each actor
+        self._names: dict[str, str] = {}  # client in hex -> its display name; also of clients that no home lists
         self._returns = RecentReturns()
         self._listed: tuple[tuple[int, int], list[ActorRow]] | None = None
 
     def name_home(self, name: str) -> None:
-        """There is a server of this name: accounts have its hash alone."""
+        """Register the name of a server, because accounts hold only a hash of the name."""
         self._homes[name_hash(name)] = name
 
     def take_facts(self, url: str, clients: Iterable[dict[str, Any]]) -> None:
-        """What a server says of its clients, in place of what it said before."""
+        """Replace the facts that the node at `url` reports about its clients."""
         self._facts[url] = facts = {row["client"]: row for row in clients}
         self._names |= {client: str(row["name"]) for client, row in facts.items() if row.get("name")}
 
     def forget(self, url: str) -> None:
-        """A node is not there any more."""
+        """Discard the facts from a node that was removed."""
         self._facts.pop(url, None)
 
     def clear(self) -> None:
-        """Another run is counted."""
+        """Discard steps, returns and unlisted names, because another run is counted."""
         self._ring.clear()
         self._names = {client: name for client, name in self._names.items() if self.facts_of(client)}
         self._returns.clear()
         self._listed = None  # ledgers of two runs may have the same version
 
     def take_episodes(self, ended: Iterable[EpisodeRow]) -> None:
-        """These episodes of the run have ended since."""
+        """Add episodes of the run that ended since the last call."""
         self._returns.add(ended)
 
     def return_quantiles(self) -> dict[str, HistoryPoint]:
-        """How the newest returns are spread over the actors, for the history."""
+        """Return the quantiles of the actors' recent mean returns, for the history."""
         return self._returns.figures()
 
     def remember(self, now: float, kept: KeptRun) -> None:
-        """How far each actor is, whether anybody looks or not: rates must not begin with the first who asks."""
+        """Record the steps of each actor at every update, so that step rates are known before the first request."""
         ring = self._ring
         if ring and now < ring[-1][0] + ACTORS_INTERVAL:
             return
@@ -240,7 +240,7 @@ class ActorList:
             ring.popleft()
 
     def presence(self, kept: KeptRun, servers: Iterable[NodeState], now: float) -> Actors:
-        """How many there are, by state."""
+        """Return the number of actors in each state."""
         rows, settings = kept.clients(), self._settings
         is_gone = rows["flags"] & 1 == 1
         is_heard = ~is_gone & (rows["last_seen"] >= now - settings.silent_after)
@@ -259,7 +259,7 @@ class ActorList:
         )
 
     def rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
-        """Every actor with an account, as of `now`. Made once a second at most."""
+        """Return every actor with an account, as of `now`; cached for a second while the ledger does not change."""
         key = kept.version, int(now)
         if self._listed is None or self._listed[0] != key:
             self._listed = key, self._rows(kept, now)
@@ -267,15 +267,15 @@ class ActorList:
 
     def _rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
         clients = kept.clients()
-        # Columns as lists: a hundred times quicker to read one by one than the rows of an array.
-        columns = {name: clients[name].tolist() for name in (*_OF_ACTOR, *_MADE_OF)}
+        # Single elements of lists are read a hundred times faster than the rows of an array.
+        columns = {name: clients[name].tolist() for name in (*_ROW_COLUMNS, *_SOURCE_COLUMNS)}
         ids = ids_of(clients)
         then, before = self._ring[0] if self._ring else (now, {})
         homes = self._newest_homes(kept)
         rows = []
         for place, client in enumerate(ids):
             facts = self.facts_of(client.hex())
-            label, flags, count, total, skipped = (columns[name][place] for name in _MADE_OF)
+            label, flags, count, total, skipped = (columns[name][place] for name in _SOURCE_COLUMNS)
             gained = columns["steps"][place] - before.get(client, 0) if now > then else 0
             version, lag = behind(facts)
             rows.append(
@@ -293,7 +293,7 @@ class ActorList:
                     skipped_caches=skipped,
                     model_version=version,
                     model_lag=lag,
-                    **{name: columns[name][place] for name in _OF_ACTOR},
+                    **{name: columns[name][place] for name in _ROW_COLUMNS},
                 )
             )
         return rows
@@ -306,16 +306,16 @@ class ActorList:
         return "silent" if silence <= self._lost_after else "lost"
 
     def outdated(self, kept: KeptRun, versions: Mapping[str, int], now: float) -> int:
-        """How many active actors say that they use an older model than these.
+        """Return how many active actors report that they act with older models than `versions`.
 
         Args:
-            versions: Of each topic, one that every actor should have by now.
+            versions: Version of each topic that every actor should have by now.
         """
-        said = (acting_versions(facts, versions) for facts in self._active_facts(kept, now))
-        return sum(any(models.get(topic, version) < version for topic, version in versions.items()) for models in said)
+        acting = (acting_versions(facts, versions) for facts in self._active_facts(kept, now))
+        return sum(any(used.get(topic, version) < version for topic, version in versions.items()) for used in acting)
 
     def lag(self, kept: KeptRun, now: float) -> ActorLag | None:
-        """How far the active actors are behind the newest models; None if none of them says."""
+        """Return how many versions active actors are behind the newest models; None if no actor reports its model."""
         known = [lag for facts in self._active_facts(kept, now) if (lag := behind(facts)[1]) is not None]
         return ActorLag(len(known), sum(known) / len(known), max(known)) if known else None
 
@@ -325,7 +325,7 @@ class ActorList:
         return [self.facts_of(client.hex()) for client in ids_of(rows[is_active])]
 
     def name_of(self, client: str) -> str:
-        """What people call an actor; "" if nobody gave it a name."""
+        """Return the display name of an actor; "" if it has no name."""
         return self._names.get(client, "")
 
     def _newest_homes(self, kept: KeptRun) -> dict[bytes, str]:
@@ -334,17 +334,17 @@ class ActorList:
         return dict(zip(ids_of(rows), names, strict=True))
 
     def homes_of(self, kept: KeptRun, client: bytes) -> list[dict[str, Any]]:
-        """The accounts of one actor, one for each home."""
+        """Return the accounts of one actor, one for each home server and server life."""
         rows = kept.rows
-        mine = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]
+        accounts = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]
         names = [name for name in ACCOUNT.names or () if name != "client"]
         return [
             {name: row[name].item() for name in names}
-            | {"home": self._homes.get(int(row["home"]), f"former life {int(row['home']):016x}")}
-            for row in mine
+            | {"home": self._homes.get(int(row["home"]), f"unknown server {int(row['home']):016x}")}
+            for row in accounts
         ]
 
     def facts_of(self, client: str) -> dict[str, Any]:
-        """What its newest home says of an actor beside its account."""
-        found = [rows[client] for rows in self._facts.values() if client in rows]
-        return max(found, key=lambda row: float(row["last_seen"]), default={})
+        """Return the facts that an actor's newest home server reports beside the account; {} if no server lists it."""
+        reports = [rows[client] for rows in self._facts.values() if client in rows]
+        return max(reports, key=lambda row: float(row["last_seen"]), default={})

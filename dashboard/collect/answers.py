@@ -1,4 +1,4 @@
-"""What the API answers with: plain data, the same for JSON, its OpenAPI description and the stream."""
+"""Response types of the dashboard's API: dataclasses for JSON, its OpenAPI description and the event stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .nodes import ClusterDistribution
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, over the newest ten seconds; samples_per_insert over the newest minute."""
+    """Rates per second over the newest ten seconds; `samples_per_insert` over the newest minute."""
 
     # fmt: off
     episodes: float = 0.0
@@ -60,7 +60,7 @@ ACTORS: Final = gauge(
 
 @dataclass(frozen=True, slots=True)
 class Actors:
-    """How many there are, by state."""
+    """Number of actors in each state."""
 
     # fmt: off
     active: Annotated[int, ACTORS("active")] = 0
@@ -71,13 +71,13 @@ class Actors:
         "if that is not known.")] = 0
     missing: Annotated[int, gauge("missing_actors", "Missing", "Expected actors that are not active.")] = 0
     idle: int = 0
-    """Of the active ones, those that are connected and have recorded nothing yet; no list has them."""
+    """Active actors that are connected and have recorded nothing yet; the actor list does not contain these actors."""
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class ActorLag:
-    """How many versions behind the newest model the active actors act; of those that have said so."""
+    """Model versions by which active actors lag behind the newest model, over the actors that report their model."""
 
     # fmt: off
     actors: int
@@ -90,7 +90,7 @@ class ActorLag:
 
 @dataclass(frozen=True, slots=True)
 class RoleCount:
-    """How many nodes of one role there are, of those that this dashboard asks."""
+    """Numbers of nodes of one role that answer, are expected and are missing, among the nodes that are polled."""
 
     # fmt: off
     role: str
@@ -104,53 +104,53 @@ class RoleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow(TableStats):
-    """One table over all servers that answer: their figures, added up, and what follows from them."""
+    """Figures of one table, added up over all servers that answer, and figures derived from these."""
 
     # fmt: off
     full: Annotated[float | None, gauge("table_full_ratio", "Full", "Share of its room that is taken: of bytes, or of "
         "caches or entries, whichever is more. A full table overwrites its oldest.", formula="held ÷ limit",
         of="cluster")] = None
-    """None: there is no limit."""
+    """None if the table has no limit."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What its servers say, server by server."""
+    """Facts about the table that each server reports, by server name."""
     samples_per_insert: Annotated[float | None, gauge("table_samples_per_insert_ratio", "Samples per insert",
         "How often an entry is drawn on average: samples drawn from a table for each step recorded, over the newest "
         "minute.", formula="samples drawn ÷ steps recorded", docs="rate.md", of="cluster", unit="")] = None
-    """None: nothing was recorded, or it is not known yet."""
+    """None if no step was recorded, or the ratio is not known yet."""
     lag_mean: float | None = None
-    """Model versions between acting and learning, of recent batches or takes: the worst of what learners say."""
+    """Mean model versions between acting and learning, of recent batches or takes; the largest of all learners."""
     lag_max: float | None = None
     max_model_lag: Annotated[int | None, shown("Limit (max_model_lag)", "Entries whose model is more versions behind "
         "than this are not learned from. Without a limit all are.", docs="on-policy.md")] = None
-    """The parameter; None: there is no limit, or the dashboard has not read it yet."""
+    """Parameter of the table; None if there is no limit, or the dashboard has not read the parameter yet."""
     stale_share: Annotated[float | None, gauge("rollouts_stale_ratio", "Skipped as too old",
         "Entries of rollouts whose model was too old, as a share of those that left the table in the newest minute.",
         formula="too old ÷ (taken + too old)", docs="on-policy.md", of="cluster", curve=True)] = None
     holds: str = ""
-    """What it holds, in words: "caches"."""
+    """Noun for the things that the table holds, such as "caches"."""
     unit: str = "entries"
-    """What is drawn or taken of that."""
+    """Noun for the things that learners draw or take from the table."""
     room: str = "entries"
-    """What `capacity` counts."""
+    """Noun for the things that the table's `capacity` counts."""
     is_taken: bool = False
-    """Whether each entry is handed out once."""
+    """True if the table hands out each entry once."""
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Learning(RecentEpisodes):
-    """Returns of the newest episodes of all servers, and figures by name."""
+    """Returns of the newest episodes of all servers, and reported scalars by name."""
 
     client_scalars: dict[str, float] = field(default_factory=dict)
-    """Mean over all active actors."""
+    """Mean of each scalar over all active actors."""
     learner_scalars: dict[str, float] = field(default_factory=dict)
     goal: float | None = None
-    """Return that the run should reach, as the dashboard was told."""
+    """Return that the run should reach, from the dashboard's settings; None if no goal is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that servers took for requests, over the newest ten seconds."""
+    """Quantiles of the seconds that servers took for requests, over the newest ten seconds."""
 
     p50: float | None = None
     p99: float | None = None
@@ -158,7 +158,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds until something happens if it goes on like this; None where it will not, or nobody knows."""
+    """Seconds until memory or a disk is full or a goal is reached, at the present pace; None if unknown or never."""
 
     # fmt: off
     memory_full: Annotated[float | None, gauge("memory_full_seconds", "Memory is full", "Seconds until a table has no "
@@ -174,7 +174,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What servers counted since this dashboard first saw them, in all of their lives."""
+    """Counters of all servers since this dashboard first saw each server, added up over restarts."""
 
     # fmt: off
     samples: Annotated[int, counter("samples", "Samples drawn", "Samples that servers handed out since this dashboard "
@@ -188,21 +188,21 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node."""
+    """State and figures of one node that the dashboard polls."""
 
     # fmt: off
     name: str
     url: str
-    role: Annotated[str, shown("Role", "What the node is: server, proxy, actor, learner or inference.")]
+    role: Annotated[str, shown("Role", "Role of the node: server, proxy, actor, learner or inference.")]
     state: Annotated[str, shown("State", "Whether the node answers (up), should get no new clients (not ready), or "
         "does not answer (away).")]
-    """up, unready or down."""
+    """State of the node: "up", "unready" or "down"."""
     since: float
-    """Seconds since 1970: when that began."""
+    """Time at which `state` began, in seconds since 1970."""
     reasons: list[str]
     software: str
     uptime: Annotated[float | None, UPTIME]
-    memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: what it holds in RAM, shared "
+    memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: its pages in RAM, shared "
         "pages included.", unit="bytes", curve=True)]
     descriptors: Annotated[int | None, shown("Open files", "File descriptors that the process has open, and how many "
         "it may have. Each client takes up to three.", docs="sockets.md")]
@@ -211,33 +211,33 @@ class NodeRow:
     took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",
         unit="s", curve=True)]
     keys: bool | None = None
-    """Whether only peers with a key are let in; None where it has not said."""
-    open: Annotated[tuple[str, ...], shown("Access", "What a peer needs to come in: a key, nothing beyond being on "
-        "this machine, or nothing at all (open to everybody).", docs="security.md")] = ()
-    """Addresses that other machines reach and that ask for no key or token."""
+    """True if the node admits only peers with a key; None if the node does not report this setting."""
+    open: Annotated[tuple[str, ...], shown("Access", "What a peer needs to connect: a key, to be on this machine, "
+        "or nothing (open to everybody).", docs="security.md")] = ()
+    """Addresses that other machines can reach and that require no key or token."""
     refused: Annotated[int, figure_of(PageGuard, "refused")] = 0
     cpu: Annotated[float | None, shown("CPU", "Processor time that the process used over the newest 10 s. 100 % is one "
         "core at work all the time.", unit="share", formula="processor seconds ÷ seconds", curve=True)] = None
     requests_per_second: Annotated[float | None, shown("Requests/s", "Requests that the node answered or forwarded "
         "each second, over the newest 10 s.", docs="metrics.md", curve=True)] = None
-    """None of a node that is asked nothing."""
+    """None if nodes of this role answer no requests, or the rate is not known yet."""
     endpoint: str = ""
-    """Address that actors connect to, as seen from where the dashboard runs; "" of a node that takes none."""
+    """Address that actors connect to, as seen from the dashboard's machine; "" if the node accepts no actors."""
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRow:
-    """One inference node. Rates and times are those of the newest ten seconds."""
+    """Figures of one inference node. Rates and times cover the newest ten seconds."""
 
     # fmt: off
     name: str
     url: str
     version: Annotated[int, figure_of(InferenceStats, "version")]
     behind: int | None
-    """Versions behind the newest model of its topic; None if it follows no server."""
+    """Versions behind the newest model of its topic; None if the node follows no server."""
     is_outdated: bool
-    """Whether its model was replaced more than a minute ago."""
+    """True if the node's model was replaced more than a minute ago."""
     clients: Annotated[int, figure_of(InferenceStats, "clients")]
     queue_rows: Annotated[int, figure_of(InferenceStats, "queue_rows")]
     rows_per_second: Annotated[float | None, shown("Rows/s", "Observations for which actors ask; an actor with eight "
@@ -245,7 +245,7 @@ class InferenceRow:
     batch_rows: Annotated[float | None, shown("Batch", "How many rows one call of the function gets, as a mean. More "
         "rows a call cost less each.", formula="rows ÷ batches", docs="inference.md", curve=True)]
     batches: Annotated[dict[str, float], figure_of(InferenceStats, "batches")]
-    """Shares of the batches; {} if there was none."""
+    """Share of the batches by the reason that started them; {} if no batch was computed."""
     wait: Annotated[float | None, shown("Wait", "Seconds from the arrival of a request to the start of its batch, as a "
         "mean.", unit="s", docs="inference.md", curve=True)]
     p50: Annotated[float | None, shown("Answer, median", "Seconds from the arrival of a request at the node until its "
@@ -268,37 +268,37 @@ class InferenceRow:
 
 @dataclass(frozen=True, slots=True)
 class OwnRow:
-    """Figures of a table that only its kind has, added up over all servers that answer."""
+    """Figures that only one kind of table has, of one table, added up over all servers that answer."""
 
     table: str
     servers: int
     figures: Any
-    """As the kind declares them. Of a list, each element has the name of its `server`."""
+    """Struct that the table's kind declares. Each element of a list in it has the name of its `server`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartsRow:
-    """States that episodes start from, as one node keeps them: the best that were found."""
+    """Archive of one node with the best states found so far, from which episodes start."""
 
     name: str
-    """Of the archive, or of its node."""
+    """Name of the archive, or of its node."""
     node: str
     kept: Annotated[int, figure_of(StartsStats, "kept")]
     draws: Annotated[int, figure_of(StartsStats, "draws")]
     best: Annotated[float | None, figure_of(StartsStats, "best")]
     first: float | None
-    """Cost of the first state: where the search began."""
+    """Cost of the first state of the search."""
     lineage: Annotated[list[tuple[float, int]], figure_of(StartsStats, "lineage")]
-    """The first state first: cost, and steps from the first one."""
+    """Ancestors of the best state, the first state first: (cost, steps from the first state)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """One learner: in a server's process, or far away."""
+    """Figures of one learner, in a server's process or remote."""
 
     # fmt: off
     learner: str
-    """Its id in hex; of an embedded one "server:" and the server's name."""
+    """Id of the learner in hex; for a learner in a server's process "server:" and the server's name."""
     where: Annotated[str, shown("At", "Its host, or its server.")]
     last_seen: Annotated[float, shown("Last seen", "When the learner was heard last.", unit="ago")]
     batches: Annotated[float, shown("Batches", "Batches that the learner was given.")]
@@ -308,10 +308,10 @@ class LearnerRow:
         "samples.", unit="share", formula="seconds in get_batch ÷ seconds", docs="rate.md")]
     scalars: dict[str, float]
     name: str = ""
-    """That a person or Kubernetes gave it, in place of the id for people; "" for none."""
+    """Display name from the user or Kubernetes, shown in place of the id; "" if the learner has none."""
     lag: tuple[float, float] | None = None
-    """Mean and most of the model versions between acting and learning, of a recent batch; None of an embedded one,
-    whose table says it, and where nobody knows."""
+    """(mean, maximum) of the model versions between acting and learning in a recent batch; None if unknown, and for a
+    learner in a server's process, whose lag the table reports."""
     # fmt: on
 
 
@@ -323,31 +323,31 @@ CODES = (
     "inference_behind", "inference_refuses", "lag", "learner_skips_stale", "feedback_late", "caches_rejected",
     "disk_full", "refused",
 )  # fmt: skip
-"""All that a verdict can say."""
+"""Codes of all verdicts that the dashboard can report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One finding."""
+    """Finding about the state of the cluster, with advice."""
 
     level: Literal["good", "notice", "bad"]
     code: str
-    """For programs: the same whatever the figures."""
+    """Identifier for programs, one of `CODES`; independent of the figures in `text`."""
     text: str
-    """What it is, and what to do about it."""
+    """Description of the finding, and advice what to do."""
     knob: str = ""
-    """What to turn: a parameter, flag, command or method that the text names; "" where all is well."""
+    """Parameter, flag, command or method to change, as `text` names it; "" if no change is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The whole cluster at one moment."""
+    """State and figures of the whole cluster at one moment."""
 
     # fmt: off
     number: int
-    """Grows with each one."""
+    """Sequence number of the overview, from 0."""
     time: float
-    """Seconds since 1970."""
+    """Time of the overview in seconds since 1970."""
     run: str
     runs: list[str]
     finished: Annotated[bool, gauge("run_finished", "Finished", "1 when the run is finished, 0 before.")]
@@ -355,14 +355,14 @@ class Overview:
         "(--state-dir).", docs="state.md")]
     totals: Totals
     missing: list[str]
-    """Nodes that do not answer: of servers among them, what was counted since is not in the totals yet."""
+    """Names or addresses of nodes that do not answer. Newer counts of servers among these are not in `totals` yet."""
     rates: Rates
-    actors: Annotated[Actors, shown("Actors", "An active actor was heard in the last 20 seconds. A silent one was not, "
-        "and did not say goodbye. One that is gone did.", docs="metrics.md")]
+    actors: Annotated[Actors, shown("Actors", "An active actor was heard in the last 20 seconds. A silent actor was "
+        "not, and did not end in order. A gone actor ended in order.", docs="metrics.md")]
     tables: Annotated[list[TableRow], by("table", "name", own=True)]
     learning: Annotated[Learning, within("", "(at most 100 of each server)", "of all servers (at most 100 of each)")]
     freshness: SampleFreshness
-    """The worst of what learners say."""
+    """Least fresh figures that learners report."""
     latency: Annotated[Latency, shown("Request time", "How long servers take to answer: half of the requests take less "
         "than the first figure, 99 in 100 less than the second.", unit="s", docs="metrics.md")]
     forecast: Forecast
@@ -370,54 +370,54 @@ class Overview:
     nodes: list[NodeRow]
     learners: Annotated[list[LearnerRow], gauge("learners", "Learners", "Learners that servers heard lately.")]
     roles: Annotated[list[RoleCount], by("role", "role")] = field(default_factory=list)
-    """Of each role that there is, or that there should be."""
+    """Node counts of each role that has nodes or expected nodes."""
     models: Annotated[dict[str, int], MODEL_VERSION] = field(default_factory=dict)
     outdated: Annotated[int, gauge("outdated_actors", "Replaced a minute ago", "Active actors that act with a model "
         "for which a newer one was there already a minute ago. Their connection for models may be cut.",
         docs="runbooks.md")] = 0
     inference: list[InferenceRow] = field(default_factory=list)
-    """Inference nodes that answer."""
+    """Figures of the inference nodes that answer."""
     starts: list[StartsRow] = field(default_factory=list)
-    """Archives of start states, of all nodes that keep one."""
+    """Archives of start states, one for each node that keeps an archive."""
     own: dict[str, list[OwnRow]] = field(default_factory=dict)
-    """Of tables with figures that only their kind has, by the kind."""
+    """Figures that only some kinds of table have, by kind."""
     actor_lag: ActorLag | None = None
-    """None if no active actor has said which model it uses."""
+    """Model lag of the active actors; None if no active actor reports its model."""
     open: list[str] = field(default_factory=list)
-    """Where everybody may come in: a node's name and its address; the dashboard's own among them."""
+    """Addresses open without a key or token, each with the node's name; includes the dashboard's address."""
     recorded: float | None = None
-    """When this was exported, of a run that was opened from a file; None of a cluster that is watched."""
+    """Time at which a run opened from a file was exported; None for a live cluster."""
     counted: Counted = field(default_factory=Counted)
 
     @property
     def rollouts_lag(self) -> Annotated[float | None, gauge("rollouts_lag_mean", "Rollouts behind", "Model versions "
         "between acting and learning in rollouts; of several tables the largest mean.")]:
-        """Of tables whose entries are handed out once."""
+        """Largest mean model lag of the tables that hand out each entry once; None if no such lag is known."""
         return max((each.lag_mean for each in self.tables if each.is_taken and each.lag_mean is not None), default=None)
 
     @property
     def inference_behind(self) -> Annotated[int, gauge("outdated_inference_nodes", "Inference behind", "Inference "
         "nodes whose model was replaced more than a minute ago.")]:
-        """How many there are."""
+        """Number of inference nodes whose model was replaced more than a minute ago."""
         return sum(each.is_outdated for each in self.inference)
 
     @property
     def findings(self) -> Annotated[dict[str, int], gauge("verdict", "Findings", "1 for each finding that the overview "
         "shows now; 0 for all others.", label="code")]:
-        """By code of all verdicts."""
+        """1 for each code with a verdict in this overview and 0 for all other `CODES`."""
         return dict.fromkeys(CODES, 0) | {each.code: 1 for each in self.verdicts}
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """One actor. Times are seconds since 1970."""
+    """Figures of one actor. Times are in seconds since 1970."""
 
     # fmt: off
     client: Annotated[str, shown("Id", "The id of the actor in hex.")]
     label: str
-    """Of its log lines."""
-    host: Annotated[str, shown("Host", "Where the actor runs, as it says.")]
+    """Label of the actor's log lines: 8 hex digits."""
+    host: Annotated[str, shown("Host", "Host on which the actor runs, as the actor reports.")]
     table: Annotated[str, shown("Table", "The table that the actor fills.")]
     home: Annotated[str, shown("Server", "The server that counts the actor now.")]
     state: Annotated[str, shown("State", "active, silent, lost or gone.")]
@@ -438,14 +438,14 @@ class ActorRow:
     received_bytes: Annotated[int, figure_of(Totals, "received_bytes")]
     dropped_lines: Annotated[int, figure_of(Totals, "dropped_lines")]
     name: str = ""
-    """That a person or Kubernetes gave it, in place of the id for people; "" for none. Several may have the same."""
+    """Display name from the user or Kubernetes, shown in place of the id; "" if none. Actors may share a name."""
     return_recent: Annotated[float | None, shown("Return, last 20", "Mean return of the actor's newest 20 episodes, of "
         "those that the dashboard has seen end.", formula="Σ return ÷ episodes")] = None
-    """None if it has seen none."""
+    """None if the dashboard has seen no episode of the actor end."""
     model_version: Annotated[int | None, shown("Acts with", "The version of the model with which the actor acted when "
-        "it reported last. An actor that asks an inference node says the version of the answers.",
+        "it reported last. An actor that asks an inference node reports the version of the answers.",
         docs="on-policy.md")] = None
-    """None if it has not said one."""
+    """None if the actor has reported no version."""
     model_lag: Annotated[int | None, shown("Behind", "Versions that were newer than the one with which the actor "
         "acted, at the moment of its last report; of several topics the most.", formula="newest version then - version "
         "that acted", docs="on-policy.md")] = None
@@ -454,31 +454,31 @@ class ActorRow:
 
 @dataclass(frozen=True, slots=True)
 class ActorPage:
-    """A page of actors."""
+    """Page of the actor list, with the sizes of the whole list."""
 
     total: int
-    """All that there are."""
+    """Number of actors in the run."""
     matching: int
-    """Those that the filters let through."""
+    """Number of actors that match the filters."""
     rows: list[ActorRow]
 
 
 @dataclass(frozen=True, slots=True)
 class ActorDetail:
-    """One actor with all that is known of it."""
+    """Figures, accounts, facts and newest episodes of one actor."""
 
     actor: ActorRow
     homes: list[dict[str, Any]]
-    """Its account at each server."""
+    """Accounts of the actor, one for each home server and server life."""
     facts: dict[str, Any]
-    """As its home says it: weights, models, scalars, refusals."""
+    """Facts that the actor's home server reports: weights, models, scalars, refusals."""
     episodes: list[EpisodeRow]
-    """The newest ones, the newest first."""
+    """Newest episodes of the actor, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One closed episode."""
+    """Return and length of one closed episode. `time` is in seconds since 1970."""
 
     client: str
     time: float
@@ -489,29 +489,29 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ShownArray:
-    """One array of a sample."""
+    """Array of a sample, encoded for JSON."""
 
     dtype: str
-    """As NumPy writes it: "|u1", "<f4"."""
+    """NumPy dtype string, such as "|u1" or "<f4"."""
     shape: list[int]
     axes: int
-    """How many of them come before those of the column: frames of a stack, entries of a sequence."""
+    """Number of leading axes before the field's own shape: frames of a stack, entries of a sequence."""
     data: str
-    """Its bytes in C order, in base64."""
+    """Bytes of the array in C order, in base64."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSample:
-    """One held sample, as a learner would get it; it was not taken."""
+    """Held sample in the form that learners get; reading the sample does not take it from the table."""
 
     # fmt: off
     server: str
-    """Where it is held."""
+    """Name of the server that holds the sample."""
     table: str
     client: str
-    """Id of the actor that pushed it; of the server's own memory where that keeps episodes."""
+    """Id of the actor that pushed the sample, or of the server's own memory if that memory keeps episodes."""
     number: int
-    """Of the entry."""
+    """Number of the sampled entry."""
     age: Annotated[float, shown("Age", "Seconds since the entry was recorded.", unit="s")]
     weight: Annotated[float, shown("Weight", "Draws are in proportion to it.", formula="init_w · multiplier · priority "
         "^ priority_exponent", docs="sampling.md")]
@@ -524,19 +524,19 @@ class HeldSample:
         "chose this entry's action; 0 if it did not say.")]
     model_lag: Annotated[int | None, shown("Models behind", "Versions that were published since the one that acted.",
         formula="newest version - version that acted")]
-    """None where no model was published, or the actor did not say."""
+    """None if no model was published, or the actor reported no version."""
     earlier: int | None
-    """Number of the entry before it: in its episode, or of its actor's held ones where the server knows no episode."""
+    """Number of the previous entry in the episode, or of the actor's previous held entry if the episode is unknown."""
     later: int | None
-    """And of the one after it."""
+    """Number of the next entry in the episode, or of the actor's next held entry."""
     step: int | None
-    """Its place in its episode, from 1; None where the server knows no episode."""
+    """Position of the entry in its episode, from 1; None if the server does not know the episode."""
     episode: int | None
-    """Entries of its episode; None where the server does not know."""
+    """Number of entries in the episode; None if the server does not know the episode."""
     td_error: Annotated[float | None, shown("TD error, last update", "What a learner reported for this entry the last "
         "time. Its priority is this size and priority_epsilon.", formula="|TD error| = priority - priority_epsilon",
         docs="sampling.md")]
-    """None where no learner did, or its actor alone knows."""
+    """None if no learner reported an error, or only the actor knows the error."""
     arrays: dict[str, ShownArray]
     # fmt: on
 
@@ -550,7 +550,7 @@ WORDS: Final[Mapping[str, Figure]] = {
         "that actors recorded.", docs="choose.md"),
     "priority": shown("Priority", "How surprising an entry is: the size of its TD error, and a little more so that "
         "nothing becomes unreachable.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
-    "trainer_waits": shown("Trainer", "What a trainer does now. It pauses until start_training samples have come, "
+    "trainer_waits": shown("Trainer", "Present state of the trainer. It pauses until start_training samples have come, "
         "and while it has made max_training_steps_per_env_step steps for each sample.", docs="trainers.md"),
     "trainer_ratio": shown("Steps per sample", "Training steps that the trainer made for each sample that came since "
         "it was started.", formula="training steps ÷ samples", docs="trainers.md"),
@@ -572,18 +572,18 @@ WORDS: Final[Mapping[str, Figure]] = {
         "it. Far from 1, entries are old or steps too large.",
         formula="π new(action) ÷ π old(action)", docs="on-policy.md"),
     "explained_variance": shown("Explained variance", "How much of the differences between returns the value "
-        "function foretells: 1 is all, 0 as much as their mean, below 0 less.",
+        "function predicts: 1 is all, 0 as much as their mean, below 0 less.",
         formula="1 - Var(return - value) ÷ Var(return)", docs="on-policy.md"),
-    "grad_norm": shown("Gradient norm", "Length of the gradient before it is clipped. Jumps go before a policy that "
-        "breaks down.", docs="on-policy.md"),
+    "grad_norm": shown("Gradient norm", "Length of the gradient before it is clipped. Jumps often precede "
+        "the collapse of a policy.", docs="on-policy.md"),
 }
-"""What is no field of an answer: figures of charts, and what learners and trainers say of themselves."""
+"""Glossary terms that are not fields of a response: chart figures, and scalars that learners and trainers report."""
 # fmt: on
 
 
 def terms() -> Iterator[tuple[str, Figure]]:
-    """What the pages explain: the figures of answers, as "Class.field", and `WORDS`. The glossary shows those with the
-    same title and sentence once.
+    """Yield the terms that the pages explain: figures of responses, as "Class.field", and `WORDS`. The glossary merges
+    terms with the same title and sentence.
     """
     explained = (
         Overview, Totals, Learning, Actors, Forecast, TableRow, SampleFreshness, ActorRow, LearnerRow, InferenceRow,

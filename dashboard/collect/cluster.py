@@ -1,10 +1,10 @@
-"""What there is in a cluster now, put together from what its nodes say. Pure: no clock, no network.
+"""Cluster state, merged from the answers of all nodes. Pure: no clock, no network.
 
-Ledgers of runs are merged (`ledgers`), counters of single nodes are added up over their restarts (`counters`). Rates
-come of what was there ten seconds ago, forecasts of the newest twenty minutes.
+Ledgers of runs are merged (`actors`); counters of nodes are added up over their restarts (`counters`). Rates cover the
+newest ten seconds, forecasts the newest twenty minutes.
 
-`EventWatcher` finds what happens to a run and its nodes, as marks on its curves: a node goes away, comes back or begins
-again. `Forecasts` says when memory or a disk will be full, and a goal reached, if it goes on like this.
+`EventWatcher` detects events of a run and its nodes, as marks on the curves: a node goes down, comes back or restarts.
+`Forecasts` estimates the times until memory or a disk is full or a goal is reached, at the present pace.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from .overview import (
 from .verdict import verdicts
 
 MAX_EPISODES = 20_000
-"""Newest episodes that pages show."""
+"""Number of newest episodes that are kept for the pages."""
 
 
 START_TOLERANCE = 2.0
-"""Seconds by which a node's start, as its uptime says it, may differ between two looks at one life of it."""
+"""Seconds by which a start time derived from a node's uptime may differ between two polls of one process."""
 
 
 FORECAST_INTERVAL = 10.0
-"""Seconds between two looks at what forecasts are made of."""
+"""Seconds between two records of the figures that forecasts need."""
 FORECAST_WINDOW = 1_200.0
 FULL = 0.98
-"""Share of a table's room from which on it is full: what comes in takes the place of the oldest."""
+"""Share of a table's limit from which the table counts as full: new entries replace the oldest."""
 
 
 class Forecasts:
-    """What there was in the newest twenty minutes, and what follows from it."""
+    """Counts, held bytes and free disk space of the newest twenty minutes, and forecasts from their growth."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ring = RateWindow(FORECAST_WINDOW, FORECAST_INTERVAL)
 
     def remember(self, now: float, totals: Totals, up: list[NodeState]) -> None:
-        """Keep what there is now. `up`: the servers that answer."""
+        """Record the figures that forecasts need. `up`: the servers that answer."""
         values = {"steps": float(totals.steps), "episodes": float(totals.episodes)}
         values["held"] = sum(float(node.stats.get("held_bytes", 0)) for node in up)
         values |= {
@@ -72,11 +72,11 @@ class Forecasts:
         self._ring.add(now, values)
 
     def clear(self) -> None:
-        """Another run is counted."""
+        """Discard the record, because another run is counted."""
         self._ring.clear()
 
     def forecast(self, totals: Totals, tables: list[TableRow], up: Iterable[NodeState]) -> Forecast:
-        """When something is full or done. `up`: the servers that answer."""
+        """Return the seconds until memory or a disk is full or a goal is reached. `up`: the servers that answer."""
         rate = self._ring.rate
         disks = [
             until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", FORECAST_WINDOW))
@@ -100,30 +100,30 @@ class Forecasts:
         by_bytes = [t for t in tables if t.byte_limit and t.full == t.held_bytes / t.byte_limit]
         if not by_bytes or not self._ring.is_record("held", LONG_WINDOW):
             return None
-        left = sum(table.byte_limit - table.held_bytes for table in by_bytes)
-        return until(left, self._ring.rate("held", FORECAST_WINDOW))
+        room = sum(table.byte_limit - table.held_bytes for table in by_bytes)
+        return until(room, self._ring.rate("held", FORECAST_WINDOW))
 
 
-def until(left: float, rate: float) -> float | None:
-    """Seconds until this much is gone; None where that is more than a year, or never."""
-    if left <= 0.0:
+def until(amount: float, rate: float) -> float | None:
+    """Return the seconds until `amount` is used up at `rate` per second; None if never, or after more than a year."""
+    if amount <= 0.0:
         return 0.0
-    seconds = left / rate if rate > 0.0 else math.inf
+    seconds = amount / rate if rate > 0.0 else math.inf
     return seconds if seconds < 365 * 86_400 else None
 
 
 @dataclass(slots=True)
 class _WatchedNode:
-    """One node as it was at the last look."""
+    """State of one node at the last poll."""
 
     state: str
     since: float
     started: float | None
-    """When its process began, seconds since 1970; None where nobody knows."""
+    """Start time of the node's process, seconds since 1970; None if unknown."""
 
 
 class EventWatcher:
-    """Finds what has changed since the last look. What it sees first has not happened: it was there before."""
+    """Detector of changes of the run and its nodes since the last call. The first sight of a node is no event."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _WatchedNode] = {}
@@ -131,8 +131,8 @@ class EventWatcher:
         self._finished = False
 
     def look(self, now: float, run: str, nodes: Iterable[NodeState], *, finished: bool) -> list[EventRow]:
-        """The events since the last look, the oldest first."""
-        known, self._nodes = self._nodes, {node.url: _as_seen(node) for node in nodes}
+        """Return the events since the last call, the oldest first."""
+        known, self._nodes = self._nodes, {node.url: _observe(node) for node in nodes}
         events = self._run_events(now, run, finished)
         for node in nodes:
             before = known.get(node.url)
@@ -146,11 +146,11 @@ class EventWatcher:
         has_begun = bool(run) and run != self._run
         has_ended = finished and not (self._finished and run == self._run)
         self._run, self._finished = run, finished
-        found = [EventRow(now, "run_began", "", f"The dashboard saw run {run} first.")] if has_begun else []
-        return [*found, EventRow(now, "run_finished", "", f"Run {run} was finished.")] if has_ended else found
+        events = [EventRow(now, "run_began", "", f"The dashboard first saw run {run}.")] if has_begun else []
+        return [*events, EventRow(now, "run_finished", "", f"Run {run} was finished.")] if has_ended else events
 
 
-def _as_seen(node: NodeState) -> _WatchedNode:
+def _observe(node: NodeState) -> _WatchedNode:
     uptime, time = node.stats.get("uptime"), node.status.get("time")
     started = float(time) - float(uptime) if uptime is not None and time is not None and node.is_up else None
     return _WatchedNode(node.state, node.since, started)
@@ -161,27 +161,27 @@ def _node_events(now: float, name: str, before: _WatchedNode, seen: _WatchedNode
         return [EventRow(now, "node_down", name, f"{name} does not answer.")]
     is_new = None not in (before.started, seen.started) and seen.started > before.started + START_TOLERANCE  # type: ignore[operator]
     if is_new:
-        return [EventRow(now, "node_restarted", name, f"{name} started again.")]
+        return [EventRow(now, "node_restarted", name, f"{name} was restarted.")]
     if before.state == "down" and seen.state != "down" and before.started is not None:
         return [EventRow(now, "node_back", name, f"{name} answers again, after {now - before.since:.0f} s.")]
     return []
 
 
 class Cluster:
-    """All that the nodes of one cluster said, as one.
+    """State of one cluster, merged from the answers of its nodes.
 
     Args:
-        restore: The ledger of a run that was seen before: its rows, packed.
+        restore: Returns the packed rows of the ledger of an earlier run.
     """
 
     def __init__(self, settings: Settings, restore: Callable[[str], bytes] = lambda run: b"") -> None:
         self._settings = settings
         self.nodes: dict[str, NodeState] = {}
-        """By address."""
+        """State of each node, by address."""
         self.run = ""
-        """The one that is counted now."""
+        """Name of the run that is counted now; "" before the first."""
         self.episodes: deque[EpisodeRow] = deque(maxlen=MAX_EPISODES)
-        """The newest ones of the run, the newest last."""
+        """Newest `MAX_EPISODES` closed episodes of the run, the newest last."""
         self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # with their run
         self._ledgers = RunLedgers(restore)
         self._counters = Counters()
@@ -192,24 +192,24 @@ class Cluster:
         self._number = 0  # of the next overview
         self._time = 0.0  # of the newest one
 
-    # ----------------------------------------------------------------------------------------------- what comes in
+    # ------------------------------------------------------------------------------------------------------------ input
 
     def listed(self, urls: Iterable[str], now: float) -> None:
-        """These are the nodes that there should be: others are forgotten."""
-        wanted = list(urls)
-        for url in [url for url in self.nodes if url not in wanted]:
+        """Add nodes with new addresses, and remove the nodes whose address is not in `urls`."""
+        addresses = list(urls)
+        for url in [url for url in self.nodes if url not in addresses]:
             del self.nodes[url]
             self._actors.forget(url)
-        for url in wanted:
+        for url in addresses:
             self.nodes.setdefault(url, NodeState(url, now, error=NOT_ASKED))
 
     def waits_for(self, url: str, seconds: float) -> None:
-        """A node was asked so long ago, and has not answered."""
+        """Note that a node has left a query unanswered for `seconds`."""
         if url in self.nodes:
             self.nodes[url].note_silence(seconds)
 
     def apply(self, answer: NodeAnswer) -> None:
-        """Take what a node said."""
+        """Merge the answer of a node; ignore the answer of a node that was removed."""
         node = self.nodes.get(answer.url)
         if node is None:
             return
@@ -217,9 +217,9 @@ class Cluster:
         if node.role == "server" and not answer.error:
             self._actors.name_home(node.name)
             self._counters.count(node)
-        for told in answer.accounts:
-            if told["row_bytes"] == ACCOUNT.itemsize:  # or it is of another version: shown by its software
-                self.kept(told["run"]).take(np.frombuffer(told["rows"], ACCOUNT))
+        for page in answer.accounts:
+            if page["row_bytes"] == ACCOUNT.itemsize:  # else the server runs another version, which its row shows
+                self.kept(page["run"]).take(np.frombuffer(page["rows"], ACCOUNT))
         if answer.clients is not None:
             self._actors.take_facts(answer.url, answer.clients)
         for page in answer.episodes:
@@ -230,18 +230,18 @@ class Cluster:
             self._fresh_episodes.append((page["run"], rows))
 
     def kept(self, run: str) -> KeptRun:
-        """The ledger of a run."""
+        """Return the ledger of a run, from the cache or the history."""
         return self._ledgers.of(run, self.run)
 
-    # ------------------------------------------------------------------------------------------------ what there is
+    # ----------------------------------------------------------------------------------------------------------- output
 
     @property
     def servers(self) -> list[NodeState]:
-        """Those that answered at least once."""
+        """Servers that have answered at least once."""
         return [node for node in self.nodes.values() if node.role == "server"]
 
     def look(self, now: float) -> tuple[Overview, dict[str, HistoryPoint]]:
-        """How everything stands now, and the figures for the history."""
+        """Choose the run, record counters, and return the new overview and the figures for the history."""
         self._time = now
         self._choose_run()
         up = [node for node in self.servers if node.is_up]
@@ -287,15 +287,15 @@ class Cluster:
         return overview, figures_of(overview) | self._episode_figures()
 
     def events(self, now: float, *, finished: bool) -> list[EventRow]:
-        """What happened to the run and its nodes since this was asked last."""
+        """Return the events of the run and its nodes since the last call, the oldest first."""
         return self._events.look(now, self.run, list(self.nodes.values()), finished=finished)
 
     def totals(self) -> Totals:
-        """Of the run, each client once."""
+        """Return the totals of the run that is counted now; each client counts once."""
         return self.kept(self.run).totals()
 
     def _choose_run(self) -> None:
-        """The one that most servers count; they hear of a new one after each other."""
+        """Choose the run that most servers count, because servers change to a new run one after the other."""
         runs = Counter(str(node.stats["run"]) for node in self.servers if node.is_up and "run" in node.stats)
         chosen = max(runs, key=lambda name: (runs[name], name == self.run)) if runs else self.run
         if chosen != self.run:
@@ -306,25 +306,25 @@ class Cluster:
             self.episodes.clear()
 
     def _episode_figures(self) -> dict[str, HistoryPoint]:
-        """Returns and lengths of the episodes that ended since the last look; those of tests by themselves."""
+        """Return figures of the episodes that ended since the last poll, with separate curves for test episodes."""
         fresh = [row for run, rows in self._fresh_episodes if run == self.run for row in rows]
         self._fresh_episodes.clear()
         self.episodes.extend(fresh)
         trained = [row for row in fresh if not row.is_test]
         self._actors.take_episodes(trained)
-        found = _points("return", "length", trained) | _points(
+        figures = _episode_points("return", "length", trained) | _episode_points(
             "test_return", "test_length", [row for row in fresh if row.is_test]
         )
-        return found | self._actors.return_quantiles() if trained else found
+        return figures | self._actors.return_quantiles() if trained else figures
 
-    # ----------------------------------------------------------------------------------------------------- actors
+    # ----------------------------------------------------------------------------------------------------------- actors
 
     def actors(self) -> list[ActorRow]:
-        """Every actor of the run, as of the newest look."""
+        """Return every actor of the run, as of the newest overview."""
         return self._actors.rows(self.kept(self.run), self._time)
 
     def actor(self, client: str) -> ActorDetail | None:
-        """All that is known of one actor; None if there is none."""
+        """Return the details of one actor; None if the run has no actor of this id."""
         row = next((row for row in self.actors() if row.client == client), None)
         if row is None:
             return None
@@ -333,9 +333,9 @@ class Cluster:
         return ActorDetail(row, homes, self._actors.facts_of(client), episodes)
 
 
-def _points(returns: str, lengths: str, rows: list[EpisodeRow]) -> dict[str, HistoryPoint]:
-    """Two figures of episodes, by these names; {} of none."""
+def _episode_points(returns: str, lengths: str, rows: list[EpisodeRow]) -> dict[str, HistoryPoint]:
+    """Return the history points of returns and lengths under these two names; {} if `rows` is empty."""
     if not rows:
         return {}
-    found = [float(row.length) for row in rows]
-    return {returns: HistoryPoint.of([row.returned for row in rows]), lengths: HistoryPoint.of(found)}
+    values = [float(row.length) for row in rows]
+    return {returns: HistoryPoint.of([row.returned for row in rows]), lengths: HistoryPoint.of(values)}

@@ -1,12 +1,10 @@
-"""What the nodes of a cluster count, as one: added up over their restarts, with rates. Pure.
+"""Cluster counters: sums over all nodes and their restarts, with rates and windows. Pure: no clock, no network.
 
-Rates come of what was there ten seconds ago.
+`RateWindow` keeps timestamped values and computes their growth, by default over the newest ten seconds.
 
-The learners of a cluster: those in servers' processes, and those far away. Pure.
+`NodeState` holds the last answer of one node and the time since which the node is up or down.
 
-One node as the dashboard knows it: what it said last, and since when it is up. Pure.
-
-What was there at some times, and how fast it grows. Pure.
+`learners_of` lists the learners of a cluster, in servers' processes and remote.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ from memoire.figures import BOUNDS, figures_of
 from .answers import Counted, Latency, LearnerRow, Rates
 
 WINDOW = 10.0
-"""Seconds over which rates are taken."""
+"""Default window of rates, in seconds."""
 LONG_WINDOW = 60.0
 
 
 class RateWindow:
-    """What was there at some times, for rates: the newest `seconds`, at most one entry in `every`."""
+    """Window of timestamped values, for rates: the newest `seconds`, at most one entry in `every` seconds."""
 
     def __init__(self, seconds: float, every: float = 0.0) -> None:
         self._seconds, self._every = seconds, every
         self._entries: deque[tuple[float, dict[str, float]]] = deque()
 
     def add(self, time: float, values: Mapping[str, float]) -> None:
-        """These are there now."""
+        """Add the values at `time`, unless the newest entry is less than `every` seconds old."""
         if self._entries and time < self._entries[-1][0] + self._every:
             return
         self._entries.append((time, dict(values)))
@@ -42,12 +40,12 @@ class RateWindow:
             self._entries.popleft()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Discard all entries."""
         self._entries.clear()
 
     def gained(self, name: str, window: float) -> tuple[float, float]:
-        """How much more there is than `window` seconds ago, or than when it was seen first, and over how many seconds
-        that is; zeros at first.
+        """Return (growth of a value over `window` seconds, seconds that this covers). A value recorded for less time
+        counts from its first entry; fewer than two entries give zeros.
         """
         known = [entry for entry in self._entries if name in entry[1]]
         if len(known) < 2 or name not in self._entries[-1][1]:
@@ -57,12 +55,12 @@ class RateWindow:
         return newest[name] - oldest[name], now - then
 
     def is_record(self, name: str, since: float) -> bool:
-        """Whether there is more than there ever was up to `since` seconds ago: what goes up and down is not rising."""
+        """True if the newest value exceeds all values recorded `since` seconds before it or earlier."""
         known = [(time, values[name]) for time, values in self._entries if name in values]
         return bool(known) and all(value < known[-1][1] for time, value in known if time <= known[-1][0] - since)
 
     def rate(self, name: str, window: float = WINDOW) -> float:
-        """How much more there is each second."""
+        """Return the growth of a value per second over `window`; 0.0 if unknown."""
         gained, seconds = self.gained(name, window)
         return gained / seconds if seconds > 0.0 else 0.0
 
@@ -72,14 +70,14 @@ NOT_ASKED = "not asked yet"
 
 @dataclass(slots=True)
 class NodeAnswer:
-    """What one node said when it was asked, decoded."""
+    """Decoded answers of one node in one poll."""
 
     url: str
     time: float
-    """Seconds since 1970, here."""
+    """Time of the answer by the dashboard's clock, in seconds since 1970."""
     took: float = 0.0
     error: str = ""
-    """Why it did not answer; "" where it did."""
+    """Reason why the node did not answer; "" if the node answered."""
     status: dict[str, Any] | None = None
     accounts: list[dict[str, Any]] = field(default_factory=list)
     episodes: list[dict[str, Any]] = field(default_factory=list)
@@ -89,11 +87,11 @@ class NodeAnswer:
 
 @dataclass(slots=True)
 class NodeState:
-    """A node as it is known."""
+    """Last known status, settings and state of one node."""
 
     url: str
     since: float
-    """When its state began."""
+    """Time at which `state` began, in seconds since 1970."""
     state: str = "down"
     error: str = ""
     status: dict[str, Any] = field(default_factory=dict)
@@ -103,21 +101,21 @@ class NodeState:
     role: str = ""
     runs: list[str] = field(default_factory=list)
     _ring: RateWindow = field(default_factory=lambda: RateWindow(WINDOW))
-    _life: object = None  # what tells a process from the one that was there before
+    _life: object = None  # (host, pid) of the node's process
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered last time."""
+        """True if the node answered the last query."""
         return self.state != "down"
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Its figures, as it said them last."""
-        found: dict[str, Any] = self.status.get("stats") or {}
-        return found
+        """Statistics in the node's last status; {} before the first."""
+        stats: dict[str, Any] = self.status.get("stats") or {}
+        return stats
 
     def apply(self, answer: NodeAnswer) -> None:
-        """Take what it said, or that it said nothing."""
+        """Store an answer of the node, or the error in place of an answer."""
         self.took = answer.took
         if answer.status is not None:
             self.status = answer.status
@@ -131,104 +129,104 @@ class NodeState:
             self._count(answer.time)
         if answer.settings is not None:
             self.settings = answer.settings
-        for told in answer.accounts:
-            self.runs = [str(name) for name in told["runs"]]
+        for page in answer.accounts:
+            self.runs = [str(name) for name in page["runs"]]
 
     def _count(self, now: float) -> None:
-        """Remember what its process has used and answered so far; another process begins at nothing."""
+        """Record the processor time and requests of the node's process; a new process discards the record."""
         process = self.status.get("process") or {}
         life = process.get("host"), process.get("pid")
         if life != self._life:
             self._ring.clear()
         self._life = life
-        counted = {"cpu": process.get("cpu_seconds"), "requests": _answered(self.stats)} | _inferred(self.stats)
-        self._ring.add(now, {name: float(value) for name, value in counted.items() if value is not None})
+        values = {"cpu": process.get("cpu_seconds"), "requests": _requests(self.stats)} | _inference_counts(self.stats)
+        self._ring.add(now, {name: float(value) for name, value in values.items() if value is not None})
 
     def rate(self, name: str) -> float | None:
-        """What "cpu" (seconds) or "requests" gain each second, over the newest ten; None where that is not known."""
+        """Return the growth per second of a counter such as "cpu" or "requests", over `WINDOW`; None if unknown."""
         _, seconds = self._ring.gained(name, WINDOW)
         return self._ring.rate(name) if seconds > 0.0 and self.is_up else None
 
     def gained(self, name: str) -> tuple[float, float]:
-        """How much a counter of its process gained over the newest ten seconds, and in how many; zeros at first."""
+        """Return (growth, seconds) of a counter of the node's process over `WINDOW`; zeros if unknown."""
         return self._ring.gained(name, WINDOW)
 
     def note_silence(self, seconds: float) -> None:
-        """It was asked so long ago: of one that has ever answered, what it said last still holds."""
+        """Record how long the node has been silent; keep the last status of a node that has answered before."""
         if not self.status and not self.is_up:
             self.error = f"{self.url} has not answered for {seconds:.1f} s"
 
 
-def _answered(stats: dict[str, Any]) -> int | None:
-    """Requests that a node has answered so far: a server's by kind, a proxy's in one figure; None of others."""
+def _requests(stats: dict[str, Any]) -> int | None:
+    """Return the requests that a server or proxy has answered so far; None for other roles."""
     requests = stats.get("requests")
     if isinstance(requests, dict):
         return sum(sum(kind["counts"]) for kind in requests.values())
     return requests if isinstance(requests, int) else None
 
 
-def _inferred(stats: Mapping[str, Any]) -> dict[str, float]:
-    """What an inference node has counted so far, by name; nothing of another node."""
+def _inference_counts(stats: Mapping[str, Any]) -> dict[str, float]:
+    """Return the counters of an inference node by name; {} for other roles."""
     if "computed_seconds" not in stats:
         return {}
-    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older versions have none
-    found: dict[str, float] = {
+    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send neither
+    counters: dict[str, float] = {
         "rows": stats.get("rows", 0),
         "batched_rows": stats.get("batched_rows", 0),
         "computed": stats["computed_seconds"],
         "refusals": sum((stats.get("refused") or {}).values()),
         "waited": sum(each["seconds"] for each in waits.values()),
     }
-    found |= {f"batches {reason}": number for reason, number in (stats.get("batches") or {}).items()}
+    counters |= {f"batches {reason}": number for reason, number in (stats.get("batches") or {}).items()}
     for place in range(len(BOUNDS) + 1):
-        found[f"answered {place}"] = sum(each["counts"][place] for each in durations.values())
-    return found
+        counters[f"answered {place}"] = sum(each["counts"][place] for each in durations.values())
+    return counters
 
 
 def learners_of(
     servers: Iterable[NodeState], now: float, gained: Callable[[str, float], tuple[float, float]]
 ) -> list[LearnerRow]:
-    """Each learner once, as the server says that heard of it last.
+    """Return each learner once, from the report of the server that received the learner's last message.
 
     Args:
         now: Seconds since 1970.
-        gained: How much a counter gained within so many seconds, and in how many, as of `Counters`.
+        gained: Returns (growth, seconds) of a counter over a window in seconds, like `Counters.gained`.
     """
-    found: dict[str, LearnerRow] = {}
+    rows: dict[str, LearnerRow] = {}
     for node in servers:
         stats = node.stats
         if node.is_up and stats.get("batches"):
-            name, own = embedded(node), {key: stats[key] for key in ("batches", "samples", "waited")}
-            found[name] = _row(name, node.name, now, own, {}, gained)
+            name, figures = embedded(node), {key: stats[key] for key in ("batches", "samples", "waited")}
+            rows[name] = _learner_row(name, node.name, now, figures, {}, gained)
         for each in stats.get("learners") or ():
             name, seen = each["learner"], each["last_seen"]
-            if name not in found or seen > found[name].last_seen:
-                found[name] = _row(
+            if name not in rows or seen > rows[name].last_seen:
+                rows[name] = _learner_row(
                     name, each["host"], seen, each["figures"], each["scalars"], gained, each.get("name", "")
                 )
-    return list(found.values())
+    return list(rows.values())
 
 
 def embedded(node: NodeState) -> str:
-    """What the learner in a server's process is called."""
+    """Return the id of the learner in a server's process."""
     return f"server:{node.name}"
 
 
 def waited(learner: str) -> str:
-    """The counter of the seconds that a learner waited."""
+    """Return the name of the counter of a learner's waiting time in seconds."""
     return f"waited {learner}"
 
 
-def _row(
+def _learner_row(
     name: str,
     where: str,
     seen: float,
     figures: Mapping[str, float],
     scalars: dict[str, float],
     gained: Callable[[str, float], tuple[float, float]],
-    given: str = "",
+    display_name: str = "",
 ) -> LearnerRow:
-    more, seconds = gained(waited(name), WINDOW)
+    wait, seconds = gained(waited(name), WINDOW)
     lag = figures.get("lag_mean"), figures.get("lag_max")
     return LearnerRow(
         learner=name,
@@ -237,37 +235,37 @@ def _row(
         batches=figures.get("batches", 0.0),
         samples=figures.get("samples", 0.0),
         waited=float(figures.get("waited", 0.0)),
-        waiting_share=min(1.0, max(0.0, more / seconds)) if seconds > 0.0 else None,
+        waiting_share=min(1.0, max(0.0, wait / seconds)) if seconds > 0.0 else None,
         scalars=scalars,
-        name=given,
+        name=display_name,
         lag=(lag[0], lag[1]) if lag[0] is not None and lag[1] is not None else None,
     )
 
 
 HARMLESS = ("missing", "disk")
-"""Refusals that no sender can mend: a stretch of a model that a newer version has overtaken meanwhile, and what waits
-for a disk, which is a finding of its own.
+"""Refusal codes that no sender can avoid: "missing" (a part of a model that a newer version replaced) and "disk"
+(a write that waits for the disk, which has its own verdict).
 """
 
 
 SHARES = ("skipped_share", "waiting_share", "samples_per_insert")
-"""Fields of `Rates` that are no counter's growth each second."""
+"""Fields of `Rates` that are not the growth per second of a counter."""
 CALLED = {"caches": "accepted_caches"}
-"""Counters that `Rates` calls otherwise."""
+"""Counter names of the fields of `Rates` that have another name."""
 FEW_CACHES = 3
-"""Caches that may be on their way without a word."""
+"""Caches drawn in a minute below which a missing arrival is not reported."""
 
 
 class CounterSums:
-    """Counters of many nodes as one: what each gained is added up, and what began anew counts from zero."""
+    """Sums of the growth of many nodes' counters. A counter of a restarted node counts from zero again."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[object, float]] = {}
         self.values: dict[str, float] = {}
 
     def saw(self, who: str, life: object, name: str, value: float) -> None:
-        """`who`, in this life of it, says that it has counted so much. What it had when it was first seen is not
-        new. One whose life is None has only one: fewer than it had is what somebody heard of it before.
+        """Add the growth of a counter since the last report of `who`. The first report adds nothing; a new `life`
+        counts from zero. With `life` None a smaller value is an outdated report and is ignored.
         """
         known = self._last.get((who, name))
         if known is not None and life is None and value < known[1]:
@@ -278,7 +276,7 @@ class CounterSums:
 
 
 class Counters:
-    """All that is counted: by the run's totals, by servers and by learners."""
+    """Counters of the run's totals, of servers and of learners, with rates derived from them."""
 
     def __init__(self) -> None:
         self._sums = CounterSums()
@@ -286,7 +284,7 @@ class Counters:
         self._ring = RateWindow(LONG_WINDOW)
 
     def count(self, node: NodeState) -> None:
-        """Take what a server has counted in this life of it."""
+        """Add the counters of a server, which restart at zero with each life (epoch) of the server."""
         stats = node.stats
         life = stats.get("epoch")
         tables = stats.get("tables") or {}
@@ -296,7 +294,7 @@ class Counters:
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
         }
-        if delay := stats.get("feedback_delay"):  # servers of former versions say none
+        if delay := stats.get("feedback_delay"):  # older servers send none
             counted |= {"feedback": sum(delay["counts"]), "feedback seconds": delay["seconds"]}
         for kind in (stats.get("requests") or {}).values():
             for place, count in enumerate(kind["counts"]):
@@ -306,13 +304,13 @@ class Counters:
         for name, table in tables.items():
             self._sums.saw(node.url, life, f"samples of {name}", table["samples"])
             self._sums.saw(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
-            # Clients tell a server that was restarted the same steps again.
+            # Clients report the same steps again to a server that was restarted.
             self._sums.saw(node.url, None, f"steps of {name}", table.get("steps", 0))
 
     def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:
-        """Keep what there is now. `up`: the servers that answer."""
+        """Record the current sums, totals and learners' waits. `up`: the servers that answer."""
         lives = {embedded(node): node.stats.get("epoch") for node in up}
-        for row in learners:  # those far away count what they take themselves, and have another name in each life
+        for row in learners:  # remote learners count their own batches and get a new id in each life
             life = lives.get(row.learner)
             self._sums.saw(f"learner {row.learner}", life, "batches", row.batches)
             self._waits.saw("", life, row.learner, row.waited)
@@ -321,28 +319,28 @@ class Counters:
         self._ring.add(now, values)
 
     def clear(self) -> None:
-        """Another run is counted: its rates begin anew."""
+        """Discard the recorded values, because another run is counted."""
         self._ring.clear()
 
     def gained(self, name: str, window: float) -> tuple[float, float]:
-        """As of `RateWindow`."""
+        """Return (growth of a counter over `window` seconds, seconds that this covers), like `RateWindow.gained`."""
         return self._ring.gained(name, window)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has drawn for a minute."""
+        """True if no samples were drawn for a minute."""
         drawn, seconds = self._ring.gained("samples", LONG_WINDOW)
         return drawn == 0 and seconds > LONG_WINDOW / 2
 
     @property
     def is_still(self) -> bool:
-        """Whether no step was recorded for a minute."""
+        """True if no step was recorded for a minute."""
         recorded, seconds = self._ring.gained("steps", LONG_WINDOW)
         return recorded == 0 and seconds > LONG_WINDOW / 2
 
     @property
     def nothing_arrives(self) -> bool:
-        """Whether actors drew caches for a minute, and servers got none of them."""
+        """True if actors drew caches in the newest minute and no cache reached a server."""
         gained = self._ring.gained
         drawn = sum(gained(name, LONG_WINDOW)[0] for name in ("pushed_caches", "skipped_caches"))
         came = sum(gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
@@ -350,14 +348,14 @@ class Counters:
 
     @property
     def rejected_share(self) -> float:
-        """The share of rejected caches among those that arrived in the newest minute."""
+        """Share of rejected caches among the caches that arrived in the newest minute."""
         gained = self._ring.gained
         accepted, rejected = (gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
         return rejected / (accepted + rejected) if rejected > 0 else 0.0
 
     def feedback(self, entries: int) -> tuple[float, float] | None:
-        """Seconds from the arrival of TD errors until their actors acknowledged them, as a mean of the newest minute;
-        and in how many seconds actors record as much as their memories hold, `entries`. None if that is not known.
+        """Return (mean seconds from the arrival of TD errors to their acknowledgment by actors, seconds in which actors
+        record `entries`, the size of their memories), over the newest minute; None if unknown.
         """
         waited, acknowledged, steps = (
             self._ring.gained(name, LONG_WINDOW)[0] for name in ("feedback seconds", "feedback", "steps")
@@ -369,34 +367,34 @@ class Counters:
 
     @property
     def counted(self) -> Counted:
-        """What all servers counted in all of their lives since this dashboard met them."""
+        """Counters of all servers since this dashboard first saw each server, added up over restarts."""
         return Counted(**{name: int(self._sums.values.get(name, 0)) for name in figures_of(Counted)})
 
     def ratio(self, table: str) -> float | None:
-        """Samples drawn from a table for each step recorded, over the newest minute; None if that is not known."""
+        """Return the samples drawn from a table per recorded step, over the newest minute; None if unknown."""
         ratio, is_early = self._ratio(table)
         return None if is_early else ratio
 
     def early_ratio(self, table: str) -> float | None:
-        """The same of a table that was not watched for long enough to judge."""
+        """Return the samples per step of a table that was not watched for long enough to judge; None otherwise."""
         ratio, is_early = self._ratio(table)
         return ratio if is_early else None
 
     def _ratio(self, table: str) -> tuple[float | None, bool]:
         drawn, seconds = self._ring.gained(f"samples of {table}", LONG_WINDOW)
-        # A client that moves tells its new home all its steps: no table gets more than the run.
+        # A client that moves reports all its steps to its new home, so the steps of the run are the upper limit.
         steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
         return drawn / steps if steps > 0 else None, seconds <= LONG_WINDOW / 2
 
     def stale_share(self, table: str) -> float | None:
-        """Of a table of rollouts: entries that were passed over as a share of those that left it in the newest minute;
-        None if none left.
+        """Return the share of a rollout table's entries that were skipped as too old, among all entries that left the
+        table in the newest minute; None if no entry left.
         """
-        stale, taken = (self._ring.gained(f"{what} {table}", LONG_WINDOW)[0] for what in ("too old in", "samples of"))
+        stale, taken = (self._ring.gained(f"{kind} {table}", LONG_WINDOW)[0] for kind in ("too old in", "samples of"))
         return stale / (stale + taken) if stale + taken > 0 else None
 
     def rates(self, learners: Iterable[LearnerRow]) -> Rates:
-        """How much more there is each second."""
+        """Return the growth per second of all counters, with the shares and ratios of `SHARES`."""
         rate, gained = self._ring.rate, self._ring.gained
         skipped, pushed = (gained(name, WINDOW)[0] for name in ("skipped_caches", "pushed_caches"))
         drawn, inserted = (rate(name, LONG_WINDOW) for name in ("samples", "steps"))
@@ -409,13 +407,13 @@ class Counters:
         )
 
     def latency(self) -> Latency:
-        """How long requests took, over the newest ten seconds."""
+        """Return quantiles of the request times over the newest ten seconds."""
         counts = [self._ring.gained(f"request {place}", WINDOW)[0] for place in range(len(BOUNDS) + 1)]
         return Latency(quantile(counts, 0.5), quantile(counts, 0.99))
 
 
 def quantile(counts: list[float], part: float) -> float | None:
-    """Where this part of all lies, within its bucket as if spread evenly; the last bucket has no end."""
+    """Return the quantile `part` of a histogram over `BOUNDS`, interpolated, at most the last bound; None if empty."""
     total, so_far = sum(counts), 0.0
     if total <= 0.0:
         return None

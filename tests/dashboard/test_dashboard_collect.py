@@ -442,7 +442,7 @@ class Look:
 
 HAPPENS = {
     "a node that comes back": ([1.0, 1.0, None, None, 1.0], ["run_began", "", "node_down", "", "node_back"], "a answers again, after 2 s."),
-    "another process": ([1.0, 10.9, None, None, 14.0], ["run_began", "node_restarted", "node_down", "", "node_restarted"], "a started again."),
+    "another process": ([1.0, 10.9, None, None, 14.0], ["run_began", "node_restarted", "node_down", "", "node_restarted"], "a was restarted."),
     "a clock that drifts": ([1.0, 2.9], ["run_began", ""], ""),
     "what was away at first": ([None, 10.5], ["run_began", ""], ""),
 }  # fmt: skip
