@@ -53,8 +53,8 @@ class Rates:
 
 
 ACTORS: Final = gauge(
-    "actors", "Actors", "Actors of this run: active (heard in the last 20 seconds), silent, lost (silent for so long "
-    "that they will hardly come back), or gone (they ended in order).", label="state", docs="metrics.md",
+    "actors", "Actors", "Actors of this run: active (heard in the last 20 seconds), silent, lost (silent for too long "
+    "to be expected back), or gone (ended in order).", label="state", docs="metrics.md",
 )  # fmt: skip
 
 
@@ -67,8 +67,8 @@ class Actors:
     silent: Annotated[int, ACTORS("silent")] = 0
     lost: Annotated[int, ACTORS("lost")] = 0
     gone: Annotated[int, ACTORS("gone")] = 0
-    expected: Annotated[int, gauge("expected_actors", "Expected", "Actors that there should be (--expected-actors); 0 "
-        "if that is not known.")] = 0
+    expected: Annotated[int, gauge("expected_actors", "Expected", "Expected actors (--expected-actors); 0 if no "
+        "number is set.")] = 0
     missing: Annotated[int, gauge("missing_actors", "Missing", "Expected actors that are not active.")] = 0
     idle: int = 0
     """Active actors that are connected and have recorded nothing yet; the actor list does not contain these actors."""
@@ -81,10 +81,10 @@ class ActorLag:
 
     # fmt: off
     actors: int
-    mean: Annotated[float, gauge("actor_model_lag_mean", "Actors behind", "Model versions that active actors are "
-        "behind the newest one, as a mean.")]
-    max: Annotated[int, gauge("actor_model_lag_max", "Most behind", "Model versions that the active actor farthest "
-        "behind is behind the newest one.")]
+    mean: Annotated[float, gauge("actor_model_lag_mean", "Actors behind", "Mean number of model versions by which "
+        "active actors are behind the newest model.")]
+    max: Annotated[int, gauge("actor_model_lag_max", "Most behind", "Largest number of model versions by which an "
+        "active actor is behind the newest model.")]
     # fmt: on
 
 
@@ -95,10 +95,10 @@ class RoleCount:
     # fmt: off
     role: str
     up: Annotated[int, gauge("nodes", "Up", "Nodes that answer the dashboard.")]
-    expected: Annotated[int, gauge("expected_nodes", "Expected", "Nodes that there should be (--expected-servers and "
-        "others); 0 if that is not known.")]
-    missing: Annotated[int, gauge("missing_nodes", "Missing", "Expected nodes that do not answer, or are not there to "
-        "be asked.")]
+    expected: Annotated[int, gauge("expected_nodes", "Expected", "Expected nodes (--expected-servers and others); "
+        "0 if no number is set.")]
+    missing: Annotated[int, gauge("missing_nodes", "Missing", "Expected nodes that do not answer, or whose address "
+        "the dashboard does not know.")]
     # fmt: on
 
 
@@ -107,9 +107,9 @@ class TableRow(TableStats):
     """Figures of one table, added up over all servers that answer, and figures derived from these."""
 
     # fmt: off
-    full: Annotated[float | None, gauge("table_full_ratio", "Full", "Share of its room that is taken: of bytes, or of "
-        "caches or entries, whichever is more. A full table overwrites its oldest.", formula="held ÷ limit",
-        of="cluster")] = None
+    full: Annotated[float | None, gauge("table_full_ratio", "Full", "Share of the table's room that is used: of bytes, "
+        "or of caches or entries, whichever is larger. A full table overwrites its oldest entries.",
+        formula="held ÷ limit", of="cluster")] = None
     """None if the table has no limit."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts about the table that each server reports, by server name."""
@@ -120,8 +120,8 @@ class TableRow(TableStats):
     lag_mean: float | None = None
     """Mean model versions between acting and learning, of recent batches or takes; the largest of all learners."""
     lag_max: float | None = None
-    max_model_lag: Annotated[int | None, shown("Limit (max_model_lag)", "Entries whose model is more versions behind "
-        "than this are not learned from. Without a limit all are.", docs="on-policy.md")] = None
+    max_model_lag: Annotated[int | None, shown("Limit (max_model_lag)", "Learners skip entries whose model is more "
+        "versions behind than this limit. Without a limit they learn from all entries.", docs="on-policy.md")] = None
     """Parameter of the table; None if there is no limit, or the dashboard has not read the parameter yet."""
     stale_share: Annotated[float | None, gauge("rollouts_stale_ratio", "Skipped as too old",
         "Entries of rollouts whose model was too old, as a share of those that left the table in the newest minute.",
@@ -162,13 +162,13 @@ class Forecast:
 
     # fmt: off
     memory_full: Annotated[float | None, gauge("memory_full_seconds", "Memory is full", "Seconds until a table has no "
-        "room left, at the pace of the last twenty minutes; 0 of a full one. From then on the oldest makes room for "
-        "the new; nothing fails.", docs="choose.md")] = None
+        "room left, at the pace of the last twenty minutes; 0 if a table is full. New entries then overwrite the "
+        "oldest; nothing fails.", docs="choose.md")] = None
     disk_full: Annotated[float | None, gauge("disk_full_seconds", "Disk is full", "Seconds until the disk of a state "
         "folder is full, at the pace of the last twenty minutes. Then nothing is acknowledged any more.",
         docs="state.md")] = None
     goal: Annotated[float | None, gauge("goal_seconds", "Goal reached", "Seconds until the goal is reached (steps or "
-        "episodes, as the dashboard was told), if it goes on like this.")] = None
+        "episodes, as set for the dashboard), at the pace of the last twenty minutes.")] = None
     # fmt: on
 
 
@@ -194,8 +194,8 @@ class NodeRow:
     name: str
     url: str
     role: Annotated[str, shown("Role", "Role of the node: server, proxy, actor, learner or inference.")]
-    state: Annotated[str, shown("State", "Whether the node answers (up), should get no new clients (not ready), or "
-        "does not answer (away).")]
+    state: Annotated[str, shown("State", "Up (the node answers), not ready (the node should get no new clients) "
+        "or away (the node does not answer).")]
     """State of the node: "up", "unready" or "down"."""
     since: float
     """Time at which `state` began, in seconds since 1970."""
@@ -204,8 +204,8 @@ class NodeRow:
     uptime: Annotated[float | None, UPTIME]
     memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: its pages in RAM, shared "
         "pages included.", unit="bytes", curve=True)]
-    descriptors: Annotated[int | None, shown("Open files", "File descriptors that the process has open, and how many "
-        "it may have. Each client takes up to three.", docs="sockets.md")]
+    descriptors: Annotated[int | None, shown("Open files", "Open file descriptors of the process, and their limit. "
+        "Each client takes up to three.", docs="sockets.md")]
     most_descriptors: int | None
     faults: Annotated[int, FAULTS]
     took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",
@@ -242,17 +242,17 @@ class InferenceRow:
     queue_rows: Annotated[int, figure_of(InferenceStats, "queue_rows")]
     rows_per_second: Annotated[float | None, shown("Rows/s", "Observations for which actors ask; an actor with eight "
         "environments asks for eight rows at a time.", docs="inference.md", curve=True)]
-    batch_rows: Annotated[float | None, shown("Batch", "How many rows one call of the function gets, as a mean. More "
-        "rows a call cost less each.", formula="rows ÷ batches", docs="inference.md", curve=True)]
+    batch_rows: Annotated[float | None, shown("Batch", "Mean number of rows in one call of the function. Large "
+        "batches cost less per row.", formula="rows ÷ batches", docs="inference.md", curve=True)]
     batches: Annotated[dict[str, float], figure_of(InferenceStats, "batches")]
     """Share of the batches by the reason that started them; {} if no batch was computed."""
     wait: Annotated[float | None, shown("Wait", "Seconds from the arrival of a request to the start of its batch, as a "
         "mean.", unit="s", docs="inference.md", curve=True)]
-    p50: Annotated[float | None, shown("Answer, median", "Seconds from the arrival of a request at the node until its "
-        "answer is sent that half of them stay below: the wait and the call of the function. The network comes on top.",
+    p50: Annotated[float | None, shown("Answer, median", "Median seconds from the arrival of a request at the node "
+        "until its answer is sent: the wait and the call of the function. The network adds to this time.",
         unit="s", docs="inference.md", curve=True)]
-    p99: Annotated[float | None, shown("99 % below", "Seconds from the arrival of a request to its answer that 99 in "
-        "100 stay below.", unit="s", docs="inference.md", curve=True)]
+    p99: Annotated[float | None, shown("99 % below", "Seconds from the arrival of a request to its answer: 99 in 100 "
+        "requests take less.", unit="s", docs="inference.md", curve=True)]
     busy: Annotated[float | None, shown("Busy", "The share of its time in which the node computes. Near 100 % actors "
         "wait for it.", unit="share", formula="seconds in the function ÷ seconds", docs="inference.md", curve=True)]
     refused: Annotated[dict[str, int], shown("Refused requests", "Requests without an answer since the node was "
@@ -299,9 +299,9 @@ class LearnerRow:
     # fmt: off
     learner: str
     """Id of the learner in hex; for a learner in a server's process "server:" and the server's name."""
-    where: Annotated[str, shown("At", "Its host, or its server.")]
-    last_seen: Annotated[float, shown("Last seen", "When the learner was heard last.", unit="ago")]
-    batches: Annotated[float, shown("Batches", "Batches that the learner was given.")]
+    where: Annotated[str, shown("At", "Host of the learner, or its server.")]
+    last_seen: Annotated[float, shown("Last seen", "Time of the learner's last message.", unit="ago")]
+    batches: Annotated[float, shown("Batches", "Batches that the learner received.")]
     samples: Annotated[float, figure_of(TableStats, "samples")]
     waited: float
     waiting_share: Annotated[float | None, shown("Waits", "The share of its time that a learner spends waiting for "
@@ -351,7 +351,7 @@ class Overview:
     run: str
     runs: list[str]
     finished: Annotated[bool, gauge("run_finished", "Finished", "1 when the run is finished, 0 before.")]
-    durable: Annotated[bool, shown("Counts survive a crash", "Whether every server keeps its counts in a state folder "
+    durable: Annotated[bool, shown("Counts survive a crash", "Yes if every server keeps its counts in a state folder "
         "(--state-dir).", docs="state.md")]
     totals: Totals
     missing: list[str]
@@ -372,8 +372,8 @@ class Overview:
     roles: Annotated[list[RoleCount], by("role", "role")] = field(default_factory=list)
     """Node counts of each role that has nodes or expected nodes."""
     models: Annotated[dict[str, int], MODEL_VERSION] = field(default_factory=dict)
-    outdated: Annotated[int, gauge("outdated_actors", "Replaced a minute ago", "Active actors that act with a model "
-        "for which a newer one was there already a minute ago. Their connection for models may be cut.",
+    outdated: Annotated[int, gauge("outdated_actors", "Replaced a minute ago", "Active actors whose model was "
+        "replaced more than a minute ago. Their connection for models may be cut.",
         docs="runbooks.md")] = 0
     inference: list[InferenceRow] = field(default_factory=list)
     """Figures of the inference nodes that answer."""
@@ -515,8 +515,8 @@ class HeldSample:
     age: Annotated[float, shown("Age", "Seconds since the entry was recorded.", unit="s")]
     weight: Annotated[float, shown("Weight", "Draws are in proportion to it.", formula="init_w · multiplier · priority "
         "^ priority_exponent", docs="sampling.md")]
-    probability: Annotated[float, shown("Chance at each draw", "How likely this sample is to be the one that a draw "
-        "from its server gives.", formula="weight ÷ Σ weight", docs="sampling.md")]
+    probability: Annotated[float, shown("Chance at each draw", "Probability that one draw from the server returns "
+        "this sample.", formula="weight ÷ Σ weight", docs="sampling.md")]
     importance: Annotated[float, shown("Importance", "What a learner multiplies into its loss to correct for unequal "
         "chances. 1 is an entry of the mean chance. A batch divides by its largest.",
         formula="(N · chance) ^ -importance_exponent", docs="sampling.md")]
@@ -533,9 +533,9 @@ class HeldSample:
     """Position of the entry in its episode, from 1; None if the server does not know the episode."""
     episode: int | None
     """Number of entries in the episode; None if the server does not know the episode."""
-    td_error: Annotated[float | None, shown("TD error, last update", "What a learner reported for this entry the last "
-        "time. Its priority is this size and priority_epsilon.", formula="|TD error| = priority - priority_epsilon",
-        docs="sampling.md")]
+    td_error: Annotated[float | None, shown("TD error, last update", "TD error that a learner last reported for this "
+        "entry. The priority is its absolute value plus priority_epsilon.",
+        formula="|TD error| = priority - priority_epsilon", docs="sampling.md")]
     """None if no learner reported an error, or only the actor knows the error."""
     arrays: dict[str, ShownArray]
     # fmt: on
@@ -548,8 +548,8 @@ WORDS: Final[Mapping[str, Figure]] = {
         formula="bytes received ÷ bytes recorded", docs="choose.md"),
     "bytes_sent": shown("Bytes received", "Bytes of caches that reached servers, beside the bytes of all entries "
         "that actors recorded.", docs="choose.md"),
-    "priority": shown("Priority", "How surprising an entry is: the size of its TD error, and a little more so that "
-        "nothing becomes unreachable.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
+    "priority": shown("Priority", "How surprising an entry is: the size of its TD error plus a small constant, so that "
+        "every entry can be drawn.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
     "trainer_waits": shown("Trainer", "Present state of the trainer. It pauses until start_training samples have come, "
         "and while it has made max_training_steps_per_env_step steps for each sample.", docs="trainers.md"),
     "trainer_ratio": shown("Steps per sample", "Training steps that the trainer made for each sample that came since "
@@ -557,13 +557,13 @@ WORDS: Final[Mapping[str, Figure]] = {
     "test_return": shown("Test return", "Return of episodes that are played to measure the policy and are not "
         'learned from, by workers (client.report with kind="test"), or as the program reports it under the name '
         "test_return.", docs="on-policy.md"),
-    "policy_loss": shown("Policy loss", "What the optimizer lowers so that good actions become more likely. Its size "
-        "says little; it need not fall while returns rise.",
+    "policy_loss": shown("Policy loss", "Loss that the optimizer lowers so that good actions become more likely. Its "
+        "size says little; the loss need not fall while returns rise.",
         formula="-mean of min(ratio · advantage, clipped ratio · advantage)", docs="on-policy.md"),
     "value_loss": shown("Value loss", "How far the value function is from the returns that were seen. It rises with "
         "the size of returns.", formula="½ mean of (value - return)²", docs="on-policy.md"),
-    "entropy": shown("Entropy", "How undecided the policy is. It falls while the policy learns; near 0 it explores "
-        "no more.", formula="-Σ p log p", docs="on-policy.md"),
+    "entropy": shown("Entropy", "Randomness of the policy. It falls while the policy learns; near 0 the policy no "
+        "longer explores.", formula="-Σ p log p", docs="on-policy.md"),
     "kl": shown("KL divergence", "How far an update moved the policy, as an estimate. Values above 0.05 often mean a "
         "step size that is too large.", formula="mean of (ratio - 1) - log ratio", docs="on-policy.md"),
     "clip_fraction": shown("Clipped ratios", "The share of the entries whose probability ratio left the range that "
