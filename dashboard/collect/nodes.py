@@ -126,7 +126,7 @@ class NodeQuestions:
         """Return the body of a page.
 
         Raises:
-            NodeError: as for `ask`; or `is_over` returned True, or all pages together took or are too long.
+            NodeError: as for `ask`; or `is_over` returned True, or all pages together exceed their time or bytes.
         """
         remaining = self._deadline - time.monotonic()
         if remaining <= 0.0 or self._is_over():
@@ -275,8 +275,8 @@ class ClusterDistribution:
     population: float
     """Number of entries of positive weight, in the actors' memories or in the servers' episodes."""
     effective: Annotated[float | None, shown("Effective size", "Number of equally likely entries "
-        "with the same chance that two draws give one entry. It is the number of entries if all chances are equal, "
-        "and 1 if a single entry is always drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
+        "of which two draws would give the same entry as often as here. It is the number of entries if all chances "
+        "are equal, and 1 if a single entry is always drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
     weights: ClusterHistogram
     """Weights of the examined items: the chances of draws are proportional to the weights."""
     ages: ClusterHistogram

@@ -323,7 +323,7 @@ class OpenedRun:
         return []
 
     def actors(self) -> list[ActorRow]:
-        """Return the exported actors."""
+        """Return a row for each actor in the file."""
         return msgspec.json.decode(self.history.document(self._head.run, "actors") or b"[]", type=list[ActorRow])
 
     def actor(self, client: str) -> ActorDetail | None:
@@ -340,7 +340,7 @@ class OpenedRun:
         end = self._head.seen + 1.0
         until = min(until, end)
         begin = max(min(since or self._head.began, until), 0.0)
-        then = max(self._head.exported, end)  # a run exported late had lost its finest points
+        then = max(self._head.exported, end)  # finer levels were pruned before the export
         return self.history.curves(run or self._head.run, names, begin, until, points, then)
 
     def events(self, run: str) -> list[EventRow]:

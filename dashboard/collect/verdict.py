@@ -196,8 +196,8 @@ def _stopped(signs: Signs) -> list[Verdict]:
     number = signs.seen.actors.active - signs.seen.actors.idle
     if signs.is_still and number > 0 and not signs.inserts_wait:
         text = (
-            f"No steps come in: {'the active actor has' if number == 1 else f'{number} active actors have'} not recorded "
-            "a step for a minute. An environment may hang, or no model may arrive: see `memoire logs`, then restart "
+            f"No steps come in: {'the active actor has' if number == 1 else f'{number} active actors have'} recorded "
+            "no step for a minute. An environment may hang, or no model may arrive: see `memoire logs`, then restart "
             "the actors."
         )
         return [Verdict("bad", "no_inserts", text, "memoire logs")]
@@ -358,7 +358,7 @@ def _quality(signs: Signs) -> Iterator[Verdict]:
         delay, turnover = signs.feedback
         text = (
             f"TD errors come late: they reach their actors after {delay:.1f} s, and the actors' memories hold "
-            f"{turnover:.1f} s of steps, so many entries are already evicted. Give actors a larger capacity, or store "
+            f"{turnover:.1f} s of steps: many entries are evicted by then. Give actors a larger capacity, or store "
             "episodes, whose priorities the server sets itself."
         )
         yield Verdict("notice", "feedback_late", text, "capacity")
