@@ -1,11 +1,11 @@
-"""Curves in one SQLite file: every figure of every run over time, the older the coarser, with the spikes kept.
+"""SQLite file of curves: every figure of every run over time, in three resolutions.
 
-    level 0   a second each    for an hour         each bucket: count, mean, min, max
-    level 1   15 seconds       for two days
-    level 2   5 minutes        for 90 days
+    level 0   buckets of 1 s     kept for an hour    each bucket: count, mean, min, max
+    level 1   15 seconds         two days
+    level 2   5 minutes          90 days
 
-A point goes into all levels at once, so that nothing has to be summed up later, and a dashboard that was killed has
-lost what it had not flushed: seconds. Buckets that are there already are merged, not replaced.
+Each point goes into all levels at once, so old points need no later aggregation; min and max keep the spikes. A killed
+dashboard loses only the seconds since its last flush. A flush merges new points into existing buckets.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from memoire.errors import HistoryError
 from memoire.replay.files import FileLock
 
 LEVELS = ((1, 3_600), (15, 2 * 86_400), (300, 90 * 86_400))
-"""Seconds of a bucket, and for how many seconds it is kept, level by level."""
+"""Width of a bucket and its retention, both in seconds, for each level."""
 FLUSH_INTERVAL = 5.0
 PRUNE_INTERVAL = 300.0
 MAX_SERIES = 4_096
-"""Names of one run; more are not kept (and counted in `left_out`)."""
+"""Figures of one run; points of further figures are discarded, and counted in `left_out`."""
 MAX_EVENTS = 1_000
-"""Newest events of a run that are kept."""
+"""Newest events that are kept for each run."""
 MIN_AWAY = 5.0
-"""Seconds without a look after which a curve has a gap."""
+"""Seconds without a point after which a curve has a gap."""
 FORMAT = 2
 
 _TABLES = """
@@ -66,21 +66,21 @@ Key = TypeVar("Key")
 
 
 class HistoryPoint(NamedTuple):
-    """What one figure was within a stretch of time."""
+    """Mean, least and greatest value of a figure within a period."""
 
     mean: float
     least: float
     greatest: float
     number: int = 1
-    """Of values."""
+    """Number of values in the period."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> HistoryPoint:
-        """Of at least one value."""
+        """Return the point of at least one value."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
     def plus(self, other: HistoryPoint) -> HistoryPoint:
-        """Both together."""
+        """Return the point of the values of both points."""
         number = self.number + other.number
         mean = (self.mean * self.number + other.mean * other.number) / number
         return HistoryPoint(mean, min(self.least, other.least), max(self.greatest, other.greatest), number)
@@ -88,47 +88,47 @@ class HistoryPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as it was seen last. Times are seconds since 1970."""
+    """Record of a run as the dashboard saw the run last. Times are seconds since 1970."""
 
     name: str
     began: float
     seen: float
     facts: dict[str, Any]
-    """totals, finished, return_mean: as they were then."""
+    """totals, finished and return_mean at the time `seen`."""
     is_current: bool = False
-    """Whether it is the one that is counted now."""
+    """True for the run that the cluster counts now."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that happened to a run at one moment: a mark on its curves."""
+    """Event of a run at one moment, shown as a mark on the run's curves."""
 
     time: float
-    """Seconds since 1970."""
+    """Moment of the event, in seconds since 1970."""
     kind: str
     """run_began, run_finished, node_down, node_back or node_restarted."""
     node: str
-    """Name of the node; "" of the run itself."""
+    """Name of the node; "" for an event of the run itself."""
     text: str
-    """What happened, in a sentence."""
+    """Sentence that describes the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Several figures over the same buckets of time; None where a bucket has none."""
+    """Values of several figures in the same time buckets; None if a figure has no point in a bucket."""
 
     run: str
     bucket: float
-    """Seconds of each."""
+    """Width of a bucket in seconds."""
     time: list[float]
-    """Begin of each bucket in which the cluster was looked at, seconds since 1970."""
+    """Beginning of each bucket that has a point, in seconds since 1970."""
     steps: list[float | None]
-    """Steps that the run had counted then."""
+    """Greatest number of steps of the run in each bucket."""
     mean: dict[str, list[float | None]]
     least: dict[str, list[float | None]]
     greatest: dict[str, list[float | None]]
     away: list[list[float]]
-    """Stretches in which nobody looked, from the end of a bucket to the beginning of the next."""
+    """Gaps without points, each [end of a bucket, beginning of the next bucket], in seconds since 1970."""
 
 
 def _merge(points: dict[Key, HistoryPoint], key: Key, point: HistoryPoint) -> None:
@@ -137,26 +137,26 @@ def _merge(points: dict[Key, HistoryPoint], key: Key, point: HistoryPoint) -> No
 
 
 def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[list[float]]:
-    """Where buckets of so many seconds are more than `patience` seconds apart."""
+    """Return [end, begin] of each gap of more than `patience` seconds between buckets of `bucket` seconds."""
     ends = ((before + bucket, after) for before, after in itertools.pairwise(times))
     return [[end, after] for end, after in ends if after - end > patience]
 
 
 def _make_private(path: Path) -> None:
-    """Log lines and figures are for the dashboard's owner; a file of a former version could be read by everybody."""
+    """Create the file for its owner only, because it holds log lines; restrict a file of an older version."""
     if path.exists():
         files.tighten(path)
     else:
         os.close(files.create(path))
 
 
-def _locked(path: str) -> FileLock:
-    """Two dashboards with one file would count everything twice."""
+def _lock_history(path: str) -> FileLock:
+    """Lock the history file, because two dashboards with one file would count each point twice."""
     try:
         return FileLock(
             Path(f"{path}.lock"),
             held=lambda holder: HistoryError(path, f"it is in use by {holder}"),
-            foreign=lambda what: HistoryError(path, f"{path}.lock is {what}, not its lock"),
+            foreign=lambda what: HistoryError(path, f"{path}.lock is {what}, not the lock file"),
             opening=files.append,
         )
     except HistoryError:
@@ -166,29 +166,32 @@ def _locked(path: str) -> FileLock:
 
 
 class History(ClosingContext):
-    """The file, which one process at a time has. Thread-safe; `add` costs no disk, `flush` writes.
+    """History file of curves, locked by one process at a time. Thread-safe. `add` works in memory, `flush` writes.
+
+    Args:
+        path: Path of the file; None keeps the history in memory.
 
     Raises:
-        HistoryError: it cannot be opened, or is something else.
+        HistoryError: the file cannot be opened, is in use, or is not a history file.
     """
 
     def __init__(self, path: str | None) -> None:
         path = os.path.abspath(path) if path else None
         self.path = path or ":memory:"
         self.left_out = 0
-        """Points of names beyond `MAX_SERIES`."""
+        """Number of points discarded because their run already has `MAX_SERIES` figures."""
         self._lock = threading.RLock()
         self._pending: dict[tuple[int, int, int], HistoryPoint] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._counts: dict[str, int] = {}
-        self._file_lock = _locked(path) if path else None
+        self._file_lock = _lock_history(path) if path else None
         try:
             if path:
                 _make_private(Path(path))
             self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, FORMAT):
-                raise HistoryError(self.path, f"it has format {version}, and this memoire writes {FORMAT}")
+                raise HistoryError(self.path, f"it has format {version}, but this memoire writes format {FORMAT}")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(_TABLES)
@@ -205,14 +208,14 @@ class History(ClosingContext):
     # ------------------------------------------------------------------------------------------------- writing
 
     def add(self, run: str, time: float, points: Mapping[str, HistoryPoint]) -> None:
-        """Keep what these figures were at this time."""
+        """Add a point of each figure at this time, in memory until `flush`."""
         with self._lock:
             for name, point in points.items():
                 self.left_out += not self.load(run, name, [(time, 0, point)])
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """The database, for this thread alone. Raises HistoryError for what goes wrong with it."""
+        """Lock the database for this thread and yield it. Raise HistoryError for an SQLite error, after a rollback."""
         with self._lock:
             try:
                 yield self._db
@@ -231,7 +234,7 @@ class History(ClosingContext):
         return number
 
     def flush(self) -> None:
-        """Write what was added. Raises HistoryError; nothing is lost then, and the next flush tries again."""
+        """Write the added points. Raises HistoryError; the points are then kept for the next flush."""
         with self._writing() as database:
             rows = [(*key, point.number, *point[:3]) for key, point in self._pending.items()]
             database.execute("BEGIN")
@@ -240,7 +243,7 @@ class History(ClosingContext):
             self._pending.clear()
 
     def prune(self, now: float) -> None:
-        """Take out what is older than its level is kept."""
+        """Delete points that are older than the retention of their level. Raises HistoryError."""
         with self._writing() as database:
             numbers = [number for (number,) in database.execute("SELECT id FROM series")]
             for level, (_, kept) in enumerate(LEVELS):
@@ -248,7 +251,7 @@ class History(ClosingContext):
                 database.executemany("DELETE FROM points WHERE series = ? AND level = ? AND time < ?", rows)
 
     def close(self) -> None:
-        """Write the rest, and let go of the file."""
+        """Flush, close the file and release its lock, also if the flush raises HistoryError."""
         with self._lock:
             try:
                 self.flush()
@@ -263,7 +266,7 @@ class History(ClosingContext):
     # ------------------------------------------------------------------------------------------------- reading
 
     def names(self, run: str) -> list[str]:
-        """All figures of a run."""
+        """Return the names of a run's figures, sorted."""
         with self._lock:
             return sorted(name for known, name in self._ids if known == run)
 
@@ -277,11 +280,11 @@ class History(ClosingContext):
         now: float,
         patience: float = MIN_AWAY,
     ) -> Curves:
-        """These figures between two times, in at most about `points` buckets: the finest level that reaches back so
-        far, several of its buckets taken together where there are more.
+        """Return these figures between two times, in at most about `points` buckets, of the finest level that reaches
+        back to `since`, or of a coarser level that still has `points` buckets. More buckets than that are merged.
 
         Args:
-            patience: Seconds without a look that are no gap yet.
+            patience: Longest gap without a point, in seconds, that `away` leaves out.
         """
         level = next((at for at, (_, kept) in enumerate(LEVELS) if now - kept <= since), len(LEVELS) - 1)
         width = LEVELS[level][0]
@@ -289,16 +292,16 @@ class History(ClosingContext):
             level += 1
             width = LEVELS[level][0]
         bucket = width * max(1, -(-int(until - since) // (width * max(1, points))))
-        found = {name: self._buckets(run, name, level, since, until, bucket) for name in {*names, "steps"}}
-        times = sorted({time for buckets in found.values() for time in buckets})
+        curve = {name: self._buckets(run, name, level, since, until, bucket) for name in {*names, "steps"}}
+        times = sorted({time for buckets in curve.values() for time in buckets})
         return Curves(
             run=run,
             bucket=float(bucket),
             time=[float(time) for time in times],
-            steps=[point.greatest if (point := found["steps"].get(time)) else None for time in times],
-            mean={name: [p.mean if (p := found[name].get(time)) else None for time in times] for name in names},
-            least={name: [p.least if (p := found[name].get(time)) else None for time in times] for name in names},
-            greatest={name: [p.greatest if (p := found[name].get(time)) else None for time in times] for name in names},
+            steps=[point.greatest if (point := curve["steps"].get(time)) else None for time in times],
+            mean={name: [p.mean if (p := curve[name].get(time)) else None for time in times] for name in names},
+            least={name: [p.least if (p := curve[name].get(time)) else None for time in times] for name in names},
+            greatest={name: [p.greatest if (p := curve[name].get(time)) else None for time in times] for name in names},
             away=stretches_away(times, float(bucket), max(patience, float(width))),
         )
 
@@ -316,8 +319,8 @@ class History(ClosingContext):
             if number is None:
                 return []
             width = LEVELS[level][0]
-            begin = int(since) // width * width  # the bucket that it lies in
-            found = {
+            begin = int(since) // width * width  # beginning of the bucket that contains `since`
+            points = {
                 time: HistoryPoint(mean, least, greatest, count)
                 for time, count, mean, least, greatest in self._db.execute(
                     "SELECT time, count, mean, least, greatest FROM points "
@@ -327,14 +330,14 @@ class History(ClosingContext):
             }
             for (known, at, time), point in self._pending.items():
                 if known == number and at == level and begin <= time < until:
-                    _merge(found, time, point)
-            return sorted(found.items())
+                    _merge(points, time, point)
+            return sorted(points.items())
 
     def all(self, run: str, name: str) -> Iterator[tuple[int, int, HistoryPoint]]:
-        """Everything that is kept of a figure, each time once, as finely as it is there: begin, seconds and figure."""
+        """Yield all points of a figure, oldest first, as (begin, width in seconds, point), each time once."""
         until = float("inf")
         pieces: list[list[tuple[int, int, HistoryPoint]]] = []
-        for level, (width, _) in enumerate(LEVELS):  # the finest one is the newest
+        for level, (width, _) in enumerate(LEVELS):  # the finest level holds the newest points
             rows = [(time, width, point) for time, point in self._points(run, name, level, 0.0, 2.0**53)]
             rows = [row for row in rows if row[0] + width <= until]
             if rows:
@@ -346,7 +349,7 @@ class History(ClosingContext):
     # ---------------------------------------------------------------------------------------------------- runs
 
     def keep_run(self, run: str, time: float, facts: Mapping[str, Any], rows: bytes = b"") -> None:
-        """Keep what is known of a run: facts for people, and its ledger."""
+        """Write a run's facts, for display, and its packed ledger rows. The first call's `time` is the beginning."""
         with self._writing() as database:
             database.execute(
                 "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen = excluded.seen, "
@@ -355,14 +358,14 @@ class History(ClosingContext):
             )
 
     def runs(self) -> list[RunInfo]:
-        """All runs that were ever seen, in the order in which they began."""
+        """Return all recorded runs, in the order in which they began."""
         with self._lock:
-            found = self._db.execute("SELECT name, began, seen, facts FROM runs ORDER BY began, name")
-            return [RunInfo(name, began, seen, msgspec.json.decode(facts)) for name, began, seen, facts in found]
+            rows = self._db.execute("SELECT name, began, seen, facts FROM runs ORDER BY began, name")
+            return [RunInfo(name, began, seen, msgspec.json.decode(facts)) for name, began, seen, facts in rows]
 
     def load(self, run: str, name: str, points: Iterable[tuple[float, int, HistoryPoint]]) -> bool:
-        """Take what `all` of another history gave: begin, seconds and figure. Each goes into all levels that are not
-        finer than it is. False: the run has too many figures.
+        """Add points to a figure, as `all` yields them: (begin, width in seconds, point). Each point goes into
+        all levels whose buckets are not narrower. Return False if the run already has `MAX_SERIES` other figures.
         """
         with self._lock:
             number = self._id(run, name)
@@ -377,7 +380,7 @@ class History(ClosingContext):
     # ---------------------------------------------------------------------------------------- events and documents
 
     def add_event(self, run: str, event: EventRow) -> None:
-        """Keep something that happened to a run. Of more than `MAX_EVENTS` the oldest go."""
+        """Write an event of a run; delete the oldest events beyond `MAX_EVENTS`."""
         with self._writing() as database:
             database.execute("INSERT INTO events (run, body) VALUES (?, ?)", (run, msgspec.json.encode(event)))
             database.execute(
@@ -387,25 +390,25 @@ class History(ClosingContext):
             )
 
     def events(self, run: str) -> list[EventRow]:
-        """What happened to a run, the oldest first."""
+        """Return the events of a run, oldest first."""
         with self._lock:
-            found = self._db.execute("SELECT body FROM events WHERE run = ? ORDER BY id", (run,))
-            return [msgspec.json.decode(body, type=EventRow) for (body,) in found]
+            rows = self._db.execute("SELECT body FROM events WHERE run = ? ORDER BY id", (run,))
+            return [msgspec.json.decode(body, type=EventRow) for (body,) in rows]
 
     def keep_document(self, run: str, kind: str, body: bytes) -> None:
-        """Keep the newest of a kind of document of a run: its settings, its overview."""
+        """Write the newest document of a kind, such as settings or overview, over the run's previous one."""
         with self._writing() as database:
             database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (run, kind, body))
 
     def document(self, run: str, kind: str) -> bytes:
-        """The newest of this kind; empty where there is none."""
-        return self._one("SELECT body FROM documents WHERE run = ? AND kind = ?", run, kind)
+        """Return the newest document of this kind; b"" if the run has no such document."""
+        return self._fetch_blob("SELECT body FROM documents WHERE run = ? AND kind = ?", run, kind)
 
     def ledger(self, run: str) -> bytes:
-        """Its rows, packed; empty where it is not known."""
-        return self._one("SELECT rows FROM runs WHERE name = ?", run)
+        """Return the packed ledger rows of a run; b"" if the run is unknown."""
+        return self._fetch_blob("SELECT rows FROM runs WHERE name = ?", run)
 
-    def _one(self, question: str, *names: str) -> bytes:
+    def _fetch_blob(self, query: str, *names: str) -> bytes:
         with self._lock:
-            row = self._db.execute(question, names).fetchone()
+            row = self._db.execute(query, names).fetchone()
             return b"" if row is None else bytes(row[0])

@@ -1,12 +1,11 @@
-"""Where the nodes are, and how they are asked: plain HTTP, one short question each.
+"""Addresses of nodes, HTTP requests to them, and their answers combined over all servers.
 
-How things are spread: what a table holds, over all servers, out of what each says at /distribution; and actors by a
-figure. Pure.
+Distributions: of a table, combined from the /distribution of all servers, and of actors by a figure. Without I/O.
 
-Log lines of all servers as one list, newest first, a page at a time. Pure: whoever asks the servers is passed in.
+Log lines of all servers in pages, newest first. Without I/O: the caller passes in the function that asks the servers.
 
-Each server numbers its lines. A cursor is where every server's lines were left off, "12@server-0,7@server-1": with
-direction "older" the lines before it, with "newer" those after it, which may not have been written yet.
+Each server numbers its lines. A cursor is a position in the lines of every server: "12@server-0,7@server-1". Direction
+"older" reads the lines before the cursor, "newer" the lines after the cursor, also lines that are written later.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from memoire.tables import registry
 from memoire.tables.inspection import PER_TEN
 
 RESOLVE_INTERVAL = 5.0
-"""Seconds between two look-ups of a name."""
+"""Seconds between two look-ups of the same name."""
 LOOKUP_TIMEOUT = 3.0
 """Seconds that a look-up of all names may take."""
 MAX_NODES = 1024
 MAX_ANSWER_BYTES = 16 << 20
-"""Bytes of one page."""
+"""Largest body of one page, in bytes."""
 MAX_TOTAL_PAGE_BYTES = 128 << 20
 
 
 class NodeError(Exception):
-    """A node did not answer, or not with what was asked for; says why."""
+    """Error of a request to a node, with the reason, and the HTTP status of its answer; status 0 without an answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text, status)
@@ -59,39 +58,39 @@ class NodeError(Exception):
 
 
 def misunderstood(who: str, error: Exception) -> NodeError:
-    """What came in place of an answer as it should be; a NodeError as it is."""
-    return error if isinstance(error, NodeError) else NodeError(f"{who} answered what is not understood: {error}")
+    """Return an error in the answer of the node `who` as a NodeError; a NodeError unchanged."""
+    return error if isinstance(error, NodeError) else NodeError(f"{who} sent an answer that cannot be read: {error}")
 
 
 def ask_all(pool: Executor, questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What each of these calls returns, by name, all made at the same time; or the NodeError that came instead."""
+    """Call all functions in parallel. Return each result, or the NodeError of a call that failed, by name."""
 
-    def one(name: str) -> Any:
+    def call(name: str) -> Any:
         try:
             return questions[name]()
         except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
             return misunderstood(name, error)
 
-    return dict(zip(questions, pool.map(one, questions), strict=True))
+    return dict(zip(questions, pool.map(call, questions), strict=True))
 
 
 def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: float = 2.0, accept: str = "") -> bytes:
-    """The body of a page; the first of the tokens is given.
+    """Return the body of a page. The request carries the token, or the first of several tokens.
 
     Args:
-        timeout: Seconds for everything: to find and reach the node, and to have the whole answer.
+        timeout: Seconds for the whole request: name look-up, connection and complete answer.
 
     Raises:
-        NodeError: nobody answers in time, or something else than 200.
+        NodeError: no complete answer arrives in time, the body is too long, or the status is not 200.
     """
-    given = token.first if isinstance(token, Tokens) else token
-    headers = {"Accept": accept or "*/*"} | ({} if given is None else {"Authorization": f"Bearer {given}"})
+    bearer = token.first if isinstance(token, Tokens) else token
+    headers = {"Accept": accept or "*/*"} | ({} if bearer is None else {"Authorization": f"Bearer {bearer}"})
     try:
         status, body = _get(url, path, headers, time.monotonic() + timeout)
     except TimeoutError:
-        raise NodeError(f"{url} does not answer: {path} did not come as a whole within {timeout:g} s") from None
+        raise NodeError(f"{url} does not answer: {path} did not arrive completely within {timeout:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NodeError(f"{url} does not answer: {_words(error)}") from None
+        raise NodeError(f"{url} does not answer: {_describe(error)}") from None
     if len(body) > MAX_ANSWER_BYTES:
         raise NodeError(f"{url}{path} answered with more than {MAX_ANSWER_BYTES} bytes")
     if status != 200:
@@ -100,13 +99,13 @@ def ask(url: str, path: str, *, token: Tokens | str | None = None, timeout: floa
 
 
 class NodeQuestions:
-    """Pages of one node, one after the other, within so many seconds in all.
+    """Sequence of requests to one node, with a time limit and a byte limit for all pages together.
 
     Args:
-        timeout: Seconds that it has for one page.
-        seconds: And for all of them.
-        is_over: Asked before each page: whether nobody waits for them any more.
-        max_bytes: Bytes that all pages may have together.
+        timeout: Seconds for each page.
+        seconds: Seconds for all pages together.
+        is_over: Function called before each page; True refuses the request.
+        max_bytes: Bytes that all pages together may have.
     """
 
     def __init__(
@@ -124,29 +123,29 @@ class NodeQuestions:
         self._deadline, self._bytes = time.monotonic() + seconds, 0
 
     def get(self, path: str) -> bytes:
-        """The body of a page.
+        """Return the body of a page.
 
         Raises:
-            NodeError: as `ask`; or all pages together took too long, or are too long.
+            NodeError: as for `ask`; or `is_over` returned True, or all pages together exceed their time or bytes.
         """
-        left = self._deadline - time.monotonic()
-        if left <= 0.0 or self._is_over():
-            why = "the dashboard ends" if left > 0.0 else f"its pages took more than {self._seconds:g} s"
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0.0 or self._is_over():
+            why = "the dashboard is closing" if remaining > 0.0 else f"its pages took more than {self._seconds:g} s"
             raise NodeError(f"{self._url} was not asked for {path}: {why}")
-        body = ask(self._url, path, token=self._token, timeout=min(self._timeout, left))
+        body = ask(self._url, path, token=self._token, timeout=min(self._timeout, remaining))
         self._bytes += len(body)
         if self._bytes > self._max_bytes:
             raise NodeError(f"{self._url} answered with more than {self._max_bytes} bytes in all")
         return body
 
     def json(self, path: str) -> dict[str, Any]:
-        """The same, read."""
-        told: dict[str, Any] = msgspec.json.decode(self.get(path))
-        return told
+        """Return the decoded JSON body of a page. Raises NodeError, as `get`, or msgspec.DecodeError."""
+        body: dict[str, Any] = msgspec.json.decode(self.get(path))
+        return body
 
 
 def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple[int, bytes]:
-    """Status and body of a page, up to a byte more than is taken."""
+    """Return status and body of a page, read up to one byte beyond `MAX_ANSWER_BYTES`."""
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
     with contextlib.closing(connection):
@@ -156,78 +155,78 @@ def _get(url: str, path: str, headers: dict[str, str], deadline: float) -> tuple
             return answer.status, answer.read(MAX_ANSWER_BYTES + 1)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
 def _reason(body: bytes) -> str:
     try:
-        said: Any = msgspec.json.decode(body)
-        return str(said["error"])[:300]
+        content: Any = msgspec.json.decode(body)
+        return str(content["error"])[:300]
     except (msgspec.DecodeError, KeyError, TypeError):
-        return "it does not say why"
+        return "no reason given"
 
 
 class NodeAddresses:
-    """The nodes' addresses: those given, and those of names, looked up on threads of their own.
+    """URLs of nodes: fixed URLs, and URLs of DNS names, which background threads look up.
 
     Args:
-        given: "http://..." or "dns:NAME:PORT".
-        resolver: Looks names up; None is the one of this process.
+        addresses: "http://..." or "dns:NAME:PORT".
+        resolver: Resolver of the names; None takes the resolver that this process shares.
     """
 
-    def __init__(self, given: Iterable[str], resolver: NameResolver | None = None) -> None:
-        given = tuple(given)
-        self._fixed = [each.rstrip("/") for each in given if not each.startswith("dns:")]
-        self._names = [each[4:] for each in given if each.startswith("dns:")]
+    def __init__(self, addresses: Iterable[str], resolver: NameResolver | None = None) -> None:
+        addresses = tuple(addresses)
+        self._fixed = [each.rstrip("/") for each in addresses if not each.startswith("dns:")]
+        self._names = [each[4:] for each in addresses if each.startswith("dns:")]
         self._resolver = resolver or shared_names()
-        self._found: dict[str, list[str]] = {}
+        self._resolved: dict[str, list[str]] = {}
         self.trouble: dict[str, str] = {}
-        """Names that were not found, and why."""
+        """Error text of each name whose newest look-up failed."""
         self._closed = threading.Event()
 
     def begin(self) -> None:
-        """Look the names up again and again, until `close`."""
+        """Start a thread that looks the names up every `RESOLVE_INTERVAL` seconds, until `close`."""
         if self._names:
             threading.Thread(target=self._run, name="memoire-dashboard-dns", daemon=True).start()
 
     def now(self) -> list[str]:
-        """All of them, each once."""
-        found = [url for name in self._names for url in self._found.get(name, [])]
-        return list(dict.fromkeys([*self._fixed, *found]))[:MAX_NODES]
+        """Return all known URLs, each once, at most `MAX_NODES`."""
+        resolved = [url for name in self._names for url in self._resolved.get(name, [])]
+        return list(dict.fromkeys([*self._fixed, *resolved]))[:MAX_NODES]
 
     def close(self) -> None:
-        """Look nothing up any more."""
+        """End the thread that looks the names up."""
         self._closed.set()
 
     def look(self, timeout: float = LOOKUP_TIMEOUT) -> None:
-        """Look all names up once, all at the same time; addresses found before stay if the name server is silent.
+        """Look all names up once, in parallel, and wait. Known addresses stay if the name server does not answer.
 
         Args:
-            timeout: Seconds for all of them. A later answer counts at the next look.
+            timeout: Seconds for all names. The next call uses answers that arrive later.
         """
         deadline = time.monotonic() + timeout
         answers: queue.SimpleQueue[tuple[str, LookupResult]] = queue.SimpleQueue()
         for name in self._names:
-            self._resolver.ask(name.rpartition(":")[0], partial(_pass_on, answers, name))
+            self._resolver.ask(name.rpartition(":")[0], partial(_put_result, answers, name))
         silent = dict.fromkeys(self._names, f"no answer from the name server within {timeout:g} s")
         with contextlib.suppress(queue.Empty):
             while silent:
-                name, found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                name, result = answers.get(timeout=max(0.0, deadline - time.monotonic()))
                 silent.pop(name, None)
-                self._take(name, found)
+                self._apply(name, result)
         self.trouble |= silent
 
-    def _take(self, name: str, found: LookupResult) -> None:
+    def _apply(self, name: str, result: LookupResult) -> None:
         try:
-            urls = _urls(found.addresses, int(name.rpartition(":")[2]))
+            urls = _urls(result.addresses, int(name.rpartition(":")[2]))
         except ValueError:
             self.trouble[name] = f"dns:{name} has no port: give its number, as in dns:NAME:8080"
             return
-        if found.trouble:
-            self.trouble[name] = found.trouble
+        if result.trouble:
+            self.trouble[name] = result.trouble
         else:
-            self._found[name] = urls
+            self._resolved[name] = urls
             self.trouble.pop(name, None)
 
     def _run(self) -> None:
@@ -237,8 +236,8 @@ class NodeAddresses:
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
 
 
-def _pass_on(answers: queue.SimpleQueue[tuple[str, LookupResult]], name: str, found: LookupResult) -> None:
-    answers.put((name, found))
+def _put_result(answers: queue.SimpleQueue[tuple[str, LookupResult]], name: str, result: LookupResult) -> None:
+    answers.put((name, result))
 
 
 def _urls(addresses: Iterable[str], port: int) -> list[str]:
@@ -247,39 +246,39 @@ def _urls(addresses: Iterable[str], port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHistogram:
-    """How many values lie where."""
+    """Histogram of values from several servers or actors."""
 
     bounds: list[float]
-    """Where buckets begin, and where the last one ends: one more than `counts`, or none."""
+    """Bounds of the buckets, ascending: one more than `counts`; empty without buckets."""
     counts: list[int]
     zeros: int
-    """Values that are 0: in no bucket."""
+    """Number of values equal to 0, which are in no bucket."""
     least: float | None
     greatest: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDistribution:
-    """How what a table holds is spread, over all servers."""
+    """Distribution of weights and ages in a table, over all servers."""
 
     # fmt: off
     table: str
     storage: str
     unit: str
-    """What was looked at, in words: "entries", or "samples", which were drawn by weight already."""
+    """Noun for the examined items: "entries", or "samples", which were already drawn by weight."""
     weighed: str
-    """What the weights are, as a sentence."""
+    """Sentence that explains the weights."""
     looked: int
-    """How many were looked at, of `held`."""
+    """Number of items that were examined, out of `held`."""
     held: int
-    """Samples, or entries of episodes, that can be drawn."""
+    """Number of samples, or entries of episodes, that can be drawn."""
     population: float
-    """Entries of positive weight, in the actors' memories or in the servers' episodes."""
-    effective: Annotated[float | None, shown("Effective size", "So many entries of equal chance would be drawn as "
-        "often twice. It is the number of entries where all chances are alike, and 1 where a single entry is always "
-        "drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
+    """Number of entries of positive weight, in the actors' memories or in the servers' episodes."""
+    effective: Annotated[float | None, shown("Effective size", "Number of equally likely entries "
+        "of which two draws would give the same entry as often as here. It is the number of entries if all chances "
+        "are equal, and 1 if a single entry is always drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
     weights: ClusterHistogram
-    """What draws are proportional to."""
+    """Weights of the examined items: the chances of draws are proportional to the weights."""
     ages: ClusterHistogram
     """Seconds since the entries were recorded."""
     servers: list[str]
@@ -290,32 +289,32 @@ class ClusterDistribution:
 
 @dataclass(frozen=True, slots=True)
 class ActorSpread:
-    """How the actors of a run are spread by one figure."""
+    """Distribution of a run's actors by one figure."""
 
     figure: str
     actors: int
-    """Those that have the figure."""
+    """Number of actors that have the figure."""
     median: float | None
     mean: float | None
     histogram: ClusterHistogram
-    """In buckets of equal width."""
+    """Histogram of the actors' values, in buckets of equal width."""
 
 
-def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> ClusterDistribution:
-    """All servers' parts as one.
+def merged(table: str, answers: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> ClusterDistribution:
+    """Return the distributions of all servers combined into one.
 
     Args:
-        told: What each server says, by name.
+        answers: Decoded /distribution of each server, by the server's name.
         missing: Servers that did not answer.
     """
-    parts = list(told.values())
+    parts = list(answers.values())
     storage = parts[0]["storage"] if parts else ""
     kind = registry.words_of(storage)
-    most = max((part["total_weight"] for part in parts), default=0.0)
-    weights = [part["total_weight"] / most if most > 0.0 else 0.0 for part in parts]  # their sum could overflow
+    greatest = max((part["total_weight"] for part in parts), default=0.0)
+    weights = [part["total_weight"] / greatest if greatest > 0.0 else 0.0 for part in parts]  # else a sum may overflow
     total = math.fsum(weights)
-    # p of an entry is its chance at its server, times that server's share of the whole weight.
-    twice = math.fsum(
+    # An entry's p is its probability at its server, times the server's share of the total weight.
+    sum_of_squares = math.fsum(
         (weight / total) ** 2 / part["effective"]
         for weight, part in zip(weights, parts, strict=True)
         if part["effective"]
@@ -328,35 +327,35 @@ def merged(table: str, told: Mapping[str, Mapping[str, Any]], missing: Sequence[
         looked=sum(part["looked"] for part in parts),
         held=sum(part["held"] for part in parts),
         population=math.fsum(part["population"] for part in parts),
-        effective=1.0 / twice if twice > 0.0 else None,
-        weights=_added([part["weights"] for part in parts]),
-        ages=_added([part["ages"] for part in parts]),
-        servers=sorted(told),
+        effective=1.0 / sum_of_squares if sum_of_squares > 0.0 else None,
+        weights=_sum_histograms([part["weights"] for part in parts]),
+        ages=_sum_histograms([part["ages"] for part in parts]),
+        servers=sorted(answers),
         missing=sorted(missing),
     )
 
 
-def _added(parts: Sequence[Mapping[str, Any]]) -> ClusterHistogram:
-    """Histograms of the same buckets as one. A part stands for what it looked at."""
-    some = [part for part in parts if part["counts"]]
-    seen = [part for part in parts if part["counts"] or part["zeros"]]
-    first = min((part["first"] for part in some), default=0)
-    end = max((part["first"] + len(part["counts"]) for part in some), default=first)
+def _sum_histograms(parts: Sequence[Mapping[str, Any]]) -> ClusterHistogram:
+    """Add up histograms of the same bucket grid; each server counts by the values that it examined."""
+    bucketed = [part for part in parts if part["counts"]]
+    filled = [part for part in parts if part["counts"] or part["zeros"]]
+    first = min((part["first"] for part in bucketed), default=0)
+    end = max((part["first"] + len(part["counts"]) for part in bucketed), default=first)
     counts = [0] * (end - first)
-    for part in some:
+    for part in bucketed:
         for place, count in enumerate(part["counts"], part["first"] - first):
             counts[place] += count
     return ClusterHistogram(
         bounds=[10.0 ** (bucket / PER_TEN) for bucket in range(first, end + 1)] if counts else [],
         counts=counts,
         zeros=sum(part["zeros"] for part in parts),
-        least=min((part["least"] for part in seen), default=None),
-        greatest=max((part["greatest"] for part in seen), default=None),
+        least=min((part["least"] for part in filled), default=None),
+        greatest=max((part["greatest"] for part in filled), default=None),
     )
 
 
 def spread_of(figure: str, values: Sequence[float], bins: int) -> ActorSpread:
-    """How actors are spread by the values of one figure, in so many buckets of equal width."""
+    """Return the distribution of actors by their values of one figure, in `bins` buckets of equal width."""
     if not values:
         return ActorSpread(figure, 0, None, None, ClusterHistogram([], [], 0, None, None))
     counts, bounds = np.histogram(values, bins)
@@ -371,32 +370,32 @@ def spread_of(figure: str, values: Sequence[float], bins: int) -> ActorSpread:
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One log line."""
+    """Log line of an actor, as a server stores the line."""
 
     server: str
     index: int
-    """At its server, growing."""
+    """Number of the line at its server, ascending."""
     received: float
     time: str
     client: str
     label: str
     text: str
-    """As the actor sent it: never to be taken for markup."""
+    """Text as the actor sent it, untrusted: pages must escape it."""
     name: str = ""
-    """That a person or Kubernetes gave to the actor; "" for none."""
+    """Name that a person or Kubernetes gave to the actor; "" if the actor has no name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Lines of all servers together, and how to go on."""
+    """Page of log lines from all servers, with cursors for the pages before and after."""
 
     rows: list[LogRow]
     older: str
-    """Give this as `cursor` with direction=older for the lines before these."""
+    """Cursor for the lines before this page: pass as `cursor` with direction=older."""
     newer: str
-    """Give this as `cursor` with direction=newer for the lines after these: later ones too, that are not there yet."""
+    """Cursor for the lines after this page, also for future lines: pass as `cursor` with direction=newer."""
     more: bool
-    """Whether there are more in the direction that was asked for."""
+    """True if more lines exist in the requested direction."""
     missing: list[str]
     """Servers that did not answer."""
 
@@ -408,19 +407,19 @@ AskServers = Callable[[dict[str, str]], dict[str, Any]]
 
 
 def read_cursor(text: str) -> dict[str, int]:
-    """What `LogPage.older` and `newer` say.
+    """Parse `LogPage.older` or `newer` into the line number of each server.
 
     Raises:
-        ParameterError: it is none of them.
+        ParameterError: the text is not a cursor.
     """
     if not re.fullmatch(CURSOR, text):
-        raise ParameterError("cursor", text[:80], "as a page of lines gave it, in `older` or `newer`")
+        raise ParameterError("cursor", text[:80], "the value of `older` or `newer` in a page of lines")
     pairs = (part.split("@") for part in text.split(",") if part)
     return {unquote(name): int(index) for index, name in pairs}
 
 
 def write_cursor(places: Mapping[str, int]) -> str:
-    """What `read_cursor` reads."""
+    """Format the line number of each server as a cursor for `read_cursor`."""
     return ",".join(f"{index}@{quote(name, safe='')}" for name, index in sorted(places.items()))
 
 
@@ -432,15 +431,15 @@ def search(
     direction: Direction,
     most: int,
 ) -> LogPage:
-    """A page of lines.
+    """Return a page of at most `most` log lines.
 
     Raises:
-        ParameterError: the servers do not take what is wanted; says why.
+        ParameterError: a server rejects the conditions; the message has the reason.
 
     Args:
-        wanted: text, client, label, since, until, run: as the servers' /logs takes them, which search themselves.
-        cursor: Where a page before left off; a server that is not in it begins at its newest line (older), or at its
-            oldest one (newer).
+        wanted: Conditions for the servers' /logs, which search: text, client, label, since, until, run.
+        cursor: Position of the previous page at each server. A server without a position begins at its newest line
+            (older), or at its oldest line (newer).
     """
     edge = {"older": "before", "newer": "after"}[direction]
     asked = {name: dict(wanted) | {"most": str(most)} for name in servers}
@@ -450,45 +449,43 @@ def search(
         if direction == "older":
             query["newest"] = "1"
     answers = ask({name: f"/logs?{urlencode(query)}" for name, query in asked.items()})
-    found: dict[str, list[LogRow]] = {}
+    lines: dict[str, list[LogRow]] = {}
     missing, more = [], False
-    for name, told in answers.items():
-        if isinstance(told, NodeError):
-            if told.status == 400 and "run" not in wanted:
-                raise ParameterError("logs", dict(wanted), told.text)
-            if told.status != 400:  # else it has never heard of this run, and has no line of it
+    for name, answer in answers.items():
+        if isinstance(answer, NodeError):
+            if answer.status == 400 and "run" not in wanted:
+                raise ParameterError("logs", dict(wanted), answer.text)
+            if answer.status != 400:  # else the server does not know this run, so it has no lines of the run
                 missing.append(name)
             continue
-        found[name] = [LogRow(server=name, **row) for row in told["rows"]]
-        more = more or not told["is_all"]
-    rows = _together(found.values(), direction)
+        lines[name] = [LogRow(server=name, **row) for row in answer["rows"]]
+        more = more or not answer["is_all"]
+    rows = _merge_lines(lines.values(), direction)
     more, rows = more or len(rows) > most, rows[:most]
-    older, newer = (write_cursor(dict(cursor) | edge) for edge in _edges(found, rows, cursor, direction))
-    rows.sort(
-        key=lambda row: (row.received, row.server, row.index), reverse=True
-    )  # a page shows the newest first, however it was found
+    older, newer = (write_cursor(dict(cursor) | edge) for edge in _next_positions(lines, rows, cursor, direction))
+    rows.sort(key=lambda row: (row.received, row.server, row.index), reverse=True)  # newest first in both directions
     return LogPage(rows, older, newer, more, missing)
 
 
-def _together(found: Iterable[list[LogRow]], direction: Direction) -> list[LogRow]:
-    """All in the order of their times, yet each server's in the order of their numbers, also where its clock was set
-    back: a page that ends in between leaves none out.
+def _merge_lines(lines: Iterable[list[LogRow]], direction: Direction) -> list[LogRow]:
+    """Return all lines by time, but each server's lines by number, even if the server's clock was set back. So a page
+    that ends between two of them omits no line.
     """
     sign, placed = -1 if direction == "older" else 1, []
-    for each in found:
+    for each in lines:
         latest = itertools.accumulate((sign * row.received for row in each), max)
         placed += [(time, row.server, number, row) for number, (time, row) in enumerate(zip(latest, each, strict=True))]
     return [row for *_, row in sorted(placed, key=lambda each: each[:3])]
 
 
-def _edges(
-    found: Mapping[str, list[LogRow]], rows: list[LogRow], cursor: Mapping[str, int], direction: Direction
+def _next_positions(
+    lines: Mapping[str, list[LogRow]], rows: list[LogRow], cursor: Mapping[str, int], direction: Direction
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Where to go on, in both directions: a server whose lines did not get onto the page goes on where it was."""
+    """Return the positions for the older and the newer page. A server without lines on this page keeps its position."""
     older, newer = {}, {}
-    for name, came in found.items():
+    for name, received in lines.items():
         shown = [row.index for row in rows if row.server == name]
-        seen = [row.index for row in came]
+        seen = [row.index for row in received]
         if direction == "older":
             older[name] = min(shown, default=max(seen, default=-1) + 1)
             newer[name] = max(seen, default=max(0, cursor.get(name, 1) - 1))

@@ -1,6 +1,6 @@
-"""A run out of a file, asked as if its cluster were still there. Nothing changes any more, and no node is asked.
+"""Exported run: the file of a run, and a source for the dashboard's pages that reads the file instead of a cluster.
 
-One run in one file, to be opened elsewhere: JSON lines, compressed with gzip. Any program can read it.
+A file holds one run as JSON lines, compressed with gzip, so that any program can read the file:
 
     {"kind": "run", "format": 1, "run": "r-1", "began": ..., "seen": ..., "exported": ..., "facts": {...}}
     {"kind": "document", "name": "settings", "body": {...}}      also "overview" and "actors"
@@ -8,9 +8,9 @@ One run in one file, to be opened elsewhere: JSON lines, compressed with gzip. A
     {"kind": "figure", "name": "return", "points": [[time, seconds, mean, least, greatest, number], ...]}
     {"kind": "end", "lines": 1234}
 
-Curves are also written as CSV for tables, and as event files that TensorBoard reads.
+Curves can also be exported as CSV, and as event files for TensorBoard.
 
-Everything is read with bounds, and nothing in it is run: the file may come from anybody.
+The reader checks types and sizes, and executes nothing from the file: its author may be untrusted.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from .nodes import ClusterDistribution, NodeError
 FORMAT = 1
 MAX_LINE_BYTES = 64 << 20
 MAX_FILE_BYTES = 1 << 30
-"""Of all lines together, decompressed."""
+"""Limit of all lines together, decompressed."""
 MAX_TIME = 1 << 40
 LINE_POINTS = 5_000
-"""Points on one line at most."""
+"""Largest number of points on one line."""
 DOCUMENTS: dict[str, Any] = {"settings": dict[str, dict[str, Any]], "overview": Overview, "actors": list[ActorRow]}
-"""Kinds of documents, and what each has to be."""
+"""Type of each kind of document."""
 MAX_NAME = 80
-"""Characters of a name of a file."""
+"""Longest result of `file_name`, in characters."""
 
 
 def file_name(run: str) -> str:
-    """A run's name as part of the name of a file: ASCII letters, digits, "-", "_" and ".", at most 80; it may be empty,
-    or have nothing but dots.
+    """Return a run's name as part of a file name: at most 80 ASCII letters, digits, "-", "_" and ".". The result may be
+    empty, or have only dots.
     """
     kept = (letter if (letter.isalnum() and letter.isascii()) or letter in "-_." else "_" for letter in run)
     return "".join(kept)[:MAX_NAME]
@@ -75,7 +75,7 @@ _WIDTHS = tuple(width for width, _ in LEVELS)
 
 
 class RunHead(msgspec.Struct, tag="run", tag_field="kind"):
-    """What the run is."""
+    """First line of a file: name, times and facts of the run. Times are seconds since 1970."""
 
     format: int
     run: str
@@ -87,38 +87,38 @@ class RunHead(msgspec.Struct, tag="run", tag_field="kind"):
 
 
 class RunDocument(msgspec.Struct, tag="document", tag_field="kind"):
-    """Something that was kept of the run whole."""
+    """Line with one document of the run, of a kind in `DOCUMENTS`."""
 
     name: str
     body: msgspec.Raw
 
 
 class Event(msgspec.Struct, tag="event", tag_field="kind"):
-    """Something that happened."""
+    """Line with one event of the run."""
 
     body: EventRow
 
 
 class CurvePart(msgspec.Struct, tag="figure", tag_field="kind"):
-    """A part of a curve, the oldest points first."""
+    """Line with a part of a curve, oldest points first."""
 
     name: str
     points: list[tuple[int, int, float, float, float, int]]
 
 
 class EndLine(msgspec.Struct, tag="end", tag_field="kind"):
-    """The last line: a file that was cut short has none."""
+    """Last line of a file; a truncated file lacks this line."""
 
     lines: int
-    """Before this one."""
+    """Number of lines before the last line."""
 
 
 Line = RunHead | RunDocument | Event | CurvePart | EndLine
 
 
 def written(history: History, row: RunInfo, now: float) -> Iterator[bytes]:
-    """A run of a history as pieces of such a file."""
-    packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: as gzip
+    """Yield a run of a history as pieces of an export file."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16 selects the gzip format
     lines = 0
     for line in _lines(history, row, now):
         lines += 1
@@ -140,21 +140,21 @@ def _lines(history: History, row: RunInfo, now: float) -> Iterator[Line]:
 
 
 def read(path: str, history: History, max_bytes: int = MAX_FILE_BYTES) -> RunHead:
-    """Put the run of a file into a history that is empty; what the file says of it.
+    """Load the run of a file into an empty history, and return the file's first line.
 
     Args:
-        max_bytes: Of all lines together, decompressed.
+        max_bytes: Limit of all lines together, decompressed.
 
     Raises:
-        RunFileError: it cannot be read, is something else, or was cut short.
+        RunFileError: the file cannot be read, is not an exported run, exceeds a limit, or was cut short.
     """
     try:
         with gzip.open(path) as file:
-            return _Reader(path, history).take(_split(path, file, max_bytes))
+            return _Loader(path, history).load(_split(path, file, max_bytes))
     except (OSError, EOFError, zlib.error) as error:
         raise RunFileError(path, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunFileError(path, f"a line of it is not as it should be ({error})") from error
+        raise RunFileError(path, f"a line is malformed ({error})") from error
 
 
 def _split(path: str, file: gzip.GzipFile, max_bytes: int) -> Iterator[bytes]:
@@ -166,8 +166,8 @@ def _split(path: str, file: gzip.GzipFile, max_bytes: int) -> Iterator[bytes]:
         yield line
 
 
-class _Reader:
-    """Takes one file, line by line."""
+class _Loader:
+    """Loader of one file into a history, line by line."""
 
     def __init__(self, path: str, history: History) -> None:
         self._path, self._history = path, history
@@ -175,40 +175,40 @@ class _Reader:
         self._names: set[str] = set()
         self._events = 0
 
-    def take(self, lines: Iterable[bytes]) -> RunHead:
-        """Put all lines into the history."""
+    def load(self, lines: Iterable[bytes]) -> RunHead:
+        """Load all lines into the history; return the first line."""
         decoder = msgspec.json.Decoder(Line)
         for number, text in enumerate(lines):
             line = decoder.decode(text)
             if isinstance(line, EndLine):
-                self._check(line.lines == number, f"{number} lines of {line.lines} are there")
-                return self._known()
-            self._put(line)
-        raise RunFileError(self._path, "its end is missing: it was cut short")
+                self._check(line.lines == number, f"it has {number} of {line.lines} lines")
+                return self._require_head()
+            self._load_line(line)
+        raise RunFileError(self._path, "it was cut short: its last line is missing")
 
-    def _put(self, line: RunHead | RunDocument | Event | CurvePart) -> None:
+    def _load_line(self, line: RunHead | RunDocument | Event | CurvePart) -> None:
         if isinstance(line, RunHead):
-            self._begin(line)
+            self._load_head(line)
         elif isinstance(line, RunDocument):
-            self._check(line.name in DOCUMENTS, f"nobody knows documents named {line.name!r}")
+            self._check(line.name in DOCUMENTS, f"it has unknown documents named {line.name!r}")
             msgspec.json.decode(line.body, type=DOCUMENTS[line.name])
-            self._history.keep_document(self._known().run, line.name, bytes(line.body))
+            self._history.keep_document(self._require_head().run, line.name, bytes(line.body))
         elif isinstance(line, Event):
             self._events += 1
             self._check(self._events <= MAX_EVENTS, f"it has more than {MAX_EVENTS} events")
-            self._history.add_event(self._known().run, line.body)
+            self._history.add_event(self._require_head().run, line.body)
         else:
-            self._draw(line)
+            self._load_curve(line)
 
-    def _begin(self, head: RunHead) -> None:
+    def _load_head(self, head: RunHead) -> None:
         self._check(self._head is None, "it holds two runs")
-        self._check(head.format == FORMAT, f"it has format {head.format}, and this memoire reads {FORMAT}")
-        self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time is out of range")
+        self._check(head.format == FORMAT, f"it has format {head.format}, but this memoire reads format {FORMAT}")
+        self._check(all(0.0 <= time < MAX_TIME for time in (head.began, head.seen)), "a time of a run is out of range")
         self._head = head
         for time in (head.began, head.seen):
             self._history.keep_run(head.run, time, head.facts)
 
-    def _draw(self, figure: CurvePart) -> None:
+    def _load_curve(self, figure: CurvePart) -> None:
         self._names.add(figure.name)
         self._check(len(self._names) <= MAX_SERIES, f"it has more than {MAX_SERIES} figures")
         self._check(all(map(_is_sound, figure.points)), f"a point of {figure.name!r} is out of range")
@@ -216,10 +216,10 @@ class _Reader:
             (time, width, HistoryPoint(mean, least, greatest, number))
             for time, width, mean, least, greatest, number in figure.points
         )
-        self._history.load(self._known().run, figure.name, points)
+        self._history.load(self._require_head().run, figure.name, points)
         self._history.flush()
 
-    def _known(self) -> RunHead:
+    def _require_head(self) -> RunHead:
         if self._head is None:
             raise RunFileError(self._path, "it does not begin with a run")
         return self._head
@@ -238,7 +238,7 @@ CHUNK: Final = 64 << 10
 
 
 def csv_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
-    """Lines "time,seconds,steps,NAME,NAME (least),NAME (greatest),...": each bucket once, as finely as it is kept."""
+    """Yield CSV lines "time,seconds,steps,NAME,NAME (least),NAME (greatest),...", each time once, at its finest."""
     columns = {name: {(time, width): point for time, width, point in history.all(run, name)} for name in names}
     steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
     keys = sorted({key for column in columns.values() for key in column})
@@ -261,7 +261,7 @@ def csv_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
 
 
 def events_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
-    """The means of these figures as a TensorBoard event file; its steps are the run's."""
+    """Yield the means of these figures as pieces of a TensorBoard event file, whose steps are the run's steps."""
     steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
     yield first_event()
     buffer = bytearray()
@@ -280,14 +280,14 @@ GONE = "this run was opened from a file: its nodes cannot be asked"
 
 
 class OpenedRun:
-    """What `Aggregator` is for a cluster, for an exported run.
+    """Exported run behind the interface of `Aggregator`, which pages read.
 
     Raises:
-        RunFileError: the file holds no run.
+        RunFileError: the file is not an exported run.
     """
 
     trouble = ""
-    """Nothing is written."""
+    """Error of the history file: always empty, because an opened run writes no file."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -300,91 +300,91 @@ class OpenedRun:
         self.newest: Overview = self._as_recorded()
 
     def _as_recorded(self) -> Overview:
-        """The newest overview of the run, with one verdict in place of those of then."""
+        """Return the last overview of the run, with one verdict in place of the recorded ones."""
         body = self.history.document(self._head.run, "overview")
-        kept = msgspec.json.decode(body, type=Overview) if body else _nothing(self._head.run, self._head.seen)
-        text = f"This is run {self._head.run} out of a file, as it stood when it was exported. Nothing changes here."
+        kept = msgspec.json.decode(body, type=Overview) if body else _empty_overview(self._head.run, self._head.seen)
+        text = f"This is run {self._head.run} from a file, as it was at its export. Its figures do not change any more."
         verdict = Verdict("good", "recorded", text)
         return dataclasses.replace(kept, verdicts=[verdict], open=[], recorded=self._head.exported)
 
     def start(self) -> None:
-        """There is nothing to ask."""
+        """Do nothing, because an opened run asks no nodes."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the history in memory."""
         self.history.close()
 
     def liveness(self) -> list[str]:
-        """Nothing can hang."""
+        """Return no problems, because an opened run has no thread that can hang."""
         return []
 
     def readiness(self) -> list[str]:
-        """It is all there."""
+        """Return no problems, because the whole run is loaded."""
         return []
 
     def actors(self) -> list[ActorRow]:
-        """The actors that were exported."""
+        """Return a row for each actor in the file."""
         return msgspec.json.decode(self.history.document(self._head.run, "actors") or b"[]", type=list[ActorRow])
 
     def actor(self, client: str) -> ActorDetail | None:
-        """One of them; its accounts and episodes are not in the file."""
+        """Return an exported actor, without accounts and episodes, which the file lacks; None for an unknown client."""
         row = next((row for row in self.actors() if row.client == client), None)
         return None if row is None else ActorDetail(row, [], {}, [])
 
     def episodes(self, client: str, most: int) -> list[EpisodeRow]:
-        """Single episodes are not in the file."""
+        """Return no episodes, because the file has no single episodes."""
         return []
 
     def curves(self, run: str, names: list[str], since: float, until: float, points: int) -> Curves:
-        """Its figures over time."""
+        """Return figures of the run between two times, as `History.curves`; `since` 0 is the beginning of the run."""
         end = self._head.seen + 1.0
         until = min(until, end)
         begin = max(min(since or self._head.began, until), 0.0)
-        then = max(self._head.exported, end)  # by then the finest points of a former run were gone
+        then = max(self._head.exported, end)  # finer levels were pruned before the export
         return self.history.curves(run or self._head.run, names, begin, until, points, then)
 
     def events(self, run: str) -> list[EventRow]:
-        """What happened to it, the oldest first."""
+        """Return the events of the run, oldest first."""
         return self.history.events(run or self._head.run)
 
     def runs(self) -> list[RunInfo]:
-        """The one run."""
+        """Return the exported run as the current one."""
         return [dataclasses.replace(row, is_current=True) for row in self.history.runs()]
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """What nodes said is not in the file."""
+        """Return no statuses, because the file has no answers of nodes."""
         return {}
 
     def node_settings(self, run: str = "") -> dict[str, dict[str, Any]]:
-        """Settings of each server, by its name."""
-        found: dict[str, dict[str, Any]] = msgspec.json.decode(
+        """Return the settings of each server, by the server's name."""
+        settings: dict[str, dict[str, Any]] = msgspec.json.decode(
             self.history.document(run or self._head.run, "settings") or b"{}"
         )
-        return found
+        return settings
 
     def servers(self) -> dict[str, str]:
-        """None can be asked."""
+        """Return no servers, because an opened run asks no nodes."""
         return {}
 
     def ask_server(self, name: str, path: str) -> NoReturn:
-        """Raises NodeError."""
+        """Raise NodeError, because an opened run asks no nodes."""
         raise NodeError(GONE, 404)
 
     def ask_servers(self, paths: Mapping[str, str]) -> dict[str, Any]:
-        """A NodeError for each."""
+        """Return a NodeError for each server, because an opened run asks no nodes."""
         return {name: NodeError(GONE, 404) for name in paths}
 
     def distribution(self, table: str, servers: Iterable[str]) -> ClusterDistribution:
-        """Always raises NodeError: an exported run has no nodes to ask."""
+        """Raise NodeError, because an opened run asks no nodes."""
         raise NodeError(GONE, 404)
 
 
 Source: TypeAlias = Aggregator | OpenedRun
-"""What pages are made of."""
+"""Source of the data on the dashboard's pages."""
 
 
-def _nothing(run: str, seen: float) -> Overview:
-    """The overview of a run of which none was kept."""
+def _empty_overview(run: str, seen: float) -> Overview:
+    """Return an overview for a run whose file has no overview."""
     return Overview(
         number=0, time=seen, run=run, runs=[run], finished=False, durable=False, totals=Totals(), missing=[],
         rates=Rates(), actors=Actors(), tables=[], learning=Learning(), freshness=SampleFreshness(), latency=Latency(),

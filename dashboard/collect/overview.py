@@ -1,17 +1,14 @@
-"""A cluster at one moment, out of what its nodes say: sums, means and the worst, each as its name says. Pure.
+"""Overview of a cluster at one moment: sums, means and worst values of its nodes' answers. Without I/O.
 
-Inference nodes: how many rows they answer, how long that takes, and with which model.
+The rows of inference nodes hold answered rows, latencies and model versions. The rows by kind of table hold figures
+that only one kind has, such as the states of prompts, over all servers that answer.
 
-Figures that only some kinds of tables have, over all servers that answer, such as where prompts stand.
-
-Archives of start states, as the nodes that keep them say.
-
-A node has them in its stats, one or a list of them under "starts":
+Archives of start states come from the stats of nodes, which hold one archive or a list of archives under "starts":
 
     {"name": "circuits", "kept": 32, "draws": 510, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [52.0, 810]]}
 
-`best` and `first` are costs, the least is the best. `lineage` leads to the best: the cost of each state on the way that
-is known, and how many steps it is from the first one.
+`best` and `first` are costs; the lowest cost is the best. `lineage` is the path to the best state: the cost of each
+known state on the path, and the number of steps from the first state.
 """
 
 from __future__ import annotations
@@ -47,37 +44,37 @@ from .history import HistoryPoint
 from .verdict import Signs
 
 REASONS = ("full", "everyone", "wait")
-"""What makes a batch due."""
+"""Reasons for which a batch becomes due."""
 
 
 MAX_ARCHIVES = 64
-"""Of the whole cluster."""
+"""Largest number of archives that are shown, in the whole cluster."""
 MAX_LINEAGE = 200
-"""Newest ancestors of the best that are shown."""
+"""Newest ancestors of the best state that are shown."""
 
 
 def starts_of(nodes: Iterable[NodeState]) -> list[StartsRow]:
-    """All archives of the nodes that answer. What is not as above is left out: it comes from a user's program."""
-    found = []
+    """Return the archives of all nodes that answer, without malformed ones, since they come from users' programs."""
+    rows = []
     for node in nodes:
-        told = node.stats.get("starts") if node.is_up else None
-        for each in told if isinstance(told, list) else [told]:
-            if isinstance(each, dict):
-                found.append(_start_row(node, each))
-    return found[:MAX_ARCHIVES]
+        starts = node.stats.get("starts") if node.is_up else None
+        for archive in starts if isinstance(starts, list) else [starts]:
+            if isinstance(archive, dict):
+                rows.append(_start_row(node, archive))
+    return rows[:MAX_ARCHIVES]
 
 
-def _start_row(node: NodeState, told: dict[str, Any]) -> StartsRow:
-    name, lineage = node.name or node.url, told.get("lineage")
+def _start_row(node: NodeState, archive: dict[str, Any]) -> StartsRow:
+    name, lineage = node.name or node.url, archive.get("lineage")
     pairs = (each for each in lineage if _is_list(each) and len(each) == 2) if _is_list(lineage) else ()
     steps = ((_number(cost), _number(step)) for cost, step in pairs)
     return StartsRow(
-        name=str(told.get("name") or name)[:256],
+        name=str(archive.get("name") or name)[:256],
         node=name,
-        kept=int(_number(told.get("kept")) or 0),
-        draws=int(_number(told.get("draws")) or 0),
-        best=_number(told.get("best")),
-        first=_number(told.get("first")),
+        kept=int(_number(archive.get("kept")) or 0),
+        draws=int(_number(archive.get("draws")) or 0),
+        best=_number(archive.get("best")),
+        first=_number(archive.get("first")),
         lineage=[(cost, int(step)) for cost, step in steps if cost is not None and step is not None][-MAX_LINEAGE:],
     )
 
@@ -91,24 +88,24 @@ def _number(value: object) -> float | None:
 
 
 def own_of(nodes: Iterable[NodeState]) -> dict[str, list[OwnRow]]:
-    """Each table with figures that only its kind has, added up over its servers; by the kind."""
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    """Return the figures that only one kind of table has, by kind: a row for each table, added up over its servers."""
+    kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for node in nodes:
         for name, table in (node.stats.get("tables") or {}).items() if node.is_up else ():
             if table.get("own"):
-                tables = found.setdefault(table.get("storage", ""), {})
+                tables = kinds.setdefault(table.get("storage", ""), {})
                 tables.setdefault(name, []).append(
-                    {key: _placed(each, node.name) for key, each in table["own"].items()}
+                    {key: _with_server(each, node.name) for key, each in table["own"].items()}
                 )
     return {
         storage: [OwnRow(name, len(parts), total(figures, parts)) for name, parts in tables.items()]
-        for storage, tables in found.items()
+        for storage, tables in kinds.items()
         if (kind := registry.find(storage)) is not None and (figures := kind.own_figures()) is not None
     }
 
 
-def _placed(value: Any, server: str) -> Any:
-    """A figure; of a list of objects, each of them names the server that has said it."""
+def _with_server(value: Any, server: str) -> Any:
+    """Return a figure; add the server's name to each object if the figure is a list of objects."""
     is_listed = isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
     return [{**each, "server": server} for each in value] if is_listed else value
 
@@ -116,11 +113,11 @@ def _placed(value: Any, server: str) -> Any:
 def inference_of(
     nodes: Iterable[NodeState], newest: Mapping[str, int], awaited: Mapping[str, int]
 ) -> list[InferenceRow]:
-    """Each inference node that answers.
+    """Return a row for each inference node that answers.
 
     Args:
-        newest: Version of each topic.
-        awaited: The same a while ago: what every node should have by now.
+        newest: Newest version of each topic.
+        awaited: Newest version of each topic some time ago, which every node should have by now.
     """
     return [_inference_row(node, newest, awaited) for node in nodes if node.role == "inference" and node.is_up]
 
@@ -156,7 +153,7 @@ def _inference_row(node: NodeState, newest: Mapping[str, int], awaited: Mapping[
 
 
 def node_row(node: NodeState) -> NodeRow:
-    """A node as the overview lists it."""
+    """Return the overview's row for a node."""
     process, security = node.status.get("process") or {}, node.status.get("security") or {}
     reasons = [node.error] if node.error else [str(reason) for reason in node.status.get("reasons", ())]
     return NodeRow(
@@ -183,7 +180,7 @@ def node_row(node: NodeState) -> NodeRow:
 
 
 def reachable(endpoint: str, url: str) -> str:
-    """An address that a node listens at, for people elsewhere: "any interface" becomes the host that its pages have.
+    """Return a node's address as other machines reach it: "any interface" becomes the host of the node's pages.
 
     tcp://0.0.0.0:5560, http://server-0:8080 -> tcp://server-0:5560
     """
@@ -195,13 +192,13 @@ def reachable(endpoint: str, url: str) -> str:
 
 
 def open_addresses(nodes: Iterable[NodeRow], settings: Settings) -> list[str]:
-    """Where everybody may come in, the dashboard itself included."""
+    """Return the addresses that are open to everyone, each after its node's name, with the dashboard's own address."""
     own = [f"dashboard http://{settings.listen}"] if settings.is_open else []
     return [*(f"{node.name or node.url} {address}" for node in nodes for address in node.open), *own]
 
 
 def roles_of(nodes: Iterable[NodeRow], settings: Settings) -> list[RoleCount]:
-    """How many nodes of each role answer, beside how many should."""
+    """Return the number of nodes that answer, and the expected number, for each role."""
     expected = {
         "server": settings.expected_servers,
         "proxy": settings.expected_proxies,
@@ -215,37 +212,37 @@ def roles_of(nodes: Iterable[NodeRow], settings: Settings) -> list[RoleCount]:
 def tables_of(
     up: list[NodeState], learners: Iterable[LearnerRow] = (), counters: Counters | None = None
 ) -> list[TableRow]:
-    """Each table over all servers that answer."""
+    """Return a row for each table, over all servers that answer."""
     counters = Counters() if counters is None else counters
     names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
-    told = {name: {node.name: (node.stats.get("tables") or {}).get(name) for node in up} for name in names}
+    stats = {name: {node.name: (node.stats.get("tables") or {}).get(name) for node in up} for name in names}
     limits = {name: _max_model_lag(name, up) for name in names}
-    far = [each.lag for each in learners if each.lag is not None] if len(names) == 1 else []  # else: of which table?
-    return [_table(name, rows, counters, limits[name], far) for name, rows in told.items()]
+    lags = [each.lag for each in learners if each.lag is not None] if len(names) == 1 else []  # else of unknown tables
+    return [_table_row(name, rows, counters, limits[name], lags) for name, rows in stats.items()]
 
 
 def _max_model_lag(table: str, up: Iterable[NodeState]) -> int | None:
-    """The parameter, as the first server has it that was asked for its settings."""
-    said = ((node.settings.get("tables") or {}).get(table) or {} for node in up)
-    return next((each["parameters"].get("max_model_lag") for each in said if each.get("parameters")), None)
+    """Return the parameter from the first server whose settings are known; None if no settings are known."""
+    settings = ((node.settings.get("tables") or {}).get(table) or {} for node in up)
+    return next((each["parameters"].get("max_model_lag") for each in settings if each.get("parameters")), None)
 
 
-def _table(
+def _table_row(
     name: str,
-    told: Mapping[str, dict[str, Any] | None],
+    stats: Mapping[str, dict[str, Any] | None],
     counters: Counters,
     max_model_lag: int | None,
-    far: list[tuple[float, float]],
+    learner_lags: list[tuple[float, float]],
 ) -> TableRow:
-    rows = [row for row in told.values() if row is not None]
+    rows = [row for row in stats.values() if row is not None]
     figures = summed(TableStats, rows) | {"name": name}
-    held = ["held_caches" if registry.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
-    number = sum(row.get(figure, 0) for row, figure in zip(rows, held, strict=True))
+    keys = ["held_caches" if registry.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
+    number = sum(row.get(key, 0) for row, key in zip(rows, keys, strict=True))
     limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
     storage = figures["storage"]
     kind, is_taken = registry.words_of(storage), registry.offers(storage, HandsOutOnce)
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
-    lags = far + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
+    lags = learner_lags + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
         **figures,
         holds=registry.held_in(storage),
@@ -254,7 +251,7 @@ def _table(
         is_taken=is_taken,
         samples_per_insert=counters.ratio(name),
         full=max((held / limit for held, limit in limits if limit), default=None),
-        facts={server: row for server, row in told.items() if row is not None},
+        facts={server: row for server, row in stats.items() if row is not None},
         lag_mean=max((mean for mean, _ in lags), default=None),
         lag_max=max((most for _, most in lags), default=None),
         max_model_lag=max_model_lag,
@@ -263,21 +260,21 @@ def _table(
 
 
 def models_of(up: Iterable[NodeState]) -> dict[str, int]:
-    """The newest version of each topic."""
-    return {topic: max(found) for topic, found in _by_name(up, "models").items()}
+    """Return the newest version of each topic."""
+    return {topic: max(versions) for topic, versions in _by_name(up, "models").items()}
 
 
 def _by_name(up: Iterable[NodeState], figure: str) -> dict[str, list[Any]]:
-    """What each server says of each name of a figure that has several."""
-    found: dict[str, list[Any]] = {}
+    """Return the values of all servers, by key, for a figure that is a mapping."""
+    values: dict[str, list[Any]] = {}
     for node in up:
         for name, value in (node.stats.get(figure) or {}).items():
-            found.setdefault(name, []).append(value)
-    return found
+            values.setdefault(name, []).append(value)
+    return values
 
 
 def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
-    """Returns and scalars of all servers that answer, each weighed by its episodes or clients."""
+    """Combine returns and scalars of all servers that answer, weighted by their episodes or clients."""
     spreads = {name: total(FigureSpread, parts) for name, parts in _by_name(up, "scalars").items()}
     recent = [each for node in up if (each := node.stats.get("recent") or {}).get("count")]
     return Learning(
@@ -289,14 +286,14 @@ def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
 
 
 def freshness_of(up: list[NodeState]) -> SampleFreshness:
-    """The worst of what learners say, in servers' processes and far away."""
-    said = [table.get("freshness") for node in up for table in (node.stats.get("tables") or {}).values()]
-    said += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
-    return SampleFreshness(**summed(SampleFreshness, [each for each in said if each]))
+    """Return the worst sample freshness that learners report, in the servers' processes and through readers."""
+    reports = [table.get("freshness") for node in up for table in (node.stats.get("tables") or {}).values()]
+    reports += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
+    return SampleFreshness(**summed(SampleFreshness, [each for each in reports if each]))
 
 
 def signs_of(seen: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> Signs:
-    """What the verdicts on an overview are made of. `up`: the servers that answer."""
+    """Return the facts for the verdicts on an overview. `up` lists the servers that answer."""
     folders = {node.name: node.stats["folder"] for node in up if node.stats.get("folder")}
     early = {table.name: counters.early_ratio(table.name) for table in seen.tables}
     return Signs(
@@ -320,7 +317,7 @@ def signs_of(seen: Overview, up: list[NodeState], counters: Counters, settings: 
 
 
 def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
-    """What the history keeps of this moment, by name: see docs/dashboard.md."""
+    """Return the points that the history keeps of this moment, by the figure's name: see docs/dashboard.md."""
     totals, rates, actors = overview.totals, overview.rates, overview.actors
     figures: dict[str, float | None] = {
         "steps": totals.steps,
@@ -365,7 +362,7 @@ def figures_of(overview: Overview) -> dict[str, HistoryPoint]:
 
 
 def curves(prefix: str, row: Any) -> dict[str, float | None]:
-    """The figures of a row of which the history is kept, by name."""
+    """Return the row's figures that have a curve in the history, by prefixed name."""
     kind: Any = type(row)
     kept = (name for name, figure in figures_of_class(kind).items() if figure.curve)
     return {prefix + name: getattr(row, name) for name in kept}

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in a sentence that names what to turn. Pure."""
+"""Verdicts on a cluster: findings in a few sentences, with the setting or command that helps. Without I/O."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from memoire.dashboard.settings import Settings
 from .answers import Actors, Overview, TableRow, Verdict
 
 MUCH_WAITING = 0.3
-"""Share of its time that a learner waits, above which that limits the run."""
+"""Share of a learner's time spent waiting, above which actors limit the run."""
 MUCH_SKIPPED = 0.1
 """Share of the caches that clients could not push, above which actors are ahead."""
 LITTLE = 0.02
-"""Share of time or caches that is not worth a word."""
+"""Share of time or caches, up to which a verdict does not mention waiting or skipping."""
 MUCH_LEFT_OUT = 0.2
-"""Share of the weight that a draw had to leave out, above which batches are not what they should be."""
+"""Share of the weight that a draw had to leave out, above which batches are not representative."""
 NEARLY_FULL = 0.95
 FAR_BEHIND = 0.5
-"""Share of the samples that were asked for, below which a learner does not keep up."""
+"""Share of the samples that samples_per_insert asks for, below which a learner does not keep up."""
 MUCH_REJECTED = 0.01
-"""Share of the caches that arrived, above which rejected ones are worth a word."""
+"""Share of rejected caches among the arrived ones, above which a verdict reports them."""
 MUCH_BUSY = 0.9
-"""Share of its time that an inference node computes, above which it has no room for more."""
+"""Share of its time that an inference node computes, above which the node is overloaded."""
 SLOW_ANSWER = 0.25
-"""Seconds that one in a hundred answers of an inference node takes, above which actors wait for it."""
+"""99th percentile of an inference node's answer time in seconds, above which actors wait for the node."""
 MUCH_REFUSED = 0.1
-"""Requests that an inference node refuses each second, above which that is worth a word."""
+"""Requests that an inference node refuses each second, above which a verdict reports the node."""
 MUCH_LAG = 8.0
-"""Model versions between acting and learning, as a mean, above which rollouts are old."""
+"""Mean number of model versions between acting and learning, above which rollouts are old."""
 MUCH_OF_TURNOVER = 0.5
-"""Part of the time for which actors hold an entry, above which TD errors come too late."""
+"""Share of the time for which actors hold an entry, above which TD errors come too late."""
 MUCH_STALE = 0.1
-"""Share of what arrives that is skipped as too old, above which that is worth a word."""
+"""Share of a table's entries skipped as too old, above which a verdict reports the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What verdicts are made of: an overview, and what is beside it."""
+    """Facts from which verdicts are derived: an overview, and measurements that the overview lacks."""
 
     seen: Overview
     settings: Settings
     servers_up: int = 0
     disk_used: float | None = None
-    """Share of the fullest disk of a state folder."""
+    """Used share of the fullest disk that holds a state folder; None if unknown."""
     disk_trouble: str = ""
-    """Which server cannot write its state folder, and why; "" if all can."""
+    """Server that cannot write its state folder, and the reason; "" if all servers can."""
     is_idle: bool = False
-    """Whether no sample was drawn for a minute."""
+    """True if no sample was drawn for a minute."""
     is_still: bool = False
-    """Whether no step was recorded for a minute."""
+    """True if no step was recorded for a minute."""
     nothing_arrives: bool = False
-    """Whether actors drew caches for a minute, and none of them arrived."""
+    """True if actors drew caches for a minute, but no cache arrived."""
     rejected_share: float = 0.0
-    """Of the caches that arrived in the newest minute."""
+    """Share of rejected caches among those that arrived in the newest minute."""
     early_ratios: Mapping[str, float] = field(default_factory=dict)
-    """Samples drawn for each step, of tables that were not watched for long enough to judge: half a minute."""
+    """Samples drawn for each step, by table, for tables observed for at most half a minute, too short to judge."""
     feedback: tuple[float, float] | None = None
-    """Seconds that TD errors wait for their actors, and in which the memories of these turn over."""
+    """Seconds until TD errors reach their actors, and seconds in which the actors' memories turn over."""
 
     @property
     def are_read(self) -> bool:
-        """Whether actors record, so that it counts how they and the learner work."""
+        """True if actors are active in an unfinished run, so that verdicts on flow and quality apply."""
         return bool(self.seen.actors.active) and not self.seen.finished
 
     @property
     def only_rollouts(self) -> bool:
-        """Whether all tables hand out each entry once: they have no `samples_per_insert`."""
+        """True if all tables hand out each entry once; these tables have no `samples_per_insert`."""
         return bool(self.seen.tables) and all(table.is_taken for table in self.seen.tables)
 
     @property
     def waits_much(self) -> bool:
-        """Whether the learner waits for so long that this limits the run."""
+        """True if the learner waits for more than `MUCH_WAITING` of its time."""
         return (self.seen.rates.waiting_share or 0.0) > MUCH_WAITING
 
     @property
@@ -81,15 +81,15 @@ class Signs:
         return [f"{table.name}: {table.rate.inserts_wait}" for table in self.seen.tables if table.rate.inserts_wait]
 
     def nodes(self, state: str) -> list[str]:
-        """Names of the nodes in this state."""
+        """Return the names of the nodes in this state."""
         return [node.name or node.url for node in self.seen.nodes if node.state == state]
 
 
 def verdicts(signs: Signs) -> list[Verdict]:
-    """All findings, the worst first; the first one is the headline."""
-    found = [*_nodes(signs), *_attendance(signs), *_actors(signs), *_flow(signs), *_quality(signs), *_room(signs)]
+    """Return all verdicts, worst first; the first verdict is the headline."""
+    findings = [*_nodes(signs), *_missing_nodes(signs), *_actors(signs), *_flow(signs), *_quality(signs), *_room(signs)]
     order = {"bad": 0, "notice": 1, "good": 2}
-    return sorted(found, key=lambda verdict: order[verdict.level])
+    return sorted(findings, key=lambda verdict: order[verdict.level])
 
 
 def _nodes(signs: Signs) -> Iterator[Verdict]:
@@ -100,8 +100,8 @@ def _nodes(signs: Signs) -> Iterator[Verdict]:
         return
     if not signs.servers_up:
         text = (
-            "No server answers: nothing is counted, and nothing can be drawn. Start one with `memoire server`, or "
-            "name its pages (--http) to this dashboard."
+            "No server answers: no steps are counted, and no samples can be drawn. Start one with `memoire server`, or "
+            "give this dashboard the address of its pages (--http)."
         )
         yield Verdict("bad", "no_server", text, "memoire server")
     if away:
@@ -110,12 +110,12 @@ def _nodes(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("bad", "node_down", text, "--http")
     if unready:
         (be,) = _agree(len(unready), "is", "are")
-        text = f"{_listed(unready)} {be} not ready for new clients: /readyz gives the reasons."
+        text = f"{_listed(unready)} {be} not ready for new clients: /readyz has the reasons."
         yield Verdict("notice", "node_unready", text, "/readyz")
 
 
-def _attendance(signs: Signs) -> Iterator[Verdict]:
-    """Servers, proxies and inference nodes that should be there."""
+def _missing_nodes(signs: Signs) -> Iterator[Verdict]:
+    """Yield verdicts on missing servers, proxies and inference nodes."""
     seen, settings = signs.seen, signs.settings
     proxies = sum(each.up for each in seen.roles if each.role == "proxy")
     for role, plural, up, expected in (
@@ -127,7 +127,7 @@ def _attendance(signs: Signs) -> Iterator[Verdict]:
         if missing > 0 and not seen.finished:
             (be,), short = _agree(missing, "is", "are"), plural.split()[0]
             text = (
-                f"{missing} of {expected} {plural if expected > 1 else role} {be} missing. Start what is missing, or "
+                f"{missing} of {expected} {plural if expected > 1 else role} {be} missing. Start more, or "
                 f"correct --expected-{short}."
             )
             is_bad = role == "server" or not up
@@ -144,8 +144,8 @@ def _actors(signs: Signs) -> Iterator[Verdict]:
     if actors.idle:
         words, be = _agree(actors.idle, "actor is", "actors are")
         text = (
-            f"{actors.idle} {words} {be} connected and recorded nothing yet. An environment may not start, or no model "
-            "may come: `memoire logs` shows what actors report."
+            f"{actors.idle} {words} {be} connected, but recorded no step yet. An environment may not start, or no "
+            "model may arrive: `memoire logs` shows the actors' log lines."
         )
         yield Verdict("notice", "actors_idle", text, "memoire logs")
     if actors.silent:
@@ -159,15 +159,13 @@ def _actors(signs: Signs) -> Iterator[Verdict]:
 
 
 def _absent(actors: Actors) -> list[Verdict]:
-    """Actors that should be there."""
+    """Return the verdict on missing actors, if any."""
     missing = actors.expected - actors.active
     if actors.active:
         if missing <= 0:
             return []
         (be,) = _agree(missing, "is", "are")
-        text = (
-            f"{missing} of {actors.expected} actors {be} missing. Start what is missing, or correct --expected-actors."
-        )
+        text = f"{missing} of {actors.expected} actors {be} missing. Start more, or correct --expected-actors."
         return [Verdict("notice", "actors_missing", text, "--expected-actors")]
     if actors.silent or actors.lost:
         number = actors.silent + actors.lost
@@ -187,47 +185,47 @@ def _absent(actors: Actors) -> list[Verdict]:
 
 
 def _flow(signs: Signs) -> list[Verdict]:
-    """What limits the run: who waits for whom. The line of figures if nobody does."""
+    """Return the first verdict on the flow of data that applies; `_balanced` always applies."""
     if not signs.are_read:
         return []
-    asked = (_stopped, _held_back, _for_inference, _limited, _waiting, _behind, _settling, _balanced)
-    return next(found for found in (each(signs) for each in asked) if found)
+    checks = (_stopped, _held_back, _waits_for_inference, _limited, _waiting, _behind, _settling, _balanced)
+    return next(findings for findings in (check(signs) for check in checks) if findings)
 
 
 def _stopped(signs: Signs) -> list[Verdict]:
-    many = signs.seen.actors.active - signs.seen.actors.idle
-    if signs.is_still and many > 0 and not signs.inserts_wait:
+    number = signs.seen.actors.active - signs.seen.actors.idle
+    if signs.is_still and number > 0 and not signs.inserts_wait:
         text = (
-            f"Nothing comes in: {'the active actor has' if many == 1 else f'{many} active actors have'} not recorded a "
-            "step for a minute. An environment may hang, or no model may come: see `memoire logs`, then start the "
-            "actors again."
+            f"No steps come in: {'the active actor has' if number == 1 else f'{number} active actors have'} recorded "
+            "no step for a minute. An environment may hang, or no model may arrive: see `memoire logs`, then restart "
+            "the actors."
         )
         return [Verdict("bad", "no_inserts", text, "memoire logs")]
     if signs.nothing_arrives:
         text = (
-            "Actors record, but none of their caches has arrived for a minute. Open the port for caches (--beside) "
-            "between actors and servers; `memoire doctor --roundtrip` tries it."
+            "Actors record steps, but none of their caches has arrived for a minute. Open the port for caches "
+            "(--beside) between actors and servers; `memoire doctor --roundtrip` tries it."
         )
         return [Verdict("bad", "no_caches", text, "--beside")]
     return []
 
 
 def _held_back(signs: Signs) -> list[Verdict]:
-    """Actors wait for the learner. Where rollouts are taken in turns, each side waits while the other works: there the
-    learner's share says who limits the run, and not that a look came while it learned.
+    """Return a verdict if actors wait for the learner. With rollouts, learner and actors may take turns, so actors also
+    wait in a run that actors limit; then the learner waits for a large share of its time.
     """
     if not signs.inserts_wait or (signs.only_rollouts and signs.waits_much):
         return []
     knob = "capacity" if signs.only_rollouts else "samples_per_insert_tolerance"
     text = (
-        f"Actors wait for the learner, as the limits of the table say ({_listed(signs.inserts_wait)}). A faster "
-        f"learner, fewer actors or a larger {knob} lets them go on."
+        f"Actors wait for the learner, because of the limits of a table ({_listed(signs.inserts_wait)}). Use a faster "
+        f"learner, fewer actors or a larger {knob}."
     )
     return [Verdict("notice", "inserts_limited", text, knob)]
 
 
-def _for_inference(signs: Signs) -> list[Verdict]:
-    """The learner waits for its actors, and these wait for inference."""
+def _waits_for_inference(signs: Signs) -> list[Verdict]:
+    """Return a verdict if the learner waits for actors that wait for inference."""
     if not signs.waits_much:
         return []
     inference = signs.seen.inference
@@ -254,7 +252,7 @@ def _limited(signs: Signs) -> list[Verdict]:
     draws_wait = [f"{table.name}: {table.rate.draws_wait}" for table in signs.seen.tables if table.rate.draws_wait]
     if not draws_wait or not signs.seen.rates.waiting_share:
         return []
-    waits = f"Learners wait for entries, as the limits of the table say ({_listed(draws_wait)})."
+    waits = f"Learners wait for entries, because of the limits of a table ({_listed(draws_wait)})."
     if signs.only_rollouts:
         text = f"{waits} More actors, or more environments for each (num_envs), let them go on."
         return [Verdict("notice", "draws_limited", text, "num_envs")]
@@ -278,13 +276,13 @@ def _waiting(signs: Signs) -> list[Verdict]:
         )
         return [Verdict("notice", "actors_ahead", text, "credit")]
     if signs.is_idle or (signs.seen.rates.waiting_share is None and not signs.seen.rates.samples):
-        text = "Nobody draws samples. Start a learner that calls get_batch of a memoire.Reader or memoire.Server."
+        text = "No learner draws samples. Start one that calls get_batch of a memoire.Reader or memoire.Server."
         return [Verdict("notice", "no_learner", text, "get_batch")]
     return []
 
 
 def _behind(signs: Signs) -> list[Verdict]:
-    """The learner does not keep up with its actors."""
+    """Return a verdict if the learner does not keep up with its actors."""
     worst = _worst(signs.seen.tables, {table.name: table.samples_per_insert for table in signs.seen.tables})
     if worst is None:
         return []
@@ -298,7 +296,7 @@ def _behind(signs: Signs) -> list[Verdict]:
 
 
 def _settling(signs: Signs) -> list[Verdict]:
-    """The learner draws too little so far, which may only be its start."""
+    """Return a verdict if the learner draws too little so far, perhaps only because it has just started."""
     worst = _worst(signs.seen.tables, signs.early_ratios)
     if worst is None:
         return []
@@ -311,10 +309,11 @@ def _settling(signs: Signs) -> list[Verdict]:
 
 
 def _worst(tables: Iterable[TableRow], drawn: Mapping[str, float | None]) -> tuple[TableRow, float] | None:
-    """Of the tables from which far too little is drawn, with the samples for each step; None if there is none.
+    """Return the table with the lowest share of the samples that it asks for, and its samples for each step; None if no
+    table is below `FAR_BEHIND`.
 
     Args:
-        drawn: By table; None or nothing: that is not known.
+        drawn: Samples for each step, by table; None or no item if unknown.
     """
     known = [(table, ratio) for table in tables if (ratio := drawn.get(table.name)) is not None]
     behind = [each for each in known if each[1] < FAR_BEHIND * each[0].samples_per_insert_target]
@@ -326,24 +325,24 @@ def _balanced(signs: Signs) -> list[Verdict]:
     waiting, skipped = signs.seen.rates.waiting_share or 0.0, signs.seen.rates.skipped_share
     waits = [f"the learner waits {waiting:.0%} of its time"] * (waiting > LITTLE)
     waits += [f"actors skip {skipped:.0%} of their caches"] * (skipped > LITTLE)
-    return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'nobody waits'}.")]
+    return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'neither side waits'}.")]
 
 
 def _quality(signs: Signs) -> Iterator[Verdict]:
-    """Whether what is learned from is what it should be."""
+    """Yield verdicts on the samples that the learner learns from."""
     if not signs.are_read:
         return
     fresh, outdated = signs.seen.freshness, signs.seen.outdated
     if fresh.left_out is not None and fresh.left_out > MUCH_LEFT_OUT:
         text = (
-            f"Draws leave out {fresh.left_out:.0%} of all weight, because its actors had no unused sample. A larger "
-            "samples_per_insert or smaller batches make draws whole again."
+            f"Draws leave out {fresh.left_out:.0%} of all weight, because some actors had no unused sample. Use a "
+            "larger samples_per_insert or smaller batches."
         )
         yield Verdict("notice", "left_out", text, "samples_per_insert")
     if fresh.age_p90 is not None and fresh.age_p90 > signs.settings.stale_after and not signs.is_idle:
         text = (
-            f"Samples are old: one in ten was recorded more than {_duration(fresh.age_p90)} before it was drawn. "
-            "max_age keeps old ones out; if they are wanted, raise --stale-after."
+            f"Samples are old: one in ten was recorded more than {_duration(fresh.age_p90)} before its draw. "
+            "Set max_age to keep old samples out, or raise --stale-after if old samples are wanted."
         )
         yield Verdict("notice", "samples_old", text, "max_age")
     if outdated:
@@ -359,54 +358,54 @@ def _quality(signs: Signs) -> Iterator[Verdict]:
         delay, turnover = signs.feedback
         text = (
             f"TD errors come late: they reach their actors after {delay:.1f} s, and the actors' memories hold "
-            f"{turnover:.1f} s of steps, so that many find their entry gone. Give actors a larger capacity, or store "
+            f"{turnover:.1f} s of steps: many entries are evicted by then. Give actors a larger capacity, or store "
             "episodes, whose priorities the server sets itself."
         )
         yield Verdict("notice", "feedback_late", text, "capacity")
     if signs.rejected_share > MUCH_REJECTED:
         text = (
             f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
-            "and schema of the servers; the page of each actor has the reasons."
+            "and schema of the servers; the page of each actor shows the reasons."
         )
         yield Verdict("notice", "caches_rejected", text, "schema")
 
 
 def _inference(signs: Signs) -> Iterator[Verdict]:
-    """Whether inference nodes answer, and with the newest model."""
+    """Yield verdicts on inference nodes that use old models or refuse requests."""
     outdated = [each.name for each in signs.seen.inference if each.is_outdated]
     if outdated:
         (use,) = _agree(len(outdated), "uses", "use")
         text = (
-            f"{_listed(outdated)} still {use} a model that was replaced more than a minute ago. Its log says why; "
-            "the address for models (connect) and the keys have to be right."
+            f"{_listed(outdated)} still {use} a model that was replaced more than a minute ago. The log has the "
+            "reason; check the address for models (connect) and the keys."
         )
         yield Verdict("notice", "inference_behind", text, "connect")
     refusing = [each.name for each in signs.seen.inference if each.refused_per_second > MUCH_REFUSED]
     if refusing:
-        (refuse, it) = _agree(len(refusing), "refuses it", "refuse them")
+        refuse, page = _agree(len(refusing), "refuses page", "refuse pages")
         text = (
-            f"{_listed(refusing)} {refuse} requests: the page of {it} has the codes. If the code is busy, start more "
+            f"{_listed(refusing)} {refuse} requests: see the codes on the node {page}. If the code is busy, start more "
             "nodes or raise queue_rows; if it is failed, the log has the error."
         )
         yield Verdict("notice", "inference_refuses", text, "queue_rows")
 
 
 def _lag(signs: Signs) -> Iterator[Verdict]:
-    """Whether what is learned from was made by models that are too old."""
+    """Yield verdicts on learning from entries of models that are too old."""
     taken = [table for table in signs.seen.tables if table.is_taken]
     free = [table for table in taken if table.max_model_lag is None]
     worst = max(free, key=lambda table: table.lag_mean or 0.0, default=None)
     if worst is not None and (worst.lag_mean or 0.0) > MUCH_LAG and not signs.is_idle:
         text = (
-            f"The learner learns from what old models did: entries of table {worst.name} are {worst.lag_mean:.0f} "
+            f"The learner learns from actions of old models: entries of table {worst.name} are {worst.lag_mean:.0f} "
             "versions behind. Set max_model_lag, lower capacity, or publish less often; vtrace corrects a few versions."
         )
         yield Verdict("notice", "lag", text, "max_model_lag")
     stale = max(taken, key=lambda table: table.stale_share or 0.0, default=None)
     if stale is not None and (stale.stale_share or 0.0) > MUCH_STALE:
         text = (
-            f"{stale.stale_share:.0%} of what arrives in table {stale.name} is skipped, because its model is too old. "
-            "Fewer actors, shorter fragments (length), a smaller capacity or a larger max_model_lag helps."
+            f"{stale.stale_share:.0%} of the entries of table {stale.name} are skipped, because their models are too "
+            "old. Use fewer actors, shorter fragments (length), a smaller capacity or a larger max_model_lag."
         )
         yield Verdict("notice", "learner_skips_stale", text, "max_model_lag")
 
@@ -416,13 +415,13 @@ def _room(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("bad", "disk_full", f"{signs.disk_trouble.rstrip('.')}.", "--state-dir")
     elif signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
         text = (
-            f"The disk of a state folder is {signs.disk_used:.0%} full: if it is full, nothing is acknowledged. "
-            "Enlarge the disk of --state-dir, or delete old snapshots there."
+            f"The disk of a state folder is {signs.disk_used:.0%} full: a server with a full disk acknowledges no "
+            "data. Enlarge the disk of --state-dir, or delete old snapshots there."
         )
         yield Verdict("bad", "disk_full", text, "--state-dir")
     if signs.seen.rates.refused > 1.0:
         text = (
-            f"{signs.seen.rates.refused:.0f} messages a second are refused. The page of each node has the reasons: "
+            f"{signs.seen.rates.refused:.0f} messages a second are refused. The page of each node shows the reasons: "
             "bring their senders to the same version and schema."
         )
         yield Verdict("notice", "refused", text, "schema")
@@ -434,7 +433,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _agree(number: int, one: str, many: str) -> list[str]:
-    """Words that agree with a number."""
+    """Return the words of `one` or `many` that agree with a number."""
     return (one if number == 1 else many).split()
 
 

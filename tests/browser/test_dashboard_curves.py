@@ -132,7 +132,7 @@ def test_a_run_that_was_exported_is_opened_from_its_file(browser, board, tmp_pat
             page = stack.enter_context(window(browser, url, allowed=("404", "Failed to load resource")))
             page.goto(f"{url}/#/overview")
             page.wait_for_selector(".hero .uplot canvas")
-            page.get_by_text("This is run r-1 out of a file").wait_for()
+            page.get_by_text("This is run r-1 from a file").wait_for()
             page.wait_for_selector("#live[data-state=recorded]")
             for name in ("learning", "runs", "live", "actors", "nodes", "settings", "memory", "logs"):
                 page.goto(f"{url}/#/{name}")

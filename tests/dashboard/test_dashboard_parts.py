@@ -151,9 +151,9 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
     ("waiting", "skipped", "words"),
     [
         (0.05, 0.0, "go out; the learner waits 5% of its time."),
-        (0.01, 0.0, "go out; nobody waits."),
+        (0.01, 0.0, "go out; neither side waits."),
         (0.1, 0.05, "the learner waits 10% of its time and actors skip 5% of their caches."),
-        (0.0, LITTLE, "go out; nobody waits."),
+        (0.0, LITTLE, "go out; neither side waits."),
         (0.0, LITTLE + 0.01, "go out; actors skip 3% of their caches."),
     ],
 )

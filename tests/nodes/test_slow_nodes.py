@@ -61,7 +61,7 @@ def drip(begin, pieces, seconds=0.05):
 
 @pytest.mark.parametrize("answer", [HEAD, BODY, CHUNKS, CONTINUE], ids=["head", "body", "chunks", "continue"])
 def test_a_page_that_comes_a_byte_at_a_time_is_given_up(answer):
-    said = "does not answer: /status did not come as a whole within 0.3 s"
+    said = "does not answer: /status did not arrive completely within 0.3 s"
     with drip(*answer) as node, pytest.raises(nodes.NodeError, match=said):
         nodes.ask(node.url, "/status", timeout=0.3)
 
@@ -88,7 +88,7 @@ def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(time
     times(top_answer=ENOUGH)  # for all nodes to answer, or to be given up
     with drip(*BODY) as node:
         assert main.main(["logs", node.address, "--timeout", "0.3"]) == 1
-        assert "/status?clients=no did not come as a whole within 0.3 s" in capsys.readouterr().err
+        assert "/status?clients=no did not arrive completely within 0.3 s" in capsys.readouterr().err
         assert main.main(["top", node.address, "--once"]) == 1
         assert "does not answer" in capsys.readouterr().err
 

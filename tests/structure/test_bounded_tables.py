@@ -48,7 +48,7 @@ HARMLESS = {
     "dashboard/collect/actors:RunLedgers.of": "other ledgers are read from the history",
     "dashboard/collect/counters:RateWindow.add": "self._seconds",
     "dashboard/collect/actors:RecentReturns.add": "Newest episodes of an actor over which its recent mean return is taken.",
-    "dashboard/collect/overview:_start_row": "Newest ancestors of the best that are shown.",
+    "dashboard/collect/overview:_start_row": "Newest ancestors of the best state that are shown.",
     "dashboard/web/pages:ListenerHub.__init__": "each is whole: older ones are not missed",
     "dashboard/collect/opened:events_of": "yield bytes(buffer)",
     "dashboard/web/access:Logins._prove": "An address that sent the token before does not",
