@@ -39,9 +39,7 @@ def fetch(requirement, checksum, place):
     wheel.unlink()
     digest = hashlib.sha256(content).hexdigest()
     if digest != checksum:
-        sys.exit(
-            f"{requirement} has the SHA-256 checksum {digest}, expected {checksum}: do not use this package"
-        )
+        sys.exit(f"{requirement} has the SHA-256 checksum {digest}, expected {checksum}: do not use this package")
     with zipfile.ZipFile(io.BytesIO(content)) as outer:
         (bundle,) = [name for name in outer.namelist() if name.endswith(".tgz")]
         with tarfile.open(fileobj=io.BytesIO(outer.read(bundle))) as inner:
