@@ -1,4 +1,4 @@
-"""Store observations of several parts, such as a camera image and a position, each with its own dtype.
+"""Observations of several parts, such as a camera image and a position, stored with a dtype for each part.
 
 Each part is a column of its own (`obs.image`, `obs.position`), stored once, even if it appears in
 several windows of frames. Run it with `python examples/dict_observation.py`; it needs gymnasium and takes a second.

@@ -1,4 +1,4 @@
-"""Balance a double pendulum with SAC: a server, two workers and a trainer as processes of this machine.
+"""Double pendulum balanced with SAC: a server, two workers and a trainer as processes of this machine.
 
     python -m memoire.rl up examples/double_pendulum.py
     python -m memoire.rl try examples/double_pendulum.py --render-mode human

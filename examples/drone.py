@@ -1,4 +1,4 @@
-"""Fly a drone to a target under a real clock; its commands and positions arrive 20 to 50 ms late.
+"""Drone that learns to fly to a target under a real clock; commands and positions arrive 20 to 50 ms late.
 
     python examples/drone.py [SECONDS]        exit status: 0 if the drone flies well, 1 after ten minutes
 

@@ -1,4 +1,4 @@
-"""Learn from states of no fixed size: sets of points, with a different number of points at every step.
+"""Learning from states of variable size: sets of points, with a different number of points at every step.
 
 A Gymnasium Sequence becomes a ragged column; batches are padded and have lengths. Needs gymnasium, takes two seconds.
 """

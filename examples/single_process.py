@@ -1,4 +1,4 @@
-"""Learn FrozenLake with a table of action values and a prioritized replay buffer, in one process.
+"""Q-learning of FrozenLake with a table of action values and a prioritized replay buffer, in one process.
 
 Run it with `python examples/single_process.py`; it needs gymnasium and takes a few seconds.
 """

@@ -1,4 +1,4 @@
-"""Estimate how long a random policy keeps a pole up, from eight environments that reset themselves.
+"""Estimate of how long a random policy keeps a pole up, from eight environments that reset themselves.
 
 The writer takes the results of `envs.step` unchanged: it finds the true final observations, so no transition crosses
 a reset. Run it with `python examples/vector_env.py`; it needs gymnasium and takes a few seconds.

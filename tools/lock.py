@@ -41,7 +41,7 @@ GROUPS = ("docs", "release")
 
 
 def project() -> dict[str, Any]:
-    """Return the parsed pyproject.toml."""
+    """Return the contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 

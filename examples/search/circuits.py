@@ -285,7 +285,7 @@ def make_net():
             self.scores, self.value = torch.nn.Linear(width, RULES), torch.nn.Linear(width, 1)
 
         def forward(self, kinds, near, lengths):
-            """Scores [B, L, RULES] and values [B] of graphs: kinds [B, L], neighbours [B, L, 4]."""
+            """Return scores [B, L, RULES] and values [B] of graphs: kinds [B, L], neighbours [B, L, 4]."""
             is_gate = (torch.arange(kinds.shape[1]) < lengths[:, None]).unsqueeze(-1)
             nodes = self.kinds(kinds) * is_gate
             index = near.flatten(1).unsqueeze(-1).expand(-1, -1, nodes.shape[-1])
