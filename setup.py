@@ -1,7 +1,7 @@
-"""Build the compiled modules, abi3 each; MEMOIRE_CHECKED=1 builds them with bounds checks and assertions on.
+"""Build of the compiled modules, each for the abi3; MEMOIRE_CHECKED=1 turns on bounds checks and assertions.
 
-Everything else is in pyproject.toml. The generated C goes to the build folder: a checked build (`--build-base
-build/checked`) lies beside the plain one, and no C file is ever in the source tree.
+Everything else is in pyproject.toml. The generated C goes to the build folder, so the source tree has no C file, and a
+checked build (`--build-base build/checked`) lies beside the plain one.
 """
 
 import os
@@ -25,8 +25,8 @@ DIRECTIVES = {
     "initializedcheck": CHECKED,
     "cdivision": not CHECKED,
     "overflowcheck": False,
-    # Functions without what Python's own have beside their code are called quicker under the limited API, which has no
-    # vectorcall for Cython's: a tuple less for each call. Signatures are in their docstrings, where inspect reads them.
+    # Calls are faster without binding: the limited API has no vectorcall for Cython's own function type, which needs a
+    # tuple for each call. The signatures are in the docstrings, where inspect reads them.
     "binding": False,
     "embedsignature": True,
     "embedsignature.format": "clinic",
@@ -35,8 +35,8 @@ DIRECTIVES = {
 
 
 def compiled(name: str) -> Extension:
-    """The extension of a module, out of the .pyx of its name."""
-    made = Extension(
+    """Return the extension of a module, built from the .pyx of the same name."""
+    extension = Extension(
         name,
         [name.replace(".", "/") + ".pyx"],
         include_dirs=[numpy.get_include(), "memoire/_kernels"],
@@ -51,10 +51,10 @@ def compiled(name: str) -> Extension:
         extra_compile_args=["-std=c11", *(["-O1", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"] if CHECKED else ["-O3"])],
         py_limited_api=True,
     )
-    # setuptools' build_ext is Cython's where Cython is installed, and reads these two.
-    made.cython_c_in_temp = True
-    made.cython_directives = DIRECTIVES
-    return made
+    # If Cython is installed, setuptools uses Cython's build_ext, which reads these two.
+    extension.cython_c_in_temp = True
+    extension.cython_directives = DIRECTIVES
+    return extension
 
 
 setup(

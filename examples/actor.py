@@ -1,4 +1,4 @@
-"""An actor of a cluster in two scripts: it needs one address, and ends when the learner says that the run is over.
+"""Actor of a cluster in two scripts: needs one address, and ends when the learner ends the run.
 
 Start `python examples/learner.py 5560` beside it.
 """
@@ -15,7 +15,7 @@ def main(port: str) -> None:
     with memoire.connect(f"tcp://127.0.0.1:{port}", seed=1, timeout=30.0) as client:
         client.log("an actor begins")
         policy = client.model("policy")
-        writer = client.writer()  # one environment; a vector of them is given to it: client.writer(envs)
+        writer = client.writer()  # for one environment; for a vector of environments: client.writer(envs)
         model = policy.wait(timeout=30.0)
         steps = 0
         while not client.finished and steps < 200_000:

@@ -1,4 +1,4 @@
-"""An actor with the classic client: newest table in, caches out. Start any number beside classic_learner.py."""
+"""Actor with the classic client: receives tables, sends caches. Any number of actors run with classic_learner.py."""
 
 import sys
 
@@ -10,7 +10,7 @@ CELLS, START = 9, 4
 
 
 def play(client: ReplayMemoryClient, table: np.ndarray, rng: np.random.Generator) -> None:
-    """One episode in the corridor, recorded: epsilon-greedy, at most 40 steps."""
+    """Play and record one episode in the corridor: epsilon-greedy, at most 40 steps."""
     memory = client.rem
     cell, state = START, np.array([START], np.int32)
     memory.new_episode()
@@ -26,11 +26,11 @@ def play(client: ReplayMemoryClient, table: np.ndarray, rng: np.random.Generator
 
 
 def main(port: int = 5570, seed: int = 0) -> None:
-    """Play until the learner says goodbye."""
+    """Play until the learner publishes a text instead of a table."""
     rng = np.random.default_rng(seed)
     endpoints = [f"tcp://127.0.0.1:{port + k}" for k in range(3)]
     with ReplayMemoryClient(*endpoints, timeout=20.0, seed=seed) as client:
-        client.write_log("here I am")
+        client.write_log("an actor begins")
         episodes, message = 0, client.sub_bytes("table", timeout=20.0)
         while isinstance(message, bytes):
             table = np.frombuffer(message).reshape(CELLS, 2)

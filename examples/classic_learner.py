@@ -1,4 +1,4 @@
-"""A learner with the classic server: loops on TCP, batches in, a table of values out. For classic_actor.py."""
+"""Learner with the classic server: draws batches, publishes a table of action values to classic_actor.py over TCP."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ CELLS = 9
 
 
 def main(port: int = 5570) -> None:
-    """Learn until right is best everywhere, publish the table after each eighth batch, say goodbye, end."""
+    """Learn until right is best everywhere; publish the table after every eighth batch, and a text at the end."""
     scalar = np.zeros((), np.float32)
     templates = (np.zeros(1, np.int32), np.zeros((), np.int64), scalar, scalar, scalar, scalar, np.zeros(0, np.uint8))
     with ReplayMemoryServer(*templates, 2000, f"tcp://127.0.0.1:{port}", 50) as server:
@@ -28,7 +28,7 @@ def main(port: int = 5570) -> None:
         for each in threads:
             each.start()
 
-        table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # nothing more to earn at the ends
+        table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # no more rewards at the ends
         server.pub_bytes("table", table.tobytes())
         for step in range(3000):
             prev, following, _ = batch = server.get_batch(64, timeout=30.0)
@@ -40,16 +40,16 @@ def main(port: int = 5570) -> None:
                 server.pub_bytes("table", table.tobytes())
             if learned := step >= 300 and bool(table[1:-1].argmax(axis=1).all()):
                 break
-        server.pub_bytes("table", "goodbye")
+        server.pub_bytes("table", "the run is over")
         print(f"{server.total_episodes} episodes, {server.total_steps} steps, {server.total_caches} caches")
         print("right of everywhere" if learned else "not learned yet", flush=True)
-        wait_for_goodbyes(server)
+        wait_for_actors(server)
     for each in threads:
         each.join()
 
 
-def wait_for_goodbyes(server: ReplayMemoryServer) -> None:
-    """Stay until no cache has come for half a second: actors have heard that it is over."""
+def wait_for_actors(server: ReplayMemoryServer) -> None:
+    """Wait until no cache arrives for half a second, so that all actors have received the end of the run."""
     pause, seen = threading.Event(), -1
     while server.total_caches != seen:
         seen = server.total_caches

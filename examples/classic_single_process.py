@@ -1,4 +1,4 @@
-"""The classic ReplayMemory in one process: Q-learning on a corridor of nine cells whose right end pays 1."""
+"""Classic ReplayMemory in one process: Q-learning on a corridor of nine cells whose right end pays 1."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ rng = np.random.default_rng(0)
 
 
 def play(memory: ReplayMemory, table: np.ndarray) -> float:
-    """One episode, recorded: epsilon-greedy, at most 40 steps. Returns what it earned."""
+    """Play and record one episode, epsilon-greedy, at most 40 steps; return its total reward."""
     cell, state, total = START, np.array([START], np.int32), 0.0
     memory.new_episode()
     for _ in range(40):
@@ -22,12 +22,12 @@ def play(memory: ReplayMemory, table: np.ndarray) -> float:
         if cell in (0, CELLS - 1):
             break
     ended = cell in (0, CELLS - 1)
-    memory.close_episode(final_state=state, terminated=ended)  # so that the last step is learned from as well
+    memory.close_episode(final_state=state, terminated=ended)  # so that the last step can be drawn, too
     return total
 
 
 def main() -> None:
-    """Play and learn in turns until the greedy policy goes right from everywhere."""
+    """Play and learn in turns until the greedy policy goes right in every cell."""
     scalar = np.zeros((), np.float32)
     templates = (np.zeros(1, np.int32), np.zeros((), np.int64), scalar, scalar, scalar, scalar, np.zeros(0, np.uint8))
     memory = ReplayMemory(*templates, max_step=2000, seed=0)
@@ -36,7 +36,7 @@ def main() -> None:
     memory.print_info()
 
     table = np.full((CELLS, 2), 0.5)
-    table[[0, -1]] = 0.0  # nothing more to earn at the ends
+    table[[0, -1]] = 0.0  # no more rewards at the ends
     for episode in range(400):
         play(memory, table)
         batch = memory.get_batch(64)

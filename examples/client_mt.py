@@ -1,4 +1,4 @@
-"""Several clients in the threads of one process, each under its machine's address: input_uuid puts it into the log."""
+"""Several clients in the threads of one process, each with its machine's address as input_uuid, for the log."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ ACTORS, EPISODES, LENGTH = 4, 25, 40
 
 
 def act(sub: str, req: str, push: str, address: str) -> None:
-    """What one actor of the machine `address` does: play, count, push, and write a line at the end."""
+    """Run one actor of the machine `address`: play, count steps, push caches, and log a line at the end."""
     rng = np.random.default_rng()
     with ReplayMemoryClient(sub, req, push, input_uuid=address) as client:
         memory = client.rem
@@ -29,7 +29,7 @@ def act(sub: str, req: str, push: str, address: str) -> None:
 
 
 def main(port: int = 5580) -> None:
-    """A server whose workers bind their ports themselves, four actors in threads, and the log they leave."""
+    """Run a server whose workers bind their own ports and four actors in threads; print the actors' log."""
     scalar = np.zeros((), np.float32)
     templates = (np.zeros(8, np.float32), np.zeros((), np.int64), scalar, scalar, scalar, scalar, np.zeros(1, np.int32))
     sub, req, push = (f"tcp://127.0.0.1:{port + k}" for k in range(3))

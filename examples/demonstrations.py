@@ -1,7 +1,7 @@
-"""Two tables in one server: what an actor lives through, and what somebody has shown; every batch has some of both.
+"""Two tables in one server: an actor's own episodes, and demonstrations; every batch has samples of both.
 
-A corridor of 30 cells with a reward at its far end, which steps at random never reach. Five walks straight to it are
-the demonstrations: few, so that their table is drawn from again and again.         python examples/demonstrations.py
+A corridor of 30 cells has a reward at its far end, which random steps never reach. Five straight walks to the reward
+are the demonstrations: few, so each is drawn many times.         python examples/demonstrations.py
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ TABLES = {"online": memoire.Table(SCHEMA, parameters=ONCE), "demo": memoire.Tabl
 
 
 def walk(writer, choose, most=200):
-    """One episode; returns how many steps it took."""
+    """Play and record one episode; return its number of steps."""
     writer.reset(obs := np.zeros(1, np.float32))
     for step in range(1, most + 1):
         action = choose(int(obs[0]))
@@ -40,12 +40,12 @@ def choose(cell):
 
 with memoire.Server("inproc://memoire", tables=TABLES, seed=0) as server:
     with memoire.connect("inproc://memoire", table="demo", seed=1) as teacher:
-        shown = teacher.writer()
+        teacher_writer = teacher.writer()
         for _ in range(5):
-            walk(shown, lambda cell: RIGHT)
+            walk(teacher_writer, lambda cell: RIGHT)
     with memoire.connect("inproc://memoire", table="online", seed=2) as actor:
-        lived = actor.writer()
-        steps = walk(lived, choose)
+        actor_writer = actor.writer()
+        steps = walk(actor_writer, choose)
         print(f"before: {steps} steps and no reward")
         for turn, batch in enumerate(server.batches({"online": 48, "demo": 16}, timeout=30.0), 1):
             part = batch.joined  # or one table after the other: batch["online"], batch["demo"]
@@ -54,7 +54,7 @@ with memoire.Server("inproc://memoire", tables=TABLES, seed=0) as server:
             part.update_priorities(targets - values[cells, part.action])
             for *place, target, weight in zip(cells, part.action, targets, part.importance, strict=True):
                 values[*place] += 0.2 * weight * (target - values[*place])
-            steps = walk(lived, choose) if turn % 3 == 0 else steps
+            steps = walk(actor_writer, choose) if turn % 3 == 0 else steps
             if steps < 60 or turn == 180:
                 break
     print(f"after: {steps} steps to the reward; {server.stats().tables['demo'].steps} steps were shown")

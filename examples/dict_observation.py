@@ -1,7 +1,7 @@
-"""Store observations of several parts, such as a camera image and a position, each with its own dtype.
+"""Observations of several parts, such as a camera image and a position, stored with a dtype for each part.
 
-Each part is a column of its own (`obs.image`, `obs.position`), stored once, however many windows of frames it appears
-in. Run it with `python examples/dict_observation.py`; it needs gymnasium and takes a second.
+Each part is a column of its own (`obs.image`, `obs.position`), stored once, even if it appears in
+several windows of frames. Run it with `python examples/dict_observation.py`; it needs gymnasium and takes a second.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import memoire
 
 
 class Corridor(gym.Env):
-    """A light moves along a corridor of 16 squares; the camera sees where it is, the odometer how far it came."""
+    """Corridor of 16 squares with a moving light; the camera shows its square, the odometer its distance."""
 
     def __init__(self) -> None:
         image, position = gym.spaces.Box(0, 255, (16, 16), np.uint8), gym.spaces.Box(0.0, 1.0, (1,), np.float64)

@@ -1,4 +1,4 @@
-"""Balance a double pendulum with SAC: a server, two workers and a trainer as processes of this machine.
+"""Double pendulum balanced with SAC: a server, two workers and a trainer as processes of this machine.
 
     python -m memoire.rl up examples/double_pendulum.py
     python -m memoire.rl try examples/double_pendulum.py --render-mode human
@@ -14,7 +14,7 @@ import torch
 from memoire import rl
 
 SEED = int(os.environ.get("MEMOIRE_SEED", "0"))
-torch.set_num_threads(1)  # networks as small as these are slower on more, and four processes share the machine
+torch.set_num_threads(1)  # such small networks are slower on several threads, and four processes share the machine
 
 pipeline = rl.Pipeline(
     run=f"double-pendulum-{SEED}",

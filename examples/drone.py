@@ -1,10 +1,11 @@
-"""Fly a drone to a target under a real clock; its commands and positions arrive 20 to 50 ms late.
+"""Drone that learns to fly to a target under a real clock; commands and positions arrive 20 to 50 ms late.
 
-    python examples/drone.py [SECONDS]        ends with status 0 when it flies well, or after ten minutes with 1
+    python examples/drone.py [SECONDS]        exit status: 0 if the drone flies well, 1 after ten minutes
 
 Three policies are measured in the same run: one that does nothing, a controller that flies straight to the target, and
-the learned one. It flies well if its test return is at least half way between the first two. The server and the worker
-are in this process, the trainer is in one of its own: training would disturb the clock. Needs torch and gymnasium.
+the learned one. The drone flies well if the learned policy's test return is at least half way between the first two.
+The server and the worker are in this process, the trainer in another one, since training would disturb the clock. Needs
+torch and gymnasium.
 """
 
 import multiprocessing
@@ -27,11 +28,11 @@ from memoire.tmrl.training_offline import TrainingOffline
 STEP = 0.05
 EPISODE = 60
 ACTIONS = 4
-"""Last actions in an observation: what is on its way to the drone is among them."""
+"""Number of last actions in an observation, which include the commands still on their way to the drone."""
 
 
 class Flight(RealTimeInterface):
-    """The drone and its target: observations are two places, actions are velocities."""
+    """Drone and its target: observations are the two positions, actions are velocities."""
 
     def __init__(self) -> None:
         self.drone = DummyDrone()
@@ -67,7 +68,7 @@ CONFIG = {
     "act_buf_len": ACTIONS, "reset_act_buf": False,
 }  # fmt: skip
 CPUS = sorted(os.sched_getaffinity(0))
-"""The first one is the device's, where there are others for training."""
+"""CPUs of this process. With several, the first runs the environment and the others run the training."""
 make_env = partial(RealTimeEnv, CONFIG, cpus=CPUS[:1] if len(CPUS) > 1 else None)
 codec = Codec(history=ActionHistory(ACTIONS, start="skip"))
 training = partial(
@@ -82,14 +83,14 @@ training = partial(
 
 
 class Idle:
-    """Does nothing."""
+    """Policy that never moves the drone."""
 
     def act(self, obs: tuple, test: bool = False) -> np.ndarray:
         return np.zeros(2, np.float32)
 
 
 class Controller:
-    """Velocity in proportion to the distance."""
+    """Policy whose velocity is proportional to the distance from the target."""
 
     def act(self, obs: tuple, test: bool = False) -> np.ndarray:
         return np.clip(4.0 * (obs[1] - obs[0]), -2.0, 2.0)
@@ -117,13 +118,13 @@ def fly(seconds: float, goal: float) -> bool:
         actor = partial(GaussianPolicy, hidden=(64, 64))
         worker = RolloutWorker(make_env, actor, codec, port=server.port, model_path=None)
         threading.Thread(target=worker.run, kwargs={"test_episode_interval": 4}, daemon=True).start()
-        began, said, mean = time.monotonic(), 0, -np.inf
+        began, reported, mean = time.monotonic(), 0, -np.inf
         while mean < goal and time.monotonic() - began < seconds:
             time.sleep(0.5)
             newest = [each.returned for each in worker.results["test"]][-5:]
             mean = statistics.fmean(newest) if len(newest) == 5 else -np.inf
-            if len(worker.results["test"]) > said:
-                said = len(worker.results["test"])
+            if len(worker.results["test"]) > reported:
+                reported = len(worker.results["test"])
                 print(
                     f"{time.monotonic() - began:4.0f} s: test return {newest[-1]:.1f}, model {worker.version}",
                     flush=True,
@@ -132,12 +133,12 @@ def fly(seconds: float, goal: float) -> bool:
         worker.close()
         worker.env.close()
         trainer.terminate()
-    print(f"learned: {mean:.1f} over five test episodes, wanted {goal:.1f}; late steps {100 * late:.2f} %")
+    print(f"learned: {mean:.1f} over five test episodes, goal {goal:.1f}; late steps {100 * late:.2f} %")
     return mean >= goal
 
 
 if __name__ == "__main__":
     idle, controlled = measure(Idle()), measure(Controller())
-    print(f"idle: {idle:.1f}; a controller: {controlled:.1f}", flush=True)
+    print(f"mean returns: idle {idle:.1f}, controller {controlled:.1f}", flush=True)
     limit = float(sys.argv[1]) if len(sys.argv) > 1 else 600.0
     sys.exit(0 if fly(limit, (idle + controlled) / 2) else 1)

@@ -1,4 +1,4 @@
-"""A server with a state folder is killed and started again: everything that it had acknowledged is there.
+"""Server with a state folder that is killed and started again: everything that it has acknowledged is still there.
 
 python examples/durable.py [PORT]
 """
@@ -18,7 +18,7 @@ SCHEMA = memoire.Schema({"obs": memoire.Column(np.float32, (2,), "state")})
 
 
 def start_server(folder):
-    """A server in a process of its own, and the address of its page; both are there when this returns."""
+    """Start a server in a separate process; return the process and the address of the server's page, both ready."""
     command = [sys.executable, "-m", "memoire", "server", "--endpoint", ENDPOINT, "--schema", SCHEMA.to_json()]
     command += ["--name", "home", "--state-dir", folder]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
         show("before", page)
         server.kill()
         server.communicate()
-        play(actor, 2)  # an actor does not mind: it goes on, and tells the server when it is back
+        play(actor, 2)  # the actor continues without the server, and sends its steps when the server is back
         server, page = start_server(folder)
         actor.update(timeout=30.0)
         show("after", page)

@@ -1,8 +1,7 @@
-"""The learner of a cluster in two scripts: it holds the server, learns what a number's square is, and publishes its
-line.
+"""Learner of a cluster in two scripts: runs the server, learns the square of a number, and publishes its coefficients.
 
-    python examples/learner.py 5560 &
-    python examples/actor.py 5560
+python examples/learner.py 5560 &
+python examples/actor.py 5560
 """
 
 import sys
@@ -28,7 +27,7 @@ def main(port: str) -> None:
         for step, batch in enumerate(server.batches(64, timeout=30.0)):
             x, action = batch["obs"][:, 0], batch["action"]
             features = np.stack([np.ones_like(x), x, x * x], axis=1)
-            # The reward says how far from the square an action was: move towards it.
+            # The reward is the squared distance of an action from the square, negated: move towards the square.
             error = np.sqrt(-batch["reward"]) * np.where(x * x > action, 1.0, -1.0)
             target = action + error
             residual = target - features @ weights
@@ -40,7 +39,7 @@ def main(port: str) -> None:
                 break
         server.finish()
         print(f"learned {np.abs(weights.round(1))} from {step} batches")
-        server.wait_closed(2.0)  # the actor hears that the run is over
+        server.wait_closed(2.0)  # lets the actor learn that the run is over
 
 
 if __name__ == "__main__":

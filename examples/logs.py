@@ -1,4 +1,4 @@
-"""Log lines of many actors in one file at the server: numbered, sent again until they are there, written once."""
+"""Log lines of many actors in one file at the server: numbered, resent until acknowledged, written once."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ with tempfile.TemporaryDirectory() as folder:
                 client.log(f"actor {number} begins")
                 client.scalars({"epsilon": 0.1 * number})
                 client.log("a line break\nbecomes an escape")
-                client.update(timeout=10.0)  # returns when the lines are at the server; leaving the block does it too
+                client.update(timeout=10.0)  # returns when the server has the lines; the end of the block does so, too
         for client_stats in server.clients():
             print(f"{client_stats.label:08x} epsilon {client_stats.scalars['epsilon']:.1f}")
     # Time in ISO 8601, the actor's label, the message.

@@ -1,4 +1,4 @@
-"""A table for each agent, in one server: one sees a number and says a word, the other hears it and guesses."""
+"""Table for each agent in one server: a speaker sees a number and sends a word, and a listener guesses the number."""
 
 import numpy as np
 
@@ -14,12 +14,12 @@ def table(size):
 
 
 class Agent:
-    """One of the two: a client of its own table, and the value of each answer to what it may be told."""
+    """Agent with a client of its own table, and the value of each answer to each input."""
 
-    def __init__(self, name, told, answers, rng):
+    def __init__(self, name, inputs, answers, rng):
         self.client = memoire.connect(ADDRESS, table=name, seed=int(rng.integers(1000)))
         self.writer, self.rng = self.client.writer(), rng
-        self.values, self.shown = np.full((told, answers), 0.5), np.eye(told, dtype=np.float32)
+        self.values, self.shown = np.full((inputs, answers), 0.5), np.eye(inputs, dtype=np.float32)
 
     def act(self, what, curiosity):
         values = self.rng.random(self.values.shape[1]) if self.rng.random() < curiosity else self.values[what]
@@ -38,8 +38,8 @@ class Agent:
 
 def talk(speaker, listener, number, curiosity):
     guess = listener.act(word := speaker.act(number, curiosity), curiosity)
-    for agent, told, answer in ((speaker, number, word), (listener, word, guess)):
-        agent.record(told, answer, float(guess == number))
+    for agent, heard, answer in ((speaker, number, word), (listener, word, guess)):
+        agent.record(heard, answer, float(guess == number))
     return guess == number
 
 
@@ -53,6 +53,6 @@ with memoire.Server(ADDRESS, tables=tables, seed=0) as server:
         for name, part in next(batches).items():
             agents[name].learn(part)
     right = np.mean([talk(*agents.values(), number, curiosity=0.0) for number in range(NUMBERS)])
-    for agent in agents.values():  # the server counts what each still has to tell
+    for agent in agents.values():  # sends the last counts to the server
         agent.client.close()
     print(f"{right:.0%} of the numbers are understood after {server.stats().samples} samples")

@@ -1,6 +1,6 @@
-"""PPO on rollouts of two collectors, in processes of their own: `pip install 'memoire-rl[rl]'`.
+"""PPO on rollouts of two collectors in separate processes: `pip install 'memoire-rl[rl]'`.
 
-    python examples/ppo.py [GOAL] [ENV]      ends at this mean return of the last 50 episodes, or after two minutes
+    python examples/ppo.py [GOAL] [ENV]      GOAL is the mean return of 50 episodes; at most two minutes
 
 Collectors need no torch, and may run on other machines: `collect("tcp://learner:5560", ...)`.
 """

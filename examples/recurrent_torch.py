@@ -1,8 +1,8 @@
-"""A recurrent Q-network that has to remember: the way is shown once, at the start of a corridor of 7 to 10 steps.
+"""Recurrent Q-network that has to remember: the way is shown once, at the start of a corridor of 7 to 10 steps.
 
-Sequences of 6 entries never reach from start to end. Each comes with the hidden state in which its first entry was met,
-so that it goes on with what the network knew there, and two entries of burn-in let it catch up with what it has learned
-since (R2D2: Kapturowski et al., ICLR 2019). With `zeros` as argument it starts from zeros instead, and learns nothing.
+Sequences of 6 entries never reach from start to end. Each comes with the hidden state before its first entry, and two
+entries of burn-in adapt that state to the network's newer weights (R2D2: Kapturowski et al., ICLR 2019). With the
+argument `zeros` the hidden state starts from zeros instead, and the network learns nothing.
 """
 
 import copy
@@ -19,13 +19,13 @@ CUT = {"sequence_length": 6, "sequence_overlap": 3, "burn_in": 2, "sequence_firs
 
 
 def values(net: torch.nn.ModuleDict, obs: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, T, 2], [B, UNITS] -> [B, T, 2] of left and right, and [B, UNITS] the state behind the last."""
+    """Return the values of left and right [B, T, 2], and the last hidden state [B, UNITS]; obs is [B, T, 2]."""
     states, _ = net["memory"](obs, hidden[None].contiguous())
     return net["q"](states), states[:, -1]
 
 
 def play(agent: torch.nn.ModuleDict, writer: memoire.Writer, rng: np.random.Generator, epsilon: float) -> float:
-    """One walk through each of the mazes; the mean return: 1 for who remembers, 0.5 for who does not."""
+    """Walk once through each maze; return the mean return: 1 with memory of the way, 0.5 without."""
     way, length, hidden = rng.choice([-1, 1], MAZES), rng.integers(7, 11), torch.zeros(MAZES, UNITS)
     seen = np.float32([[way * (t == 0), np.full(MAZES, t >= length)] for t in range(length + 2)]).transpose(0, 2, 1)
     for t in range(length + 1):

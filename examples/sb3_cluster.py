@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN learns from what three actors did, itself one; needs pip install 'memoire-rl[sb3]'."""
+"""Stable-Baselines3's DQN that learns from three actors, of which it is one; needs pip install 'memoire-rl[sb3]'."""
 
 from copy import deepcopy
 from threading import Thread
@@ -13,7 +13,7 @@ from memoire.sb3 import DQN, schema_of
 
 
 class Publish(BaseCallback):
-    """Sends the newest network to the other actors every 100 steps."""
+    """Callback that sends the newest network to the other actors every 100 steps."""
 
     def _on_step(self) -> bool:
         if self.n_calls % 100 == 1:
@@ -23,7 +23,7 @@ class Publish(BaseCallback):
 
 @torch.no_grad()
 def act(url: str, network: torch.nn.Module, epsilon: float) -> None:
-    """Another actor: here a thread, elsewhere a program of its own that makes the same network."""
+    """Run another actor: here a thread, in a real cluster a separate program with the same network."""
     env, version = gymnasium.make("CartPole-v1"), 0
     with memoire.connect(url) as client:
         writer, policy, (obs, _) = client.writer(env), client.model("policy"), env.reset()

@@ -1,6 +1,6 @@
-"""Learn from states of no fixed size: sets of points, with another number of points at every step.
+"""Learning from states of variable size: sets of points, with a different number of points at every step.
 
-A Gymnasium Sequence becomes a ragged column: drawn padded, with lengths. Needs gymnasium, takes two seconds.
+A Gymnasium Sequence becomes a ragged column; batches are padded and have lengths. Needs gymnasium, takes two seconds.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import memoire
 
 
 class Crumbs(gym.Env):
-    """Crumbs lie around a bird: pecking west (0) or east (1) eats those on that side."""
+    """Bird with crumbs around it: pecking west (0) or east (1) eats the crumbs on that side."""
 
     observation_space = gym.spaces.Sequence(gym.spaces.Box(-1.0, 1.0, (2,), np.float32), stack=True)
     action_space = gym.spaces.Discrete(2)
@@ -30,7 +30,7 @@ class Crumbs(gym.Env):
 
 
 def pooled(points: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """[B, L, 2], [B] -> [B, 3]: a sum over the points, which neither order nor padding changes. Zaheer et al., 2017."""
+    """Return features [B, 3] of sets [B, L, 2]: sums that neither order nor padding changes. Zaheer et al., 2017."""
     return np.concatenate([count[:, None], np.sign(points).sum(axis=1)], axis=1)  # the padding is zeros
 
 

@@ -1,4 +1,4 @@
-"""Learn FrozenLake with a table of action values and a prioritized replay buffer, in one process.
+"""Q-learning of FrozenLake with a table of action values and a prioritized replay buffer, in one process.
 
 Run it with `python examples/single_process.py`; it needs gymnasium and takes a few seconds.
 """
@@ -10,7 +10,7 @@ import memoire
 
 
 def greedy_return(env: gym.Env, table: np.ndarray) -> float:
-    """The return of one episode in which the best action is always taken."""
+    """Play one episode with the best action in every state; return its total reward."""
     obs, _ = env.reset()
     total, done = 0.0, False
     while not done:
@@ -24,7 +24,7 @@ def main() -> None:
     env = gym.make("FrozenLake-v1", is_slippery=False)  # 16 squares, 4 moves, reward 1 at the goal
     table = rng.uniform(0.0, 1e-3, (16, 4))
 
-    # What an entry is follows from the environment: obs int64, action int64, reward float32.
+    # The columns of an entry follow from the environment: obs int64, action int64, reward float32.
     schema = memoire.Schema.from_env(env)
     sampler = memoire.Prioritized(0.6, beta=0.4)
     buffer = memoire.Buffer(schema, capacity=10_000, sampler=sampler, discount=0.95, seed=0)
@@ -39,9 +39,9 @@ def main() -> None:
 
         if step >= 500 and step % 4 == 0:
             batch = buffer.sample(32)
-            # discount is 0 where the episode terminated: this is the whole target, also with multi_step above 1.
+            # discount is 0 if the episode terminated: this is the whole target, also with multi_step above 1.
             targets = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
-            # What surprised is drawn more often.
+            # Entries with a larger error are drawn more often.
             buffer.update_priorities(batch.ids, targets - table[batch.obs, batch.action])
             for *place, target, weight in zip(batch.obs, batch.action, targets, batch.importance, strict=True):
                 table[*place] += 0.2 * weight * (target - table[*place])

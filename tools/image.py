@@ -1,9 +1,9 @@
-"""Build the images that the chart asks for, under the names that it gives them, and say how a cluster gets them.
+"""Builder of the images that the chart needs, under the chart's names; prints how to load them into a cluster.
 
-    python tools/image.py                  by docker
-    python tools/image.py --engine podman  by another program with docker's commands
+    python tools/image.py                  with docker
+    python tools/image.py --engine podman  with another program that has docker's commands
 
-There is no registry that has memoire's images yet, so a cluster has to be given them.
+No registry has memoire's images yet, so they have to be loaded into the cluster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = {"memoire": None, "memoire-demo": "demo"}
-"""Names of images as values.yaml has them, and the stage of the Dockerfile that each is made of: None is the last."""
+"""Stage of the Dockerfile by image name in values.yaml; None is the last stage."""
 NEXT = """
-The cluster has to find {names}. One of these gives them to it:
+The cluster needs the images {names}. Load them with one of:
 
   kind       kind load docker-image {names}
   minikube   minikube image load {first} && minikube image load {second}
@@ -35,14 +35,14 @@ Then:
 
 
 def version(root: Path = ROOT) -> str:
-    """The tag that the chart takes unless it is told another one: its appVersion."""
+    """Return the chart's default tag: its appVersion."""
     chart = (root / "deploy" / "helm" / "memoire" / "Chart.yaml").read_text(encoding="utf-8")
-    (found,) = re.findall(r'(?m)^appVersion: "(.*)"$', chart)
-    return str(found)
+    (tag,) = re.findall(r'(?m)^appVersion: "(.*)"$', chart)
+    return str(tag)
 
 
 def commands(engine: str, tag: str) -> list[list[str]]:
-    """What builds each image."""
+    """Return the build command of each image."""
     return [
         [engine, "build", "--tag", f"{name}:{tag}", *(["--target", stage] if stage else []),
          "--build-arg", f"VERSION={tag}", "."]
@@ -51,21 +51,21 @@ def commands(engine: str, tag: str) -> list[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, and say what comes next."""
+    """Build the images, print the next steps and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--engine", default="docker", help="program that builds (default: %(default)s)")
-    given = parser.parse_args(arguments)
-    if shutil.which(given.engine) is None:
-        print(f"there is no {given.engine} on PATH to build images with: install it, or give --engine", file=sys.stderr)
+    parser.add_argument("--engine", default="docker", help="program that builds the images (default: %(default)s)")
+    args = parser.parse_args(arguments)
+    if shutil.which(args.engine) is None:
+        print(f"{args.engine} is not on PATH: install it, or name another program with --engine", file=sys.stderr)
         return 1
     tag = version()
-    for command in commands(given.engine, tag):
+    for command in commands(args.engine, tag):
         print(*command, flush=True)
         if status := subprocess.run(command, cwd=ROOT, check=False).returncode:
-            print(f"{given.engine} could not build {command[3]}: see above", file=sys.stderr)
+            print(f"{args.engine} could not build {command[3]}: see above", file=sys.stderr)
             return status
     first, second = (f"{name}:{tag}" for name in STAGES)
-    print(NEXT.format(engine=given.engine, names=f"{first} {second}", first=first, second=second))
+    print(NEXT.format(engine=args.engine, names=f"{first} {second}", first=first, second=second))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Write the tables of metrics in docs/metrics.md and docs/dashboard.md, and titles of the boards of deploy/monitoring.
+"""Generator of the tables in docs/metrics.md and docs/dashboard.md, and of the boards' titles in deploy/monitoring.
 
-All follow from what the stats declare of their figures: run it when that changes, then `make chart`.
+The source is the declaration of each figure in the stats classes. Run it when they change, then `make chart`.
 """
 
 import functools
@@ -23,9 +23,9 @@ from memoire.server.stats import ServerStats
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS, BOARDS = ROOT / "docs", ROOT / "deploy" / "monitoring"
 UNITS = {"bytes": "bytes", "s": "s", "share": "percentunit"}
-"""What Grafana calls our units; of others "short"."""
+"""Grafana's names for units of memoire; any other unit is "short"."""
 CHANGED = re.compile(r"rate\(|min\(|quantile\(| [-/] |count\(")
-"""What makes another figure of one."""
+"""Parts of a query that turn a figure into another one."""
 BEGIN, END = "<!-- Written by tools/metrics_docs.py. -->\n", "<!-- Until here. -->\n"
 SECTIONS = {
     "": ("Every node", ScrapedNode),
@@ -38,11 +38,11 @@ SECTIONS = {
     "worker": ("Rollout workers, beside those of actors", WorkerStanding),
     "trainer": ("Trainers, beside those of learners far away", TrainerStanding),
 }
-"""By role or program: the title of its section, and the stats that say its figures."""
+"""Title of the section and stats class with the figures, by role or program."""
 
 
 def rows(kind, of=""):
-    """A table of the metrics of a class: name, type, labels, meaning."""
+    """Yield the lines of a table of a class's metrics: name, type, labels, meaning."""
     yield "| metric | type | label | meaning |\n|---|---|---|---|\n"
     if kind in (ScrapedNode, Overview):
         yield f"| `{BUILD_INFO.full_name}` | gauge | version, python, libzmq, role, name | {BUILD_INFO.help} |\n"
@@ -69,10 +69,10 @@ def page(text, written):
 
 
 def board(text):
-    """A board of Grafana, in which each panel that shows one figure as it is has its title and unit."""
+    """Return a Grafana board; each panel that shows one figure unchanged gets the figure's title and unit."""
     read = json.loads(text)
     kinds = [(kind, "") for _, kind in SECTIONS.values()] + [(Overview, "cluster")]
-    known = {found[0].figure.full_name: found[0].figure for each in kinds for found in catalogue(*each).values()}
+    known = {origins[0].figure.full_name: origins[0].figure for each in kinds for origins in catalogue(*each).values()}
     for panel in read["panels"]:
         queries = " ".join(target["expr"] for target in panel.get("targets", ()))
         figures = [known[name] for name in re.findall(r"\bmemoire_\w+", queries) if name in known]
@@ -88,7 +88,7 @@ PAGES = {
     BOARDS / "overview.json": board,
     BOARDS / "servers-and-proxies.json": board,
 }
-"""What is written, and how it is made of what is there."""
+"""Files that are written, and the function that makes each new text from the old one."""
 
 
 if __name__ == "__main__":

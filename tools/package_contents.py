@@ -1,10 +1,10 @@
-"""What is in wheels, source archives and images: nothing but what belongs there, and no secret.
+"""Checks of wheels, source archives and images: they contain only the expected files, and no secret.
 
     python tools/package_contents.py dist/*.whl dist/*.tar.gz memoire-image.tar
 
-A wheel has the package and what describes it; a source archive has files that git knows, and what describes it. Nothing
-in either looks like a key, a token or a password; nor does anything in an image (as `docker save` writes it) that is
-not the distribution's own, or in its environment. Exit status: 0 all is well; 1 something is there that should not be.
+A wheel may contain the package and its metadata; a source archive, files that git tracks and metadata. Neither may
+contain text that looks like a key, a token or a password. The same holds for an image (as `docker save` writes it): its
+environment, and all files that do not belong to the distribution. Exit status: 0 no fault; 1 at least one fault.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ENDINGS = {".py", ".pyi", ".so", ".typed", ".html", ".js", ".css", ".svg"}
-"""What a file of the package may end with."""
+"""Suffixes that files of the package may have."""
 DESCRIPTION = ("METADATA", "WHEEL", "RECORD", "top_level.txt", "entry_points.txt", "licenses/LICENSE")
-MADE = ("PKG-INFO", "setup.cfg", "memoire_rl.egg-info/")
-"""What building a source archive adds to the files that git knows."""
+GENERATED = ("PKG-INFO", "setup.cfg", "memoire_rl.egg-info/")
+"""Files that the build of a source archive adds to those that git tracks."""
 SECRETS = {
     "a secret key of memoire": rb"-----BEGIN MEMOIRE SECRET KEY-----\s(?:[A-Za-z-]+: .*\s)+\s+[A-Za-z0-9+/]{43}=",
     "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}",
@@ -33,21 +33,21 @@ SECRETS = {
     "a token of a package index": rb"\bpypi-AgEI[\w-]{40,}",
     "a password in an address": rb"\b[a-z][a-z0-9+.-]*://[^\s\x00-\x1f/:@\"'{}<>$]+:[^\s\x00-\x1f/:@\"'{}<>$]{6,}@[a-z]",
 }
-"""What a secret looks like, in bytes."""
+"""Pattern of each kind of secret, in bytes."""
 NAMES = re.compile(
     r"(^|/)(own\.key|\.env|\.netrc|\.pypirc|id_[a-z0-9]+|[^/]+\.(pem|p12|pfx|kubeconfig|sqlite|db|log))$"
 )
-"""Names of files that hold secrets, or what a run left behind."""
+"""Names of files that hold secrets, or that a run leaves behind."""
 
 
 DISTRIBUTION = ("usr/", "lib/", "bin/", "sbin/", "var/lib/dpkg/", "etc/ssl/certs/")
-"""Where the files of the image's base are, which are not looked at: libraries hold keys to test themselves with."""
+"""Folders with the files of the image's base. They are not checked: libraries contain keys for their own tests."""
 AUTHORITIES = ("cacert.pem", ".log")
-"""Names that are none of secrets, in an image: certificates of authorities, and what installing packages has logged."""
+"""Endings of names that are no secrets in an image: certificates of authorities, and logs of package installers."""
 
 
 class File(NamedTuple):
-    """One file of an archive; `is_plain` is false for links and devices."""
+    """File in an archive; `is_plain` is False for links and devices."""
 
     name: str
     body: bytes
@@ -55,7 +55,7 @@ class File(NamedTuple):
 
 
 def files_of(archive: Path) -> Iterator[File]:
-    """All files of a wheel or source archive; of the latter without the folder that holds everything."""
+    """Yield all files of a wheel or source archive; names in the latter do not include the top folder."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
@@ -70,35 +70,35 @@ def files_of(archive: Path) -> Iterator[File]:
 
 
 def faults(files: Iterator[File], known: set[str] | None) -> list[str]:
-    """What should not be there. `known` are the files that git knows; None is a wheel."""
-    found = []
+    """Return messages about unexpected files and secrets. `known` are the files that git tracks; None for a wheel."""
+    messages = []
     for file in files:
         if not file.is_plain:
-            found.append(f"{file.name} is no plain file")
+            messages.append(f"{file.name} is no plain file")
         if (known is None and not _is_packaged(file.name)) or (known is not None and not _is_source(file.name, known)):
-            found.append(f"{file.name} does not belong here")
+            messages.append(f"{file.name} does not belong here")
         if NAMES.search(file.name):
-            found.append(f"{file.name} has the name of a secret, or of what a run left behind")
-        found += [f"{file.name} holds {what}" for what, form in SECRETS.items() if _holds(file, form)]
-    return found
+            messages.append(f"{file.name} has the name of a secret, or of a file that a run left behind")
+        messages += [f"{file.name} holds {what}" for what, form in SECRETS.items() if _holds(file, form)]
+    return messages
 
 
 def faults_of_image(archive: Path) -> tuple[int, list[str]]:
-    """How many files were looked at in the layers of an image, and what should not be there."""
+    """Return the number of files checked in an image's layers, and messages about secrets."""
     files: list[File] = []
     with tarfile.open(archive) as opened:
         (manifest,) = json.load(_body(opened, "manifest.json"))
-        said = json.load(_body(opened, manifest["Config"]))["config"]
-        files.append(File("(its settings)", json.dumps(said).encode()))
+        settings = json.load(_body(opened, manifest["Config"]))["config"]
+        files.append(File("(its settings)", json.dumps(settings).encode()))
         for layer in manifest["Layers"]:
             with tarfile.open(fileobj=_body(opened, layer)) as layer_tar:
                 for member in layer_tar:
                     name = member.name.removeprefix("./")
                     if member.isfile() and not name.startswith(DISTRIBUTION):
                         files.append(File(name, _body(layer_tar, member).read()))
-    found = [f"{file.name} has the name of a secret" for file in files if _is_hidden(file.name)]
-    found += [f"{file.name} holds {what}" for file in files for what, form in SECRETS.items() if _holds(file, form)]
-    return len(files), found
+    messages = [f"{file.name} has the name of a secret" for file in files if _is_hidden(file.name)]
+    messages += [f"{file.name} holds {what}" for file in files for what, form in SECRETS.items() if _holds(file, form)]
+    return len(files), messages
 
 
 def _is_hidden(name: str) -> bool:
@@ -106,9 +106,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def _body(opened: tarfile.TarFile, member: str | tarfile.TarInfo) -> IO[bytes]:
-    found = opened.extractfile(member)
-    assert found is not None, member
-    return found
+    file = opened.extractfile(member)
+    assert file is not None, member
+    return file
 
 
 def _holds(file: File, form: bytes) -> bool:
@@ -124,17 +124,17 @@ def _is_packaged(name: str) -> bool:
 
 def _is_source(name: str, known: set[str]) -> bool:
     # memoire/dashboard is a link to dashboard: an archive holds the files under both names.
-    return name in known or name.removeprefix("memoire/") in known or name.startswith(MADE)
+    return name in known or name.removeprefix("memoire/") in known or name.startswith(GENERATED)
 
 
 def tracked() -> set[str]:
-    """Files that git knows."""
+    """Return the paths of all files that git tracks."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split("\0"))
 
 
 def main(names: list[str]) -> int:
-    """Look into these archives."""
+    """Check the archives, print their faults and return the exit status."""
     status = 0
     for name in names:
         if name.endswith(".tar"):

@@ -1,9 +1,9 @@
-"""Draw the README's bars from what a benchmark recorded.
+"""Generator of the README's bar chart, from the record of a benchmark.
 
     python tools/pictures.py            docs/pictures/speed.svg, from docs/benchmarks/learner.json
-    python tools/pictures.py --check    fail if a picture is not as it would be drawn
+    python tools/pictures.py --check    fail if a picture is out of date
 
-The drawings follow the reader's theme, light or dark, and need no font and no library.
+The drawings follow the browser's theme, light or dark, and need no font and no library.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ PEERS = {
     "Reverb": "Reverb",
     "NumPy,": "NumPy, indexing alone",
 }
-"""Baselines by their first word, and what a bar calls them."""
+"""Label of each baseline's bar, by the first word of the baseline's name."""
 
 
 def picture(width: int, height: int, label: str, parts: Sequence[str]) -> str:
-    """A whole drawing; `label` says in a sentence what it shows."""
+    """Return a complete SVG; `label` is a sentence that describes the drawing."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
     return "\n".join([head, f"<title>{label}</title>", STYLE, *parts, "</svg>"]) + "\n"
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """Words at a place."""
+    """Return an SVG text element."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
 
 
 def ratios(record: dict[str, Any]) -> list[tuple[str, float]]:
-    """What is compared, and how many times as fast memoire is; the largest first."""
+    """Return each baseline's label and its time as a multiple of memoire's time, the largest first."""
     rows = [(baseline.split()[0], ratio) for what, baseline, ratio in record["rows"] if what == COMPARED]
     return sorted(((PEERS[word], ratio) for word, ratio in rows), key=lambda row: -row[1])
 
 
 def speed(record: dict[str, Any]) -> str:
-    """A bar for each peer: the time that it takes for a batch, in times of memoire's."""
+    """Return a chart with a bar for each library: its time per batch as a multiple of memoire's."""
     rows = [*ratios(record), ("memoire", 1.0)]
     rows.sort(key=lambda row: row[1])
     width, left, top, step = 760, 200, 40, 28
@@ -75,7 +75,7 @@ def speed(record: dict[str, Any]) -> str:
 
 
 def drawn() -> dict[Path, str]:
-    """Each picture, from its record."""
+    """Return the text of each picture, drawn from its record."""
     records = {name: json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8")) for name in WHAT}
     return {PICTURES / f"{name}.svg": draw(records[source]) for source, (name, draw) in WHAT.items()}
 
@@ -84,21 +84,21 @@ WHAT = {"learner": ("speed", speed)}
 
 
 def stale(pictures: Mapping[Path, str]) -> dict[Path, str]:
-    """Those that are not as they would be drawn."""
-    there = {file: file.read_text(encoding="utf-8") for file in pictures if file.exists()}
-    return {file: body for file, body in pictures.items() if there.get(file) != body}
+    """Return the pictures whose file is missing or out of date."""
+    texts = {file: file.read_text(encoding="utf-8") for file in pictures if file.exists()}
+    return {file: body for file, body in pictures.items() if texts.get(file) != body}
 
 
 def main(arguments: list[str]) -> int:
-    """Draw, or compare with what is there."""
-    found = stale(drawn())
-    for file, body in found.items():
-        how = "not as it would be drawn: run `make pictures`" if arguments else "drawn"
+    """Write the pictures, or with any argument only report those out of date; return the exit status."""
+    outdated = stale(drawn())
+    for file, body in outdated.items():
+        how = "out of date: run `make pictures`" if arguments else "drawn"
         print(f"{file.relative_to(ROOT)} is {how}")
         if not arguments:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(body, encoding="utf-8")
-    return int(bool(arguments and found))
+    return int(bool(arguments and outdated))
 
 
 if __name__ == "__main__":

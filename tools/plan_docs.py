@@ -1,4 +1,4 @@
-"""Write below each `$ memoire plan` of docs/scaling.md what that command prints: run it when its arithmetic changes."""
+"""Generator of the outputs below each `$ memoire plan` in docs/scaling.md; run it when its arithmetic changes."""
 
 import contextlib
 import io

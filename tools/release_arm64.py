@@ -1,7 +1,7 @@
-"""The aarch64 wheel: built by Debian's cross compiler, its tests run by qemu in a Python of that processor.
+"""Build of the aarch64 wheel with Debian's cross compiler, and its tests in qemu with an aarch64 Python.
 
 Python, its headers and its libraries for aarch64 are Debian's packages, unpacked into build/release/arm64. The system's
-own packages stay as they are: apt has lists and a state of its own here.
+own packages stay unchanged: this module gives apt separate lists and a separate state.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import release
 FOLDER = release.WORK / "arm64"
 SYSTEM, PACKAGES = FOLDER / "root", FOLDER / "packages"
 DEBIAN = ("python3", "libpython3-dev", "libstdc++6")
-"""Packages that are unpacked, with what they need."""
+"""Debian packages that are unpacked, together with their dependencies."""
 NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "gymnasium", "numpy")
-"""What the tests import, beside memoire and its own needs."""
+"""Packages that the tests import, beside memoire and its dependencies."""
 TESTS = ("tests/replay/test_ranks.py", "tests/replay/test_entry_values.py", "tests/wire/test_checksum.py",
          "tests/wire/test_cache.py", "tests/tables/test_pool.py")  # fmt: skip
 """Tests of each compiled module."""
@@ -25,7 +25,7 @@ PLATFORMS = ("manylinux_2_17_aarch64", "manylinux2014_aarch64", "manylinux_2_27_
 
 
 def apt(*words: str) -> str:
-    """apt-get for aarch64, with a state of its own."""
+    """Run apt-get for aarch64, with lists and state in `FOLDER`."""
     for name in ("lists/partial", "cache/archives/partial"):
         (FOLDER / name).mkdir(parents=True, exist_ok=True)
     (FOLDER / "status").touch()
@@ -37,12 +37,12 @@ def apt(*words: str) -> str:
         "Dir::Cache": FOLDER / "cache",
         "APT::Sandbox::User": "root",
     }
-    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return release.run([release.need("apt-get", "apt"), "-qq", *given, *words])
+    arguments = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return release.run([release.need("apt-get", "apt"), "-qq", *arguments, *words])
 
 
 def system() -> Path:
-    """A folder with Debian's Python for aarch64; the version of that Python is in its path."""
+    """Unpack Debian's Python for aarch64 if needed; return its folder."""
     done = FOLDER / "unpacked"
     if not done.exists():
         shutil.rmtree(SYSTEM, ignore_errors=True)
@@ -56,13 +56,13 @@ def system() -> Path:
 
 
 def python() -> Path:
-    """The interpreter."""
-    (found,) = [path for path in (system() / "usr" / "bin").glob("python3.*") if path.name[8:].isdigit()]
-    return found
+    """Return the path of the aarch64 interpreter, whose name ends in its version."""
+    (path,) = [path for path in (system() / "usr" / "bin").glob("python3.*") if path.name[8:].isdigit()]
+    return path
 
 
 def build(compiler: str) -> Path:
-    """The wheel."""
+    """Build the aarch64 wheel with the cross compiler and return its path."""
     include = system() / "usr" / "include"
     return release.build_wheel(
         "aarch64",
@@ -75,7 +75,7 @@ def build(compiler: str) -> Path:
 
 
 def install(wheel: Path) -> None:
-    """The wheel and what its tests import, for that processor, into a folder."""
+    """Install the wheel and the packages that its tests import into `PACKAGES`."""
     shutil.rmtree(PACKAGES, ignore_errors=True)
     pip = [release.tools() / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--target", PACKAGES, "--only-binary", ":all:", "--implementation", "cp"]
@@ -84,7 +84,7 @@ def install(wheel: Path) -> None:
 
 
 def test(wheel: Path, emulator: str, tests: Sequence[str] = TESTS) -> str:
-    """Run the core's tests; pytest's last line."""
+    """Run the core's tests in the emulator and return a line with pytest's summary."""
     install(wheel)
     command = [
         emulator,

@@ -1,4 +1,4 @@
-"""Write the tables of docs/settings.md, which are what the command line says of itself: run it when that changes."""
+"""Generator of the tables in docs/settings.md, from the command line's own options: run it when those change."""
 
 import pathlib
 
@@ -37,7 +37,7 @@ def tables():
 
 
 def value_of(each):
-    """A default as people write it."""
+    """Return a default as users write it."""
     if each.setting.unit != "bytes" or not each.default:
         return f"{each.default:g}" if each.kind is float else str(each.default)
     size, unit = next(

@@ -1,13 +1,13 @@
-"""Set up this checkout: a private .venv with memoire built in it. Run by the Makefile; standard library only.
+"""Setup of a checkout: a private .venv with memoire built in it. Run by the Makefile; standard library only.
 
-    python3 tools/setup_venv.py run       what `memoire demo` needs
-    python3 tools/setup_venv.py dev       and what tests, lint and benchmarks need
-    python3 tools/setup_venv.py checked   and a second build, with bounds checks, under build/checked
-    python3 tools/setup_venv.py ppo       what `make demo-ppo` needs: Box2D, and torch in that folder
-    python3 tools/setup_venv.py torch     what tests need, and torch in the folder that $MEMOIRE_TORCH names
+    python3 tools/setup_venv.py run       packages for `memoire demo`
+    python3 tools/setup_venv.py dev       also packages for tests, lint and benchmarks
+    python3 tools/setup_venv.py checked   also a second build, with bounds checks, in build/checked
+    python3 tools/setup_venv.py ppo       packages for `make demo-ppo`: Box2D, and torch as below
+    python3 tools/setup_venv.py torch     packages for tests, and torch in the folder $MEMOIRE_TORCH or build/torch
 
-Each step leaves a stamp with a hash of what it depends on: a second run finds it and does nothing. Old Pythons must be
-able to read this file, or they could not say what is wrong with them.
+Each step writes a stamp with a hash of its inputs, so that a second run skips the step. Old Pythons must be able to
+parse this file, so that the error can name the version that is needed.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ STAMPS = os.path.join(VENV, "stamps")
 PYTHON = os.path.join(VENV, "bin", "python")
 OLDEST = (3, 11)
 TICK = 1.0
-"""Seconds between two counts on a terminal."""
-WORTH_SAYING = 2.0
-"""Seconds of a step that are said elsewhere."""
+"""Seconds between two updates of the counter on a terminal."""
+MIN_REPORTED_TIME = 2.0
+"""Seconds from which a step's time is printed if the output is no terminal."""
 with open(os.path.join(ROOT, "Makefile")) as makefile:
     NAMES = re.search("^PYTHONS := (.*)$", makefile.read(), re.MULTILINE).group(1).split()
 
@@ -42,7 +42,7 @@ def give_up(problem, advice):
 
 
 def install_hint(debian, fedora, alpine, mac):
-    """How to get a thing on this system; all four lines where the system is a stranger."""
+    """Return the install command for this system, or all four commands if the system is unknown."""
     try:
         with open("/etc/os-release") as release:
             system = release.read().lower()
@@ -61,7 +61,7 @@ def install_hint(debian, fedora, alpine, mac):
 
 
 def check_python(oldest=OLDEST, names=NAMES):
-    """Go on under a Python that is new enough, whichever name it has."""
+    """Restart under one of the names if this Python is too old; exit with advice if no other one runs."""
     if sys.version_info >= oldest:
         return
     for name in names:
@@ -70,7 +70,7 @@ def check_python(oldest=OLDEST, names=NAMES):
             os.execv(path, [path] + sys.argv)
     give_up(
         "python3 is %s, and %d.%d or newer is needed." % ((platform.python_version(),) + oldest),
-        "If one is installed under another name, say so: make PYTHON=/path/to/python3.12 ...\n"
+        "If one is installed under another name, name it: make PYTHON=/path/to/python3.12 ...\n"
         + install_hint(
             "python3.11 python3.11-venv python3.11-dev", "python3.12-devel", "python3-dev", "brew install python"
         ),
@@ -78,7 +78,7 @@ def check_python(oldest=OLDEST, names=NAMES):
 
 
 def _runs(path):
-    """Whether it is a Python: a shim of pyenv is there for versions that are not chosen, too."""
+    """Return True if the program runs: pyenv has shims for versions that are not selected, too."""
     return subprocess.call([path, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
 
 
@@ -99,13 +99,13 @@ def compiler():
 
 
 def check_compiler():
-    """Compile a small file against Python's headers: the only proof that it works."""
+    """Compile a small file against Python's headers, the only proof that the compiler works."""
     command = compiler()
     if not shutil.which(command[0]):
         give_up(
             "there is no C compiler (%s)." % command[0],
             install_hint("gcc libc6-dev", "gcc", "gcc musl-dev", "xcode-select --install")
-            + "\nIf you have another one, say so: make CC=clang ...",
+            + "\nIf you have another one, name it: make CC=clang ...",
         )
     include = sysconfig.get_paths()["include"]
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def check_compiler():
                     "python3-dev",
                     "brew install python",
                 )
-            give_up(problem, hint + "\nThe compiler said:\n" + tried.stdout.decode(errors="replace"))
+            give_up(problem, hint + "\nOutput of the compiler:\n" + tried.stdout.decode(errors="replace"))
 
 
 def digest(*parts):
@@ -159,11 +159,11 @@ def done(step, key):
 
 
 def call(what, *command, **environment):
-    """Run a command in the checkout, and show how long it takes; its output is shown only when it fails."""
+    """Run a command in the checkout and print the time that it takes; print its output only if it fails."""
     variables = dict(os.environ, **environment)
     began = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=said, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT)
         try:
             follow(what, process, began, sys.stdout)
         except BaseException:
@@ -171,13 +171,13 @@ def call(what, *command, **environment):
             process.wait()
             raise
         if process.returncode:
-            said.seek(0)
-            sys.stdout.write(said.read().decode(errors="replace"))
+            output.seek(0)
+            sys.stdout.write(output.read().decode(errors="replace"))
             give_up("a step failed: %s." % what, "The command was: " + " ".join(map(shlex.quote, command)))
 
 
 def follow(what, process, began, out):
-    """Say what is done until a process has ended: in one line that counts seconds on a terminal, else once."""
+    """Print the step's name until the process ends: with a counter of seconds on a terminal, else once."""
     is_live = out.isatty()
     out.write("memoire: " + what + ("" if is_live else "\n"))
     out.flush()
@@ -190,7 +190,7 @@ def follow(what, process, began, out):
         if is_live:
             out.write("\rmemoire: %s ... %s" % (what, seconds) + ("" if process.returncode is None else "\n"))
             out.flush()
-        elif time.monotonic() - began >= WORTH_SAYING:
+        elif time.monotonic() - began >= MIN_REPORTED_TIME:
             out.write("memoire: that took %s\n" % seconds)
         if process.returncode is not None:
             return
@@ -212,12 +212,12 @@ def make_venv():
 
 
 def install(project, above):
-    """The package itself, editable, with what the demo needs; building it is a step of its own."""
+    """Install the package, editable, with the demo's dependencies; later builds are a step of their own."""
     key = digest(above, content("pyproject.toml"))
     if is_done("run", key):
         return key
     check_compiler()
-    pip_install("installing what the build needs", *project["build-system"]["requires"])
+    pip_install("installing the build's dependencies", *project["build-system"]["requires"])
     pip_install("building and installing memoire", "--no-build-isolation", "--editable", ".[lz4,demo,dashboard]")
     done("run", key)
     done("build", build_key(key))
@@ -239,14 +239,14 @@ def build(above):
 
 
 def are_compiled(lib):
-    """Whether each .pyx of the package has its compiled module in this folder."""
+    """Return True if the folder has the compiled module of each .pyx of the package."""
     sources = glob.glob(os.path.join(ROOT, "memoire", "**", "*.pyx"), recursive=True)
     names = [os.path.relpath(source, ROOT)[: -len(".pyx")] for source in sources]
     return all(glob.glob(os.path.join(lib, name + ".*so")) for name in names)
 
 
 def build_checked(above):
-    """The whole package a second time, compiled with checks: what PYTHONPATH=build/checked/lib finds."""
+    """Build a second copy of the package with bounds checks, for PYTHONPATH=build/checked/lib."""
     key = build_key(above)
     lib = os.path.join("build", "checked", "lib")
     if not is_done("checked", key) or not are_compiled(os.path.join(ROOT, lib)):
@@ -254,7 +254,7 @@ def build_checked(above):
         command = [PYTHON, "setup.py", "-q", "build", "--build-base", "build/checked", "--build-lib", lib, "--force"]
         call("building memoire with bounds checks", *command, MEMOIRE_CHECKED="1")
         done("checked", key)
-    else:  # Python files are copied anew each time: that takes no time, and none can be stale
+    else:  # Python files are copied each time: that is quick, and no copy can be stale
         for stale in glob.glob(os.path.join(ROOT, lib, "memoire", "**", "*.py"), recursive=True):
             os.remove(stale)
         shutil.copytree(
@@ -274,7 +274,7 @@ def install_group(name, what, project, above):
 
 
 def install_torch(project):
-    """Have torch and what comes with it in a folder of its own that several checkouts may share."""
+    """Install torch and its dependencies into a separate folder that several checkouts may share."""
     folder = os.path.abspath(os.environ.get("MEMOIRE_TORCH") or os.path.join(ROOT, "build", "torch"))
     stamp, key = os.path.join(folder, "memoire-stamp"), digest(sys.version, *project["dependency-groups"]["torch"])
     os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -283,8 +283,8 @@ def install_torch(project):
             if file.read() == key:
                 return
         shutil.rmtree(folder, ignore_errors=True)
-        print("memoire: torch and what it needs take 1 GB in %s, and 5 GB if it comes with CUDA" % folder)
-        # What .venv has, too, gets the same version: the folder is found first.
+        print("memoire: torch and its dependencies take 1 GB in %s, or 5 GB with CUDA" % folder)
+        # Packages that .venv has, too, get the same version, since this folder comes first on the path.
         subprocess.run([PYTHON, "-m", "pip", "freeze", "--exclude-editable"], stdout=versions, check=True)
         limits = ["--target=" + folder, "--constraint=" + versions.name]
         pip_install("installing torch", *limits, *project["dependency-groups"]["torch"])
@@ -294,7 +294,7 @@ def install_torch(project):
 
 @contextlib.contextmanager
 def alone(path=""):
-    """Two `make` in one checkout wait for each other, or two that share the folder whose lock is at a path."""
+    """Hold the checkout's lock, or the lock at `path`, so that two `make` wait for each other."""
     import fcntl
 
     with open(path or os.path.join(ROOT, ".venv.lock"), "w") as lock:

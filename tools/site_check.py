@@ -1,4 +1,4 @@
-"""Whether every link of a built site leads somewhere, and whether a page loads anything from elsewhere.
+"""Checks of a built site: every link has a target, and no page loads anything from another host.
 
 python tools/site_check.py build/site/html/0.1
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "object": "data"}
-"""Elements whose target a browser fetches by itself."""
+"""Attribute with the address that a browser loads by itself, by element."""
 RELATIONS = ("canonical", "prev", "next", "alternate")
-"""Links of a page's head that are not fetched."""
+"""Relations of `<link>` elements that a browser does not load."""
 FETCHED = re.compile(rb"(?:url\(\s*['\"]?|@import\s+['\"])(https?:)?//")
-"""What a style sheet fetches from elsewhere."""
+"""Addresses on other hosts that a style sheet loads."""
 
 
 class Reader(HTMLParser):
-    """The anchors of a page, what it links to, and what it loads."""
+    """Parser that collects a page's anchors, links, and the addresses that it loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,26 +30,26 @@ class Reader(HTMLParser):
         self.loads: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take down what an element names."""
-        given = {name: value or "" for name, value in attrs}
-        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        if (target := given.get(LOADED.get(tag, ""))) and given.get("rel") not in RELATIONS:
+        """Record an element's anchors, link and loaded address."""
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if (target := values.get(LOADED.get(tag, ""))) and values.get("rel") not in RELATIONS:
             self.loads.append(target)
             self.links.append(target)
 
 
 @cache
 def read(page: Path) -> Reader:
-    """A page of the site."""
+    """Parse a page of the site, once."""
     reader = Reader()
     reader.feed(page.read_text(encoding="utf-8"))
     return reader
 
 
 def fault_of(site: Path, page: Path, link: str) -> str | None:
-    """Why a link leads nowhere."""
+    """Return a message if a link's target is missing, else None."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc or link.startswith("data:"):
         return None
@@ -63,23 +63,23 @@ def fault_of(site: Path, page: Path, link: str) -> str | None:
 
 
 def faults(site: Path) -> list[str]:
-    """Everything that is wrong with a site."""
-    site, found = site.resolve(), []
+    """Return messages about all faults of a site."""
+    site, messages = site.resolve(), []
     for page in sorted(site.rglob("*.html")):
         if page.name == "404.html":
             continue  # its links begin at the top of wherever it is served
         for link in read(page).links:
-            found.append(fault_of(site, page, link))
+            messages.append(fault_of(site, page, link))
         for target in read(page).loads:
             if urlsplit(target).netloc:
-                found.append(f"{page.relative_to(site)} loads {target} from elsewhere")
+                messages.append(f"{page.relative_to(site)} loads {target} from elsewhere")
     for sheet in sorted(site.rglob("*.css")):
         if FETCHED.search(sheet.read_bytes()):
-            found.append(f"{sheet.relative_to(site)} loads something from elsewhere")
-    return [fault for fault in found if fault]
+            messages.append(f"{sheet.relative_to(site)} loads something from elsewhere")
+    return [fault for fault in messages if fault]
 
 
 if __name__ == "__main__":
     wrong = faults(Path(sys.argv[1]))
-    print("\n".join(wrong) or "every link leads somewhere")
+    print("\n".join(wrong) or "every link has a target")
     sys.exit(bool(wrong))

@@ -1,4 +1,4 @@
-"""A page with the help of every command, for the documentation's site."""
+"""Page with the help of every command, for the documentation's site."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from memoire.cli.options import Parser
 
 
 def parsers(parser: Parser) -> Iterator[Parser]:
-    """A command, then those below it; each once, however many names it has."""
+    """Yield a command's parser, then its subcommands' parsers; a command with several names only once."""
     yield parser
     for below in dict.fromkeys(parser.commands.values()):
         yield from parsers(below)
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     parts = ["# Commands\n\nFor people who want every option of a command. This is what `--help` prints.\n"]
     parts += [f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n" for each in parsers(main.parser())]
     return "\n".join(parts)

@@ -57,7 +57,7 @@ OTHER_PRODUCT = (".pyx", ".pxd", ".h", ".js", ".css", ".html")
 SMALL, LONG = 150, 600
 """Lines below which a module is small, and above which it is long."""
 RUN_TIMEOUT, BUILD_TIMEOUT = 200.0, 600.0
-"""Seconds."""
+"""Limits in seconds: of a run of actor and proxy, and of a build of the compiled modules."""
 
 MEASURES = {
     "lines": "product lines: Python, Cython, C headers, JavaScript, CSS, HTML",
@@ -73,18 +73,18 @@ MEASURES = {
     "named_circles": "groups of modules in a circle, if a name as text counts as an import",
     "packages": "packages: folders of memoire/, and the files at its top as one",
     "arrows": "pairs of packages of which one imports the other",
-    "arrows_of_files": "the same, with each file at the top as a package of its own",
+    "arrows_of_files": "pairs of packages of which one imports the other, with each file at the top as a package",
     "layers": "packages in the longest chain of packages, each file at the top by itself",
     "passing_methods": "per cent of methods that only call another one with their own parameters",
     "kind_comparisons": "comparisons with a kind of table outside of its own files and the registry",
     "actor_modules": "modules that an actor has loaded after its first push, model and priority",
-    "proxy_modules": "modules that the proxy between has loaded by then",
+    "proxy_modules": "modules that the proxy of that actor has loaded at the same time",
     "test_lines": "lines of Python in tests/",
     "test_files": "files of Python in tests/",
     "benchmark_lines": "lines of Python in benchmarks/",
     "benchmark_files": "files of Python in benchmarks/",
 }
-"""What each figure counts."""
+"""Description of each figure, by its name."""
 WITHOUT_CEILING = {"lines_a_module"}
 OF_A_RUN = {"actor_modules", "proxy_modules"}
 
@@ -104,7 +104,7 @@ class Rules:
 
     @classmethod
     def read(cls, path: Path) -> "Rules":
-        """Return what a file such as structure.toml says."""
+        """Return the rules in a file such as structure.toml."""
         text = tomllib.loads(path.read_text(encoding="utf-8"))
         order = text["order"]
         return cls([*order["ground"], *order["words"], *order["packages"]], Kinds(**text["kinds"]), text["ceilings"])
@@ -112,13 +112,13 @@ class Rules:
 
 @dataclass
 class Figure:
-    """A figure, and what each file adds to it."""
+    """Value of a figure, and the part of each file in it."""
 
     value: float
     parts: Counter[str] = field(default_factory=Counter)
-    """By file, arrow or module."""
+    """Share of the value by file, arrow or module."""
     where: dict[str, str] = field(default_factory=dict)
-    """What to look at in a part."""
+    """Places to look at, by part."""
 
 
 def lines(root: Path) -> dict[str, Figure]:
@@ -147,7 +147,7 @@ def sum_figure(parts: Iterable[tuple[str, int]]) -> Figure:
 
 
 def code_lines(path: Path) -> int:
-    """Return how many lines of a Python file are neither docstring, comment, blank nor import."""
+    """Return the number of lines of a Python file that are no docstring, comment, blank line or import."""
     code = {at for at, line in enumerate(lines_of(path), 1) if line.strip() and not line.lstrip().startswith("#")}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and is_docstring(node)):
@@ -156,12 +156,12 @@ def code_lines(path: Path) -> int:
 
 
 def is_docstring(node: ast.Expr) -> bool:
-    """Return whether a statement is a string: a docstring, also of a constant or field."""
+    """Return True if a statement is a string: a docstring, also of a constant or field."""
     return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def graphs(root: Path, rules: Rules) -> dict[str, Figure]:
-    """Return the figures about who imports whom."""
+    """Return the figures about imports between modules."""
     modules = Modules.read(root)
     files = {name: name_below(path, root) for name, path in modules.files.items()}
     importers: Graph = defaultdict(set)
@@ -193,7 +193,7 @@ def graphs(root: Path, rules: Rules) -> dict[str, Figure]:
 
 
 def circle_figure(graph: Graph, files: Mapping[str, str]) -> Figure:
-    """Return how many circles there are; its parts are the files in them."""
+    """Return the number of circles; the parts are the files in the circles."""
     circles = circles_of(graph)
     where = {files[name]: "with " + ", ".join(files[each] for each in group) for group in circles for name in group}
     return Figure(len(circles), Counter(dict.fromkeys(where, 1)), where)
@@ -224,23 +224,23 @@ def between(root: Path, rules: Rules) -> dict[str, Figure]:
 
 
 def arrow_figure(arrows: Mapping[tuple[str, str], str]) -> Figure:
-    """Return how many arrows there are, each with a place that makes it."""
+    """Return the number of arrows, each with a place of an import."""
     where = {f"{name} -> {target}": at for (name, target), at in arrows.items()}
     return Figure(len(where), Counter(dict.fromkeys(where, 1)), where)
 
 
 def place_figure(places: Iterable[tuple[str, int]]) -> Figure:
-    """Return how many places there are, each a file and a line."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Return the number of places, each a file and a line."""
+    numbers_by_name: dict[str, list[str]] = defaultdict(list)
     for name, line in places:
-        found[name].append(str(line))
-    parts = sum_figure((name, len(numbers)) for name, numbers in found.items())
-    parts.where = {name: "lines " + ", ".join(numbers) for name, numbers in found.items()}
+        numbers_by_name[name].append(str(line))
+    parts = sum_figure((name, len(numbers)) for name, numbers in numbers_by_name.items())
+    parts.where = {name: "lines " + ", ".join(numbers) for name, numbers in numbers_by_name.items()}
     return parts
 
 
 def passing_methods(root: Path) -> Figure:
-    """Return the share of methods that only pass on, in per cent."""
+    """Return the percentage of methods that only call another method with their own parameters."""
     methods, passing = 0, Figure(0.0)
     for path in sources(root):
         for holder in ast.walk(tree_of(path)):
@@ -255,7 +255,7 @@ def passing_methods(root: Path) -> Figure:
 
 
 def only_passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether a method is one call of a method, with no arguments but its own parameters."""
+    """Return True if a method is a single method call whose arguments are all its own parameters."""
     body = method.body[1:] if ast.get_docstring(method, clean=False) is not None else method.body
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
         return False
@@ -271,7 +271,7 @@ def only_passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def measure(root: Path, rules: Rules, *, runs: bool = True) -> dict[str, Figure]:
-    """Return all figures of a checkout, in the order of `MEASURES`; those of a run only if it is to run."""
+    """Return all figures of a checkout in the order of `MEASURES`; figures of a run only if `runs`."""
     figures = lines(root) | graphs(root, rules)
     figures["passing_methods"] = passing_methods(root)
     figures["kind_comparisons"] = place_figure(comparisons(root, rules.kinds))
@@ -287,28 +287,28 @@ def measure(root: Path, rules: Rules, *, runs: bool = True) -> dict[str, Figure]
 
 
 def loaded_modules(root: Path) -> dict[str, list[str]]:
-    """Return the modules that an actor and a proxy load in a run of this checkout, whose extensions are built."""
+    """Return the modules that an actor and a proxy load in a run of a checkout whose extensions are built."""
     command = [sys.executable, str(Path(__file__).with_name("structure_run.py"))]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT, check=False)
     if done.returncode:
         raise RunFailed(f"structure_run.py failed with memoire of {root}:\n{done.stderr}")
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    modules: dict[str, list[str]] = json.loads(done.stdout)
+    return modules
 
 
 def git(root: Path, *arguments: str) -> bytes:
-    """Return what git prints; raise OSError or CalledProcessError if it cannot."""
+    """Return git's output; raise OSError or CalledProcessError if git fails."""
     return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True, timeout=100).stdout
 
 
 def measure_commit(commit: str, root: Path, rules: Rules, *, runs: bool = True) -> dict[str, Figure]:
-    """Return the figures of a commit, by its own rules if it has some."""
+    """Return the figures of a commit, by the commit's own rules if it has a rules file."""
     with tempfile.TemporaryDirectory(prefix="structure-") as folder:
         other = Path(folder).resolve()
-        there = git(root, "ls-tree", "--name-only", commit).decode().split()
+        names = git(root, "ls-tree", "--name-only", commit).decode().split()
         wanted = {"memoire", "dashboard", "tests", "benchmarks", "deploy", "tools", "setup.py", "pyproject.toml"}
-        archive = git(root, "archive", commit, *sorted(wanted.intersection(there)))
+        archive = git(root, "archive", commit, *sorted(wanted.intersection(names)))
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
             packed.extractall(other, filter="data")
         if (other / RULES).exists():
@@ -323,7 +323,7 @@ def measure_commit(commit: str, root: Path, rules: Rules, *, runs: bool = True) 
 
 
 def build(other: Path, root: Path) -> None:
-    """Give a checkout its compiled modules: copies of this one's if their sources are the same, else built."""
+    """Copy the compiled modules of `root` to `other` if their sources are the same, else build them."""
 
     def native(top: Path) -> dict[str, bytes]:
         files = [path for path in product_files(top) if path.suffix in (*CYTHON, ".h")]
@@ -338,7 +338,7 @@ def build(other: Path, root: Path) -> None:
 
 
 def rises(now: Figure, before: Figure | None) -> list[str]:
-    """Return the parts that raised a figure since a former one, the greatest rise first."""
+    """Return lines about the parts that rose since the former figure, the greatest rise first."""
     former = before.parts if before else Counter[str]()
     changes = sorted(
         ((now.parts[part] - former[part], part) for part in now.parts), key=lambda each: (-each[0], each[1])
@@ -351,7 +351,7 @@ def rises(now: Figure, before: Figure | None) -> list[str]:
 
 
 def check(root: Path, rules: Rules, figures: Mapping[str, Figure]) -> list[str]:
-    """Return lines about the figures above their ceilings: each with the parts that rose since its ceiling was set."""
+    """Return lines about figures above their ceilings, each with the parts that rose since the ceiling was set."""
     names = [name for name, figure in figures.items() if figure.value > rules.ceilings.get(name, math.inf)]
     former: dict[str, dict[str, Figure]] = {}
     report = []
@@ -363,9 +363,9 @@ def check(root: Path, rules: Rules, figures: Mapping[str, Figure]) -> list[str]:
             if commit not in former:
                 former[commit] = measure_commit(commit, root, rules, runs=not OF_A_RUN.isdisjoint(names))
             before = former[commit].get(name)
-            report.append(f"  What rose since {commit}, which set the ceiling:")
+            report.append(f"  Parts that rose since {commit}, which set the ceiling:")
         except (OSError, subprocess.SubprocessError, tarfile.TarError):
-            report.append("  Its greatest parts, since there is no commit of git that set the ceiling:")
+            report.append("  Its greatest parts, since git has no commit that set the ceiling:")
         report += [f"  {reason}" for reason in rises(figure, before)[:20]] or [
             f"  no part; it was {before.value:,g} then." if before else "  no part."
         ]
@@ -375,7 +375,7 @@ def check(root: Path, rules: Rules, figures: Mapping[str, Figure]) -> list[str]:
 
 
 def record(path: Path, figures: Mapping[str, Figure], ceilings: Mapping[str, float]) -> list[str]:
-    """Lower the ceilings in a file to the figures; add those that are missing. Return what changed."""
+    """Lower the ceilings in a file to the figures and add missing ones; return lines about the changes."""
     text, changed = path.read_text(encoding="utf-8"), []
     for name, figure in figures.items():
         former = ceilings.get(name, math.inf)
@@ -408,12 +408,14 @@ def value(figures: Mapping[str, Figure], name: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure")
-    parser.add_argument("--no-run", action="store_true", help="leave out what has to run")
+    parser.add_argument(
+        "--no-run", action="store_true", help="leave out figures that need a run of an actor and a proxy"
+    )
     parser.add_argument("--check", action="store_true", help="fail if a figure is above its ceiling")
     parser.add_argument("--record", action="store_true", help="lower the ceilings to the figures")
-    parser.add_argument("--beside", metavar="COMMIT", help="print a commit's figures, too")
+    parser.add_argument("--beside", metavar="COMMIT", help="print a commit's figures beside those of the checkout")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the packages, each above those that it imports")
-    parser.add_argument("--parts", metavar="MEASURE", choices=MEASURES, help="print what a figure is made of")
+    parser.add_argument("--parts", metavar="MEASURE", choices=MEASURES, help="print the parts of a figure")
     args: Any = parser.parse_args(arguments)
     root: Path = args.root.resolve()
     rules = Rules.read(root / RULES if (root / RULES).exists() else ROOT / RULES)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ENTRY_FILES = {"__init__", "__main__"}
-"""Files that only name what users import."""
+"""Stems of files that only re-export names for users."""
 CYTHON = (".pyx", ".pxd")
 STATEMENT = re.compile(r"^(?:from \S+ )?c?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 """An import or cimport that begins a line of a Cython source, with all of its names."""
 
 Graph = dict[str, set[str]]
-"""Names, and those that each leads to."""
+"""Names that a name leads to, by name."""
 
 
 def sources(root: Path) -> list[Path]:
@@ -30,21 +30,21 @@ def sources(root: Path) -> list[Path]:
 @functools.cache
 def product_files(root: Path) -> list[Path]:
     """Return all files of the package and the dashboard that are not generated."""
-    found = [path for folder in ("memoire", "dashboard") for path in (root / folder).rglob("*.*")]
-    return sorted(path for path in found if path.is_file() and not is_through_a_link(path, root))
+    paths = [path for folder in ("memoire", "dashboard") for path in (root / folder).rglob("*.*")]
+    return sorted(path for path in paths if path.is_file() and not is_through_a_link(path, root))
 
 
 def is_through_a_link(path: Path, root: Path) -> bool:
-    """Return whether a file is reached by a linked folder: memoire/dashboard is the dashboard."""
+    """Return True if a folder above a file is a link: memoire/dashboard links to the dashboard."""
     return any(parent.is_symlink() for parent in path.parents if parent != root and root in parent.parents)
 
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """Return the statements of a file; of a Cython source, its imports and cimports alone. Read once."""
+    """Return the syntax tree of a file, for a Cython source only its imports and cimports. The result is cached."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in CYTHON:
-        text = "\n".join(re.sub(r"\bcimport\b", "import", found) for found in STATEMENT.findall(text))
+        text = "\n".join(re.sub(r"\bcimport\b", "import", statement) for statement in STATEMENT.findall(text))
     return ast.parse(text, str(path))
 
 
@@ -65,12 +65,12 @@ def place(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def imports(path: Path, package: Sequence[str], *, for_types: bool = True) -> Iterator[tuple[int, list[str]]]:
-    """Yield line and dotted name of everything that a file of this package imports, wherever in the file.
+    """Yield line and dotted name of each import in a file, at any depth.
 
     Args:
         path: The file.
-        package: The package that it stands in, which relative imports begin at.
-        for_types: Whether imports below `if TYPE_CHECKING` count.
+        package: The package of the file, from which relative imports are resolved.
+        for_types: True if imports below `if TYPE_CHECKING` count.
     """
     for node, is_for_types in import_statements(path):
         if is_for_types and not for_types:
@@ -85,22 +85,22 @@ def imports(path: Path, package: Sequence[str], *, for_types: bool = True) -> It
 
 @functools.cache
 def import_statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Return the imports of a file in the order of lines, and whether each is below `if TYPE_CHECKING`."""
-    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+    """Return the imports of a file in the order of lines, each with True if it is below `if TYPE_CHECKING`."""
+    statements: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
     pending: list[tuple[ast.AST, bool]] = [(tree_of(path), False)]
     while pending:
         node, is_for_types = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append((node, is_for_types))
+            statements.append((node, is_for_types))
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             pending += [*((each, True) for each in node.body), *((each, is_for_types) for each in node.orelse)]
         elif not isinstance(node, ast.expr):
             pending += [(each, is_for_types) for each in ast.iter_child_nodes(node)]
-    return sorted(found, key=lambda each: each[0].lineno)
+    return sorted(statements, key=lambda each: each[0].lineno)
 
 
 def imported(path: Path, root: Path, *, for_types: bool = True) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield line and dotted place below memoire of what a file imports, wherever in it."""
+    """Yield line and dotted place below memoire of a file's imports of memoire, at any depth."""
     for line, name in imports(path, ("memoire", *place(path, root)[:-1]), for_types=for_types):
         if name[0] == "memoire" and len(name) > 1:
             yield line, tuple(name[1:])
@@ -119,16 +119,16 @@ def texts(tree: ast.Module) -> Iterator[ast.Constant]:
 
 @dataclass
 class Modules:
-    """Modules of the package by dotted name, and what each leads to."""
+    """Modules of the package by dotted name, and the graphs of their imports."""
 
     files: dict[str, Path]
-    """The Python file, or the Cython source, of each."""
+    """Python file or Cython source of each module."""
     imports: Graph
-    """What each imports when it runs, also later, in functions."""
+    """Modules that a module imports at run time, also in functions."""
     all_imports: Graph
-    """The same with what is imported for types; those of entry files, which name everything, are left out."""
+    """Run-time imports plus imports for types; the latter are left out for entry files, which name everything."""
     named: Graph
-    """Modules that each names as text, such as "memoire.torch" or "memoire.rl.realtime:RealTimeEnv"."""
+    """Modules that a module names as text, such as "memoire.torch" or "memoire.rl.realtime:RealTimeEnv"."""
 
     @classmethod
     def read(cls, root: Path) -> "Modules":
@@ -149,22 +149,22 @@ class Modules:
         return modules
 
     def _holders(self, path: Path, root: Path, for_types: bool) -> set[str]:
-        found = {self.holder(target) for _, target in imported(path, root, for_types=for_types)}
-        return {name for name in found if name is not None}
+        holders = {self.holder(target) for _, target in imported(path, root, for_types=for_types)}
+        return {name for name in holders if name is not None}
 
     def holder(self, target: Sequence[str]) -> str | None:
-        """Return the module that has what stands at a place below memoire."""
+        """Return the module that contains a dotted place below memoire, or None."""
         for length in range(len(target), -1, -1):
             if (name := ".".join(("memoire", *target[:length]))) in self.files:
                 return name
         return None
 
     def is_python(self, name: str) -> bool:
-        """Return whether a module is written in Python."""
+        """Return True if a module is written in Python."""
         return self.files[name].suffix == ".py"
 
     def is_entry(self, name: str) -> bool:
-        """Return whether a module only names what users import."""
+        """Return True if a module only re-exports names for users."""
         return self.files[name].stem in ENTRY_FILES
 
 
@@ -175,7 +175,7 @@ def name_of(path: Path, root: Path) -> str:
 
 
 def groups_of(graph: Graph) -> list[list[str]]:
-    """Return the strongly connected groups, each after all that it leads to (Tarjan, 1972)."""
+    """Return the strongly connected groups, each after all groups that it leads to (Tarjan, 1972)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -209,7 +209,7 @@ def circles_of(graph: Graph) -> list[list[str]]:
 
 
 def longest_chain(graph: Graph, counted: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Return the names of the longest chain, of which only some are counted. A circle is in it as a whole."""
+    """Return the counted names of the longest chain; a circle in the chain is included as a whole."""
     chains: dict[str, list[str]] = {}
     for group in groups_of(graph):
         below = [chains[target] for name in group for target in sorted(graph[name]) if target not in group]
@@ -227,7 +227,7 @@ class Package:
     files: set[str] = field(default_factory=set)
     """Names of the files and folders in it; empty for a file at the top."""
     imports: dict[str, str] = field(default_factory=dict)
-    """The other packages that it imports, and a file with its line that does."""
+    """File and line of an import, by the name of the imported package."""
 
 
 def packages_of(root: Path) -> dict[str, Package]:

@@ -22,18 +22,18 @@ TEMPLATES = "deploy/helm"
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of tables, and which files and classes are a kind's own."""
+    """Kinds of tables, with the files and classes that belong to each kind."""
 
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Patterns of a kind's own files, by the kind's name."""
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """A kind's classes that stand in files which serve several kinds."""
+    """Classes that belong to one kind, in files that serve several kinds."""
     registry: Sequence[str] = ()
     """Patterns of files that may name every kind."""
     pattern: str = r"\bstorage\b"
-    """Matches expressions of Python that hold the name of a kind."""
+    """Regular expression for Python expressions that hold the name of a kind."""
     page_pattern: str = r"\bstorage\b"
-    """The same in pages and chart templates."""
+    """Regular expression for such expressions in pages and chart templates."""
 
 
 def comparisons(root: Path, kinds: Kinds) -> Iterator[tuple[str, int]]:
@@ -45,7 +45,7 @@ def comparisons(root: Path, kinds: Kinds) -> Iterator[tuple[str, int]]:
             continue
         foreign = {kind for kind, own in kinds.own.items() if not matches(name, own)}
         if path.suffix == ".py":
-            classes = {each for each, theirs in owners.items() if theirs <= foreign}
+            classes = {each for each, owning in owners.items() if owning <= foreign}
             yield from (
                 (name, line) for line in FileComparisons(tree_of(path), foreign, classes, kinds.pattern).lines()
             )
@@ -62,7 +62,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def owners_of(root: Path, kinds: Kinds) -> dict[str, set[str]]:
-    """Return the classes of kinds, each with the kinds that have one of this name."""
+    """Return the kinds that have a class of a name, by the class's name."""
     owners: dict[str, set[str]] = defaultdict(set)
     for kind, patterns in kinds.own.items():
         for path in sources(root):
@@ -77,7 +77,7 @@ def owners_of(root: Path, kinds: Kinds) -> dict[str, set[str]]:
 
 
 class FileComparisons:
-    """The comparisons in one file of Python."""
+    """Comparisons with a kind of table in one Python file."""
 
     def __init__(self, tree: ast.Module, kinds: set[str], classes: set[str], pattern: str) -> None:
         self._nodes = list(ast.walk(tree))
@@ -92,11 +92,11 @@ class FileComparisons:
                 self._holders |= {target.id for target in node.targets if isinstance(target, ast.Name)}
 
     def lines(self) -> list[int]:
-        """Return the line of each comparison. A list that one compares with is not counted by itself."""
-        found = [node for node in self._nodes if self._compares(node)]
-        inside = {id(each) for node in found for each in ast.walk(node) if each is not node}
+        """Return the line of each comparison; a list inside a comparison does not count separately."""
+        compared = [node for node in self._nodes if self._compares(node)]
+        inside = {id(each) for node in compared for each in ast.walk(node) if each is not node}
         listed = [node for node in self._nodes if id(node) not in inside and self._lists_kinds(node)]
-        return sorted(getattr(node, "lineno", 0) for node in found + listed)
+        return sorted(getattr(node, "lineno", 0) for node in compared + listed)
 
     def _compares(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Compare):
@@ -124,13 +124,13 @@ class FileComparisons:
         return False
 
     def _names_kind(self, node: ast.expr) -> bool:
-        """Return whether this is the name of a kind, or a list with one."""
+        """Return True if an expression is the name of a kind, or a list that has one."""
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             return any(map(self._names_kind, node.elts))
         return isinstance(node, ast.Constant) and node.value in self._kinds
 
     def _lists_kinds(self, node: ast.AST) -> bool:
-        """Return whether this is a list of nothing but names of kinds."""
+        """Return True if a node is a list of only names of kinds."""
         return (
             isinstance(node, ast.Tuple | ast.List | ast.Set)
             and bool(node.elts)
@@ -138,12 +138,12 @@ class FileComparisons:
         )
 
     def _holds_kind(self, node: ast.expr) -> bool:
-        """Return whether an expression holds the name of a table's kind."""
+        """Return True if an expression holds the name of a table's kind."""
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         return bool(self._pattern.search(ast.unparse(node)) or names & self._holders)
 
     def _is_class(self, node: ast.expr) -> bool:
-        """Return whether this is a class of a kind, or several with one."""
+        """Return True if an expression is a class of a kind, or several classes with one of a kind."""
         if isinstance(node, ast.BinOp):
             return self._is_class(node.left) or self._is_class(node.right)
         if isinstance(node, ast.Tuple):

@@ -1,4 +1,4 @@
-"""A drawing of memoire's packages, each above the packages that it imports, as an SVG."""
+"""Drawing of memoire's packages, each above the packages that it imports, as an SVG."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Box:
-    """Where a package is drawn, in the drawing's units."""
+    """Rectangle of a package, in the drawing's units."""
 
     left: float
     top: float
@@ -35,12 +35,12 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """The box's middle, from the left."""
+        """Horizontal middle of the box."""
         return self.left + self.width / 2
 
 
 def boxes_of(packages: Mapping[str, Package], layers: Mapping[str, int]) -> dict[str, Box]:
-    """A box for each package: layers from the ground up, each in rows of the drawing's width."""
+    """Return a box for each package: layers from the ground up, each in rows of the drawing's width."""
     boxes: dict[str, Box] = {}
     rows: list[list[tuple[str, float]]] = []
     for layer in range(max(layers.values()) + 1):
@@ -60,7 +60,7 @@ def boxes_of(packages: Mapping[str, Package], layers: Mapping[str, int]) -> dict
 
 
 def drawing(root: Path) -> str:
-    """The packages as an SVG: packages stand above the packages that they import."""
+    """Return an SVG of the packages, each above the packages that it imports."""
     packages = packages_of(root)
     layers = layers_of(packages)
     boxes = boxes_of(packages, layers)
@@ -91,7 +91,7 @@ def arrow(start: Box, end: Box) -> str:
 
 def drawn(package: Package, box: Box) -> list[str]:
     kind = "package" if package.files else "file"
-    size = f"{package.lines / 1000:.1f}k"  # so that few changes of the code make the drawing another one
+    size = f"{package.lines / 1000:.1f}k"  # so that few changes of the code change the drawing
     words = f"{len(package.files)} files, {size} lines" if package.files and box.width > 90 else size
     return [
         f'<rect class="{kind}" x="{box.left:.0f}" y="{box.top:.0f}" width="{box.width:.0f}" height="{HEIGHT}" rx="4"/>',

@@ -1,9 +1,9 @@
-"""Modules that an actor and a proxy have loaded after a first push, model and priority: a run of three processes.
+"""Run of three processes that lists the modules loaded by an actor and a proxy after a first push, model and priority.
 
     python tools/structure_run.py    prints {"actor": [...], "proxy": [...]} as JSON
 
 The first process is the server and learner. It starts a proxy and an actor, which connects to the proxy. PYTHONPATH
-says which memoire is loaded. Each wait has a deadline of `PATIENCE` seconds.
+decides which memoire is loaded. Each wait has a timeout of `TIMEOUT` seconds.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 
 import memoire
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def loaded() -> list[str]:
@@ -25,16 +25,16 @@ def loaded() -> list[str]:
 
 def act(endpoint: str) -> None:
     """Record steps until a cache is pushed, then receive a model and a priority."""
-    ending = time.monotonic() + PATIENCE
-    with memoire.connect(endpoint, seed=1, timeout=PATIENCE) as client:
+    ending = time.monotonic() + TIMEOUT
+    with memoire.connect(endpoint, seed=1, timeout=TIMEOUT) as client:
         writer = client.writer(num_envs=1, autoreset="disabled")
         for step in range(40):
             obs = np.full((1, 4), step, np.float32)
             ends = np.array([step == 39])
             writer.step(obs, np.array([step]), np.ones(1), ends, np.array([False]), obs + 1, {})
-        if not client.push_cache(timeout=PATIENCE):
+        if not client.push_cache(timeout=TIMEOUT):
             raise SystemExit(f"no cache was pushed: {client.push_reason}")
-        client.model("policy").wait(PATIENCE)
+        client.model("policy").wait(TIMEOUT)
         while not client.stats().applied:
             if time.monotonic() > ending:
                 raise SystemExit("no priority was received")
@@ -51,7 +51,7 @@ def relay(server: str) -> None:
 
 
 def learn() -> None:
-    """Serve a memory, publish a model and send priorities; print what the two others have loaded."""
+    """Serve a memory, publish a model and send priorities; print the modules of the actor and the proxy as JSON."""
     schema = memoire.Schema(
         {
             "obs": memoire.Column("float32", (4,), "state"),
@@ -60,23 +60,23 @@ def learn() -> None:
         }
     )
     with memoire.Server("tcp://127.0.0.1:0", schema, sampler=memoire.Prioritized(0.6, beta=0.4), seed=0) as server:
-        proxy = started("proxy", server.endpoint)
+        proxy = start("proxy", server.endpoint)
         assert proxy.stdin is not None and proxy.stdout is not None
-        actor = started("actor", proxy.stdout.readline().strip())
+        actor = start("actor", proxy.stdout.readline().strip())
         try:
-            batch = server.get_batch(8, timeout=PATIENCE)
+            batch = server.get_batch(8, timeout=TIMEOUT)
             server.publish("policy", b"weights")
             batch.update_priorities(np.full(8, 2.0, np.float32))
-            of_actor, _ = actor.communicate(timeout=PATIENCE)
-            of_proxy, _ = proxy.communicate(timeout=PATIENCE)
+            of_actor, _ = actor.communicate(timeout=TIMEOUT)
+            of_proxy, _ = proxy.communicate(timeout=TIMEOUT)
         finally:
             actor.kill()
             proxy.kill()
     print(json.dumps({"actor": json.loads(of_actor), "proxy": json.loads(of_proxy)}))
 
 
-def started(role: str, endpoint: str) -> subprocess.Popen[str]:
-    """Start this program in another role."""
+def start(role: str, endpoint: str) -> subprocess.Popen[str]:
+    """Start this program in a role, with pipes to its standard input and output."""
     command = [sys.executable, __file__, role, endpoint]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

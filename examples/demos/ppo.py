@@ -2,13 +2,13 @@
 
     python examples/demos/ppo.py
 
-Half way one collector is killed on purpose; it is started again. The exit status is 0 if the newest 50 episodes return
-as much as the goal on average in time, and all ranks end with the same parameters. The processes are
+Half way one collector is killed on purpose and started again. The exit status is 0 if the mean return of the newest 50
+episodes reaches the goal in time, and all ranks end with the same parameters. The processes are
 
     memoire launch "examples/demos/ppo.py learn" "examples/demos/ppo.py collect" --actors 2
 
-With --learners 2, the learner is two ranks by torchrun, and collector r asks rank r. The learner finds torch in its own
-environment, or in the folder that $MEMOIRE_TORCH names.
+With --learners 2, the learner is two ranks by torchrun, and collector r gets its actions from rank r. The learner finds
+torch in its own environment, or in the folder that $MEMOIRE_TORCH names.
 """
 
 import argparse
@@ -32,20 +32,20 @@ COLLECTORS = 2
 PROGRESS = re.compile(r"return (-?[0-9.]+),")
 PARAMETERS = re.compile(r"rank (\d+) has parameters ([0-9a-f]+)")
 GROUPS = 1
-"""Vector environments of a collector. With two, one steps while the other one waits for its actions; on two cores, one
-group makes a fifth more steps, since there are half as many requests.
+"""Vector environments of a collector. With two, one steps while the other one waits for its actions. On two cores, one
+vector environment makes a fifth more steps, since it sends half as many requests.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An environment, the mean return of 50 episodes that ends it, and how it is learned."""
+    """Goal and hyperparameters of an environment; the goal is the mean return of 50 episodes."""
 
     goal: float
     seconds: float
-    """That it may take."""
+    """Seconds that the run may take."""
     steps: int
-    """Of an iteration, over all ranks."""
+    """Environment steps in an iteration, over all ranks."""
     length: int
     rate: float
     epochs: int
@@ -62,7 +62,7 @@ TASKS = {
 
 
 def collect(env: str, num_envs: int, learners: int) -> None:
-    """Step environments until the run is over; the learner of a rank computes the actions."""
+    """Step environments until the run is over; the rank `MEMOIRE_RANK % learners` computes the actions."""
     import gymnasium
 
     from memoire.rl.collector import Collector
@@ -71,13 +71,13 @@ def collect(env: str, num_envs: int, learners: int) -> None:
     url = address_of_rank(os.environ["MEMOIRE_ENDPOINT"], rank % learners)
     envs = [gymnasium.make_vec(env, num_envs=num_envs // GROUPS) for _ in range(GROUPS)]
     with Collector(url, envs, seed=int(os.environ["MEMOIRE_SEED"])) as collector:
-        found = collector.run()
+        counts = collector.run()
     has_torch = importlib.util.find_spec("torch") is not None
-    print(f"{found.steps:,} steps, {'torch is here' if has_torch else 'without torch'}", flush=True)
+    print(f"{counts.steps:,} steps, {'with torch' if has_torch else 'without torch'}", flush=True)
 
 
 def learn(env: str, seed: int) -> None:
-    """Learn until the newest 50 episodes return as much as the goal on average, or the time is up."""
+    """Learn until the mean return of the newest 50 episodes reaches the goal, or the time is up."""
     import gymnasium
     import torch
 
@@ -91,12 +91,12 @@ def learn(env: str, seed: int) -> None:
     options: dict[str, Any] = {"policy": "remote", "discount": task.gamma, "seconds": task.seconds}
     with OnPolicyLearner(os.environ["MEMOIRE_LISTEN"], space, net, task.steps, task.length, **options) as learner:
         rank = learner.world.rank
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "lam": task.lam,
             "entropy_coef": task.entropy_coef,
             "seed": seed + rank,
         }
-        ppo = learner.keep(PPO(learner.net, task.rate, task.epochs, task.minibatch, **given))
+        ppo = learner.keep(PPO(learner.net, task.rate, task.epochs, task.minibatch, **settings))
         while learner.recent_return < task.goal and not learner.is_over:
             figures = ppo.update(learner.collect(timeout=60.0))
             learner.log(figures)
@@ -112,14 +112,14 @@ def learn(env: str, seed: int) -> None:
 
 
 def start_ranks(arguments: list[str], learners: int) -> int:
-    """Run this program as several ranks by torchrun; its exit status."""
+    """Run this program as several ranks by torchrun and return its exit status."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={learners}"]
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*launcher, PROGRAM, *arguments], env=surroundings, check=False).returncode
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, PROGRAM, *arguments], env=environment, check=False).returncode
 
 
 class PpoDemo:
-    """One run, and what its learner says."""
+    """A run of all processes, and the results that the learner prints."""
 
     def __init__(self, env: str, learners: int, seed: int) -> None:
         self.task, self.learners, self.began = TASKS[env], learners, time.monotonic()
@@ -135,11 +135,11 @@ class PpoDemo:
         )
         self.returned, self.reached_after = float("-inf"), float("inf")
         self.parameters: dict[int, str] = {}
-        """Checksums of what each rank has at the end."""
+        """Checksum of the parameters at the end, by rank."""
         self.has_killed = False
 
     def run(self) -> int:
-        """Run it; its exit status, 128 + n when signal n ended it before."""
+        """Run all processes and return the exit status: 128 + n if signal n ended the run."""
         shown = ProcessOutput(self.options.names, None, sys.stdout)
 
         def heard(name: str, line: str) -> None:
@@ -153,13 +153,13 @@ class PpoDemo:
         return 128 + signalled if signalled else self.sum_up()
 
     def hear(self, line: str) -> None:
-        """Take in what a process has printed."""
-        if found := PROGRESS.search(line):
-            self.returned = float(found[1])
+        """Parse a line that a process has printed."""
+        if match := PROGRESS.search(line):
+            self.returned = float(match[1])
             if self.returned >= self.task.goal:
                 self.reached_after = time.monotonic() - self.began
-        if found := PARAMETERS.search(line):
-            self.parameters[int(found[1])] = found[2]
+        if match := PARAMETERS.search(line):
+            self.parameters[int(match[1])] = match[2]
 
     def look(self, run: LaunchedRun) -> None:
         """Kill the last collector half way."""
@@ -169,7 +169,7 @@ class PpoDemo:
             run.actors[-1].kill()
 
     def sum_up(self) -> int:
-        """Print what came of it; the exit status."""
+        """Print the result and return the exit status."""
         task, checksums = self.task, set(self.parameters.values())
         is_reached, is_same = self.reached_after <= task.seconds, len(checksums) == 1
         print(
@@ -185,24 +185,24 @@ class PpoDemo:
 
 
 def main() -> int:
-    """Run one of the roles, or all of them."""
+    """Run one of the roles, or all processes, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("role", nargs="?", choices=("learn", "collect"), help="one of the processes; by default, all")
     parser.add_argument("--env", default="LunarLander-v3", choices=sorted(TASKS))
     parser.add_argument("--num-envs", type=int, default=8, help="environments of a collector")
     parser.add_argument("--learners", type=int, default=1, help="ranks, by torchrun")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if given.role is None:
-        return PpoDemo(given.env, given.learners, given.seed).run()
-    if given.role == "collect":
-        collect(given.env, given.num_envs, given.learners)
+    args = parser.parse_args()
+    if args.role is None:
+        return PpoDemo(args.env, args.learners, args.seed).run()
+    if args.role == "collect":
+        collect(args.env, args.num_envs, args.learners)
         return 0
     if folder := os.environ.get("MEMOIRE_TORCH"):
         sys.path.append(folder)
-    if given.learners > 1 and "WORLD_SIZE" not in os.environ:
-        return start_ranks(["learn", "--env", given.env, "--learners", str(given.learners)], given.learners)
-    learn(given.env, int(os.environ["MEMOIRE_SEED"]))
+    if args.learners > 1 and "WORLD_SIZE" not in os.environ:
+        return start_ranks(["learn", "--env", args.env, "--learners", str(args.learners)], args.learners)
+    learn(args.env, int(os.environ["MEMOIRE_SEED"]))
     return 0
 
 

@@ -3,7 +3,7 @@
     python examples/language/grpo_trl.py        # needs torch, transformers, datasets and trl 1.13 to 1.16
 
 TRL makes no answers itself: `memoire.trl.Rollouts` is its `rollout_func`. Groups without signal are dropped and
-replaced. Each checkpoint commits what it has learned from: run it again with the same folder, and it goes on there.
+replaced. Each checkpoint commits the prompts learned from: a second run with the same folder continues there.
 """
 
 import io
@@ -29,12 +29,12 @@ TABLES = {
         memoire.trl.schema(), storage="prompts", group=GROUP, score="variance", drop_dead=True, max_model_lag=20,
         on_stale="pace", lease=10.0, capacity=100_000,
     ),
-    "weights": memoire.Table({"obs": "u1"}),  # for those who only hear of weights
+    "weights": memoire.Table({"obs": "u1"}),  # for clients that only receive weights
 }  # fmt: skip
 
 
 def answer(url: str, seed: int) -> None:
-    """A rollout process: it answers prompts with the newest weights until the server is gone."""
+    """Run a rollout process: answer prompts with the newest weights until the server is gone."""
     torch.set_num_threads(1)
     policy, version = sums.model(0), 0
     torch.manual_seed(seed)
@@ -48,23 +48,23 @@ def answer(url: str, seed: int) -> None:
                     version = newest.version
                 for lease in prompts.lease(4, version=version):
                     text = bytes(lease.payload).decode()
-                    said, known = sums.answers(policy, [text], len(lease.missing))
+                    tokens, logprobs = sums.answers(policy, [text], len(lease.missing))
                     prompts.answers(
-                        lease, dict(zip(lease.missing, rows_of(text, said[0], known[0]), strict=True)), version
+                        lease, dict(zip(lease.missing, rows_of(text, tokens[0], logprobs[0]), strict=True)), version
                     )
         except (MemoireTimeout, Closed):
             return
 
 
-def rows_of(text: str, said: torch.Tensor, known: torch.Tensor):
-    """The columns of each answer to a prompt."""
-    for token, logprob in zip(said.tolist(), known.tolist(), strict=True):
+def rows_of(text: str, tokens: torch.Tensor, logprobs: torch.Tensor):
+    """Yield the columns of each answer to a prompt."""
+    for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
         reward = float(token == sums.right_token(text))
         yield memoire.trl.answer_of(sums.ids_of(text), [token], [logprob]) | {"reward": reward}
 
 
 class Publish(TrainerCallback):
-    """Gives prompts and publishes weights as training goes on, and stops it at the goal."""
+    """Callback that adds prompts and publishes weights after each step, and stops training at the goal."""
 
     def __init__(self, server: memoire.Server, prompts: memoire.Prompts, policy) -> None:
         self.server, self.prompts, self.policy, self.epoch = server, prompts, policy, 0
@@ -107,7 +107,7 @@ def main(folder: str) -> None:
             save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=10**6,
             dataloader_pin_memory=False,
         )  # fmt: skip
-        # The table decides which prompts are trained on; this data set only says how many there are.
+        # The table decides which prompts are trained on; this data set only gives their number.
         rows = Dataset(InMemoryTable.from_pydict({"prompt": sums.PROMPTS}), fingerprint="sums")
         trainer = GRPOTrainer(
             policy, memoire.trl.reward, args=config, train_dataset=rows, processing_class=sums.tokenizer(),

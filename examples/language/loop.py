@@ -1,9 +1,9 @@
-"""GRPO in plain torch on `a+b mod 10`: three rollout processes, one trainer, a checkpoint that nothing is lost behind.
+"""GRPO in plain torch on `a+b mod 10`: three rollout processes, one trainer, and checkpoints that lose no prompt.
 
     python examples/language/loop.py            # needs torch and transformers; a minute on two cores
 
-The trainer gives prompts, draws whole groups of answers, and publishes its weights. The rollout processes lease prompts
-and answer them; kill any of them, and its prompts go to the others. A commit goes with each checkpoint.
+The trainer adds prompts, draws whole groups of answers, and publishes its weights. The rollout processes lease prompts
+and answer them; if one is killed, its prompts go to the others. Each checkpoint comes with a commit.
 """
 
 import io
@@ -31,12 +31,12 @@ TABLES = {
         COLUMNS, storage="prompts", group=GROUP, score="variance", drop_dead=True, max_model_lag=20, on_stale="pace",
         lease=10.0, capacity=100_000,
     ),
-    "weights": memoire.Table({"obs": "u1"}),  # for those who only hear of weights
+    "weights": memoire.Table({"obs": "u1"}),  # for clients that only receive weights
 }  # fmt: skip
 
 
 def answer(url: str, seed: int) -> None:
-    """A rollout process: it answers prompts with the newest weights until the server is gone."""
+    """Run a rollout process: answer prompts with the newest weights until the server is gone."""
     torch.set_num_threads(1)
     policy = sums.model(0)
     torch.manual_seed(seed)
@@ -56,7 +56,7 @@ def answer(url: str, seed: int) -> None:
 
 def answer_one(prompts: memoire.Prompts, lease, policy, version: int) -> None:
     text = bytes(lease.payload).decode()
-    said, known = sums.answers(policy, [text], GROUP)
+    tokens, logprobs = sums.answers(policy, [text], GROUP)
     right = sums.right_token(text)
     rows = {
         index: {
@@ -64,13 +64,13 @@ def answer_one(prompts: memoire.Prompts, lease, policy, version: int) -> None:
             "logprob": np.array([logprob], np.float32),
             "reward": np.float32(token == right),
         }
-        for index, (token, logprob) in enumerate(zip(said[0].tolist(), known[0].tolist(), strict=True))
+        for index, (token, logprob) in enumerate(zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True))
     }
     prompts.answers(lease, {index: rows[index] for index in lease.missing}, version=version)
 
 
 def train(policy, optimizer, step) -> None:
-    """One step: the clipped ratio to the probabilities at which the answers were made."""
+    """Take one optimizer step on the clipped ratio to the probabilities at which the answers were drawn."""
     columns = step.padded()
     tokens = torch.from_numpy(columns["tokens"]).long()
     reward = torch.from_numpy(columns["reward"]).reshape(-1, GROUP)
@@ -86,7 +86,7 @@ def train(policy, optimizer, step) -> None:
 
 
 def packed(policy) -> bytes:
-    """The weights as bytes."""
+    """Return the policy's weights as bytes of `torch.save`."""
     file = io.BytesIO()
     torch.save(policy.state_dict(), file)
     return file.getvalue()
@@ -109,14 +109,14 @@ def main() -> None:
             train(policy, optimizer, prompts.draw(step, GROUPS, 120.0))
             server.publish("policy", packed(policy))
             if step == 20:
-                workers[0].kill()  # whatever it had leased is answered by the others
+                workers[0].kill()  # the other workers answer the prompts that it had leased
             if step % 50 == 49:
                 # Here a real trainer writes its checkpoint, with the number of this step. At a restart it calls
-                # prompts.rewind(step of the checkpoint): what was drawn since comes back, once.
+                # prompts.rewind(step of the checkpoint): groups drawn since then come back, once.
                 prompts.commit(step)
                 right = sums.accuracy(policy)
-                found = prompts.counts()
-                shown = ", ".join(f"{found[state]} {state}" for state in ("waiting", "committed", "dropped"))
+                counts = prompts.counts()
+                shown = ", ".join(f"{counts[state]} {state}" for state in ("waiting", "committed", "dropped"))
                 print(f"step {step + 1}: {right:.0%} right; prompts: {shown} without signal", flush=True)
                 if right >= GOAL:
                     break

@@ -21,7 +21,7 @@ from torch import nn
 import memoire
 
 COLUMNS = {"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32, "value": np.float32}
-"""The value column is the actor's own estimate of a state: first priorities are made of it."""
+"""Columns of an entry. `value` is the actor's own estimate of a state, from which it computes first priorities."""
 SAMPLES_PER_INSERT = 16.0
 BATCH = 128
 PUBLISH_INTERVAL = 20
@@ -29,12 +29,12 @@ PUBLISH_INTERVAL = 20
 
 
 def q_network() -> nn.Module:
-    """[B, 4] -> [B, 2]: the return of each action."""
+    """Return a network that maps observations [B, 4] to the return of each action [B, 2]."""
     return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
 def act(url: str, number: int, actors: int, seed: int) -> None:
-    """An actor: plays with the newest network until the learner says that the run is over."""
+    """Run an actor: play with the newest network until the learner ends the run."""
     torch.set_num_threads(1)
     rng, env, net = np.random.default_rng([seed, number]), gym.make("CartPole-v1"), q_network()
     epsilon = 0.4 ** (1.0 + 7.0 * number / max(1, actors - 1))
@@ -49,13 +49,13 @@ def act(url: str, number: int, actors: int, seed: int) -> None:
                 q = net(torch.from_numpy(obs))
             action = int(rng.integers(2)) if rng.random() < epsilon else int(q.argmax())
             next_obs, reward, terminated, truncated, info = env.step(action)
-            made = {"value": float(q.max()), "model_version": version}
-            writer.step(obs, action, reward, terminated, truncated, next_obs, info, **made)
+            extra = {"value": float(q.max()), "model_version": version}
+            writer.step(obs, action, reward, terminated, truncated, next_obs, info, **extra)
             obs = env.reset()[0] if terminated or truncated else next_obs
 
 
 def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch) -> torch.Tensor:
-    """[B] of a batch; its discount is gamma ** 3, or 0 where the episode terminated before."""
+    """Return the TD errors [B] of a batch; its discount is gamma ** 3, or 0 if the episode terminated before."""
     q = net(batch.obs).gather(1, batch.action[:, None])[:, 0]
     with torch.no_grad():
         best = net(batch.next_obs).argmax(1, keepdim=True)
@@ -64,7 +64,7 @@ def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch
 
 
 def evaluate(net: nn.Module, env: gym.Env) -> float:
-    """The return of one episode in which the best action is always taken."""
+    """Play one episode with the best action in every state; return its total reward."""
     obs, total, over = env.reset()[0], 0.0, False
     while not over:
         with torch.no_grad():
@@ -75,7 +75,7 @@ def evaluate(net: nn.Module, env: gym.Env) -> float:
 
 
 def learn(server: memoire.Server, seed: int, seconds: float, goal: float, curve: list[tuple[int, float]]) -> float:
-    """The learner; the mean return of the last 20 evaluations, which ends it once it reaches the goal."""
+    """Learn until the mean return of the last 20 evaluations reaches the goal, or the time is up; return it."""
     torch.manual_seed(seed), torch.set_num_threads(1)
     net, env = q_network(), gym.make("CartPole-v1")
     target, optimizer = copy.deepcopy(net), torch.optim.Adam(net.parameters(), 1e-3)
@@ -104,26 +104,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--actors", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=300.0, help="at most")
-    parser.add_argument("--goal", type=float, default=475.0, help="mean return of 20 evaluations that ends it")
+    parser.add_argument("--seconds", type=float, default=300.0, help="longest time of the run (default: %(default)s)")
+    parser.add_argument("--goal", type=float, default=475.0, help="mean return of 20 evaluations that ends the run")
     parser.add_argument("--curve", help="file for the curve: a line `step,return` for each evaluation")
-    given = parser.parse_args()
+    args = parser.parse_args()
     curve: list[tuple[int, float]] = []
     settings = {"multi_step": 3, "cache_size": 64, "sampler": memoire.Prioritized(0.6, beta=0.4)}
     pace = {"samples_per_insert": SAMPLES_PER_INSERT, "samples_per_insert_tolerance": 50_000.0, "min_size": 1000}
-    with memoire.Server("tcp://127.0.0.1:*", COLUMNS, run="apex", seed=given.seed, **settings, **pace) as server:
+    with memoire.Server("tcp://127.0.0.1:*", COLUMNS, run="apex", seed=args.seed, **settings, **pace) as server:
         spawn = multiprocessing.get_context("spawn")
-        rows = [(server.endpoint, number, given.actors, given.seed) for number in range(given.actors)]
+        rows = [(server.endpoint, number, args.actors, args.seed) for number in range(args.actors)]
         actors = [spawn.Process(target=act, args=row, daemon=True) for row in rows]
         for actor in actors:
             actor.start()
-        mean = learn(server, given.seed, given.seconds, given.goal, curve)
+        mean = learn(server, args.seed, args.seconds, args.goal, curve)
         for actor in actors:
             actor.join(30.0)
-    if given.curve:
-        with open(given.curve, "w", encoding="utf-8") as file:
+    if args.curve:
+        with open(args.curve, "w", encoding="utf-8") as file:
             file.writelines(f"{step},{returned:g}\n" for step, returned in curve)
-    print(f"mean return of the last 20 evaluations: {mean:.1f} after {curve[-1][0]} steps of {given.actors} actors")
+    print(f"mean return of the last 20 evaluations: {mean:.1f} after {curve[-1][0]} steps of {args.actors} actors")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     pip install 'memoire-rl[rl]' minigrid
     python examples/learning/door_key.py               until 95 of 100 episodes succeed, 600 s at most
 
-Two collectors render the agent's view, 56 x 56 x 3 bytes, in eight environments each. They have no torch: the learner
-computes the actions. Chevalier-Boisvert et al., Minigrid & Miniworld, 2023.
+Two collectors render the agent's view, 56 x 56 x 3 bytes, in eight environments each. They do not need torch: the
+learner computes the actions. Chevalier-Boisvert et al., Minigrid & Miniworld, 2023.
 """
 
 import argparse
@@ -22,7 +22,7 @@ gym.register_envs(minigrid)
 
 
 def collect(url: str, seed: int) -> None:
-    """A collector: two groups of environments, one of which steps while the other one waits for actions."""
+    """Run a collector with two groups of environments: one steps while the other one waits for actions."""
     wrappers = (RGBImgPartialObsWrapper, ImgObsWrapper)
     groups = [gym.make_vec(ENV, num_envs=4, wrappers=wrappers) for _ in range(2)]
     with rl.Collector(url, groups, seed=seed) as collector:
@@ -30,7 +30,7 @@ def collect(url: str, seed: int) -> None:
 
 
 def network(space: gym.Env) -> rl.ActorCritic:
-    """Sees a tile of 8 x 8 pixels at a time, then what lies beside what; 64 numbers go on to policy and value."""
+    """Return a network that reads tiles of 8 x 8 pixels, then neighbouring tiles; 64 features feed policy and value."""
     import torch
 
     class Seeing(rl.ActorCritic):
@@ -38,18 +38,18 @@ def network(space: gym.Env) -> rl.ActorCritic:
             super().__init__(64, actions, is_continuous=False)
             self.tiles = torch.nn.Conv2d(3, 32, 8, stride=8)
             self.places = torch.nn.Conv2d(32, 32, 3)
-            self.found = torch.nn.Linear(32 * 5 * 5, 64)
+            self.features = torch.nn.Linear(32 * 5 * 5, 64)
 
         def forward(self, pictures):
             seen = torch.as_tensor(pictures).permute(0, 3, 1, 2).float() / 255.0
             places = torch.relu(self.places(torch.relu(self.tiles(seen))))
-            return super().forward(torch.relu(self.found(places.flatten(1))))
+            return super().forward(torch.relu(self.features(places.flatten(1))))
 
     return Seeing(int(space.action_space.n))
 
 
 def learn(seed: int, goal: float, seconds: float) -> float:
-    """Share of the newest episodes that succeed, once it reaches the goal or the time is up."""
+    """Learn until the share of successful newest episodes reaches the goal, or the time is up; return the share."""
     import torch
 
     torch.manual_seed(seed), torch.set_num_threads(1)
@@ -79,10 +79,10 @@ def learn(seed: int, goal: float, seconds: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600.0, help="at most")
-    parser.add_argument("--goal", type=float, default=0.95, help="share of the newest episodes that ends it")
-    given = parser.parse_args()
-    return 0 if learn(given.seed, given.goal, given.seconds) >= given.goal else 1
+    parser.add_argument("--seconds", type=float, default=600.0, help="longest time of the run (default: %(default)s)")
+    parser.add_argument("--goal", type=float, default=0.95, help="share of successful episodes that ends the run")
+    args = parser.parse_args()
+    return 0 if learn(args.seed, args.goal, args.seconds) >= args.goal else 1
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import memoire
 
 
 def q_network(obs: int, actions: int) -> nn.Module:
-    """[B, obs] -> [B, actions]: the return of each action."""
+    """Return a network that maps observations [B, obs] to the return of each action [B, actions]."""
     return nn.Sequential(nn.Linear(obs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, actions))
 
 
 def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch) -> torch.Tensor:
-    """[B] of a batch; its discount is gamma ** 3, or 0 where the episode terminated before."""
+    """Return the TD errors [B] of a batch; its discount is gamma ** 3, or 0 if the episode terminated before."""
     q = net(batch.obs).gather(1, batch.action[:, None])[:, 0]
     with torch.no_grad():
         best = net(batch.next_obs).argmax(1, keepdim=True)
@@ -34,7 +34,7 @@ def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch
 
 
 def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) -> float:
-    """Play and learn; the mean return of the last 20 episodes, which ends it once it reaches the goal."""
+    """Play and learn until the mean return of the last 20 episodes reaches the goal; return that mean."""
     torch.manual_seed(seed), torch.set_num_threads(1)
     rng, env = np.random.default_rng(seed), gym.make("CartPole-v1")
     net = q_network(4, 2)
@@ -74,14 +74,14 @@ def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=60_000, help="of the environment, at most")
-    parser.add_argument("--goal", type=float, default=475.0, help="mean return of 20 episodes that ends it")
+    parser.add_argument("--steps", type=int, default=60_000, help="most environment steps (default: %(default)s)")
+    parser.add_argument("--goal", type=float, default=475.0, help="mean return of 20 episodes that ends the run")
     parser.add_argument("--curve", help="file for the curve: a line `step,return` for each episode")
-    given = parser.parse_args()
+    args = parser.parse_args()
     curve: list[tuple[int, float]] = []
-    mean = train(given.seed, given.steps, given.goal, curve)
-    if given.curve:
-        with open(given.curve, "w", encoding="utf-8") as file:
+    mean = train(args.seed, args.steps, args.goal, curve)
+    if args.curve:
+        with open(args.curve, "w", encoding="utf-8") as file:
             file.writelines(f"{step},{returned:g}\n" for step, returned in curve)
     print(f"mean return of the last 20 episodes: {mean:.1f} after {curve[-1][0]} steps")
 

@@ -1,10 +1,10 @@
-"""R2D2 in one file: a recurrent Q-network balances a pole whose speeds it does not see.
+"""R2D2 in one file: a recurrent Q-network that balances a pole without seeing the speeds.
 
     python examples/learning/r2d2.py                   a few minutes: CartPole-v1 without speeds to a mean return of 300
     python examples/learning/r2d2.py --seed 3 --steps 40000 --curve curve.csv
 
-Sequences of 24 entries overlap by half. Each comes with the hidden state in which its first entry was met, and eight
-entries of burn-in let that catch up with what was learned since. It needs `pip install 'memoire-rl[demo,torch]'`.
+Sequences of 24 entries overlap by half. Each comes with the hidden state before its first entry, and eight entries of
+burn-in adapt that state to the network's newer weights. It needs `pip install 'memoire-rl[demo,torch]'`.
 Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019.
 """
 
@@ -20,27 +20,27 @@ from torch import nn
 import memoire
 
 SEEN = [0, 2]
-"""Of what the environment shows: where the cart is, and the angle of the pole."""
+"""Indices of the observation that the network sees: the cart's position and the pole's angle."""
 UNITS, ENVS, BATCH, UPDATE_INTERVAL = 64, 8, 64, 1
 COLUMNS = {"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32, "hidden": (np.float32, (UNITS,))}
 SEQUENCES = {"sequence_length": 24, "sequence_overlap": 12, "burn_in": 8, "sequence_first": ("hidden",)}
 
 
 class RecurrentQ(nn.Module):
-    """A GRU, and the return of each action from its states."""
+    """GRU whose states give the return of each action."""
 
     def __init__(self) -> None:
         super().__init__()
         self.memory, self.q = nn.GRU(len(SEEN), UNITS, batch_first=True), nn.Linear(UNITS, 2)
 
     def forward(self, obs: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, T, 2], [B, UNITS] -> [B, T, 2], and the state [B, UNITS] behind the last."""
+        """Return the actions' returns [B, T, 2] and the last hidden state [B, UNITS]; obs is [B, T, 2]."""
         states, last = self.memory(obs, hidden[None].contiguous())
         return self.q(states), last[0]
 
 
 def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch) -> torch.Tensor:
-    """[B, T] of a batch of sequences, 0 where the mask says that an entry is burn-in or behind an end."""
+    """Return the TD errors [B, T] of a batch of sequences: 0 for entries of burn-in or after an end, by the mask."""
     q, later = (network(batch.obs, batch.hidden)[0] for network in (net, target))  # [B, T + 1, 2]
     best = later[:, 1:].gather(2, q[:, 1:].argmax(2, keepdim=True))[..., 0].detach()
     taken = q[:, :-1].gather(2, batch.action[..., None])[..., 0]
@@ -48,7 +48,7 @@ def td_errors(net: nn.Module, target: nn.Module, batch: memoire.torch.TorchBatch
 
 
 def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) -> float:
-    """Play and learn; the mean return of the last 40 episodes that were nearly greedy. It ends at the goal."""
+    """Play and learn until the mean return of the last 40 nearly greedy episodes reaches the goal; return that mean."""
     torch.manual_seed(seed), torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     envs = gym.make_vec("CartPole-v1", ENVS, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
@@ -93,14 +93,14 @@ def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300_000, help="of all environments, at most")
-    parser.add_argument("--goal", type=float, default=300.0, help="mean return of 40 episodes that ends it")
+    parser.add_argument("--steps", type=int, default=300_000, help="most steps of all environments together")
+    parser.add_argument("--goal", type=float, default=300.0, help="mean return of 40 episodes that ends the run")
     parser.add_argument("--curve", help="file for the curve: a line `step,return` for each episode")
-    given = parser.parse_args()
+    args = parser.parse_args()
     curve: list[tuple[int, float]] = []
-    mean = train(given.seed, given.steps, given.goal, curve)
-    if given.curve:
-        with open(given.curve, "w", encoding="utf-8") as file:
+    mean = train(args.seed, args.steps, args.goal, curve)
+    if args.curve:
+        with open(args.curve, "w", encoding="utf-8") as file:
             file.writelines(f"{step},{returned:g}\n" for step, returned in curve)
     print(f"mean return of the last 40 episodes: {mean:.1f} after {curve[-1][0]} steps")
 

@@ -20,7 +20,7 @@ import memoire
 
 
 class Actor(nn.Module):
-    """Draws actions in (-1, 1) from a squashed normal distribution."""
+    """Policy network that draws actions in (-1, 1) from a squashed normal distribution."""
 
     def __init__(self, obs: int, actions: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Actor(nn.Module):
         self.mean, self.spread = nn.Linear(128, actions), nn.Linear(128, actions)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, obs] -> actions [B, A] and their log-probabilities [B]."""
+        """Draw actions [B, A] for observations [B, obs]; return them and their log-probabilities [B]."""
         hidden = self.body(obs)
         normal = torch.distributions.Normal(self.mean(hidden), self.spread(hidden).clamp(-5.0, 2.0).exp())
         raw = normal.rsample()
@@ -38,7 +38,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """[B, obs], [B, A] -> the return [B] of those actions."""
+    """Network that maps observations [B, obs] and actions [B, A] to the return [B] of those actions."""
 
     def __init__(self, obs: int, actions: int) -> None:
         super().__init__()
@@ -51,19 +51,19 @@ class Critic(nn.Module):
 
 
 class Agent:
-    """The networks, and one update of all of them."""
+    """Networks of soft actor-critic, and one update of all networks."""
 
     def __init__(self, obs: int, actions: int) -> None:
         self.actor = Actor(obs, actions)
         self.critics = nn.ModuleList([Critic(obs, actions), Critic(obs, actions)])
         self.targets = copy.deepcopy(self.critics)
-        self.log_alpha = torch.zeros(1, requires_grad=True)  # of the entropy's weight
+        self.log_alpha = torch.zeros(1, requires_grad=True)  # logarithm of the entropy's weight
         self.entropy = -float(actions)
         parts = (self.actor.parameters(), self.critics.parameters(), [self.log_alpha])
         self.optimizer = torch.optim.Adam(chain(*parts), 1e-3)
 
     def update(self, batch: memoire.torch.TorchBatch) -> torch.Tensor:
-        """Learn from a batch; the TD errors [B] of the first critic."""
+        """Learn from a batch and return the TD errors [B] of the first critic."""
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
             action, logp = self.actor(batch.next_obs)
@@ -72,7 +72,7 @@ class Agent:
         errors = [goal - critic(batch.obs, batch.action) for critic in self.critics]
         action, logp = self.actor(batch.obs)
         for parameter in self.critics.parameters():
-            parameter.requires_grad_(False)  # the actor's loss is not the critics'
+            parameter.requires_grad_(False)  # the actor's loss does not train the critics
         value = torch.min(*(critic(batch.obs, action) for critic in self.critics))
         for parameter in self.critics.parameters():
             parameter.requires_grad_(True)
@@ -85,7 +85,7 @@ class Agent:
 
 
 def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) -> float:
-    """Play and learn; the mean return of the last 20 episodes, which ends it once it reaches the goal."""
+    """Play and learn until the mean return of the last 20 episodes reaches the goal; return that mean."""
     torch.manual_seed(seed), torch.set_num_threads(1)
     rng, env = np.random.default_rng(seed), gym.make("Pendulum-v1")
     agent, high = Agent(3, 1), env.action_space.high
@@ -116,14 +116,14 @@ def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=20_000, help="of the environment, at most")
-    parser.add_argument("--goal", type=float, default=-200.0, help="mean return of 20 episodes that ends it")
+    parser.add_argument("--steps", type=int, default=20_000, help="most environment steps (default: %(default)s)")
+    parser.add_argument("--goal", type=float, default=-200.0, help="mean return of 20 episodes that ends the run")
     parser.add_argument("--curve", help="file for the curve: a line `step,return` for each episode")
-    given = parser.parse_args()
+    args = parser.parse_args()
     curve: list[tuple[int, float]] = []
-    mean = train(given.seed, given.steps, given.goal, curve)
-    if given.curve:
-        with open(given.curve, "w", encoding="utf-8") as file:
+    mean = train(args.seed, args.steps, args.goal, curve)
+    if args.curve:
+        with open(args.curve, "w", encoding="utf-8") as file:
             file.writelines(f"{step},{returned:g}\n" for step, returned in curve)
     print(f"mean return of the last 20 episodes: {mean:.1f} after {curve[-1][0]} steps")
 

@@ -1,13 +1,14 @@
-"""Make a quantum circuit shorter by reinforcement learning: observers, start states, graphs, masks.
+"""Reinforcement learning that shortens a quantum circuit: observers, start states, graphs, masks.
 
     python examples/search/circuits.py [--seconds 300] [--observers 2] [--goal 41]      needs torch: memoire-rl[rl]
 
 The circuit is three Toffoli gates in the textbook's decomposition: 45 gates of H, T, S and CX on five qubits. An
-action rewrites neighbouring gates: it cancels, merges or commutes two of them, moves one CX through another one, which
-makes a third, or moves a gate past CX, phase, CX. Observers rewrite. A graph network in this process, the agent,
-chooses gate and rule for all of them, and learns by PPO. Episodes begin at the best circuits so far. It prints what
-greedy descent by the same rules finds, and compares the unitary of the best circuit with that of the first one, in
-exact integers. It also prints by how much an episode from the first circuit shortens it, before learning and after.
+action rewrites neighbouring gates: it cancels, merges or commutes two gates, moves one CX through another one, which
+adds a third CX, or moves a gate past CX, phase, CX. The observers rewrite circuits. The agent, a graph network in this
+process, chooses gate and rule for all observers, and learns by PPO. Episodes begin at the best circuits so far. The
+program prints the result of greedy descent by the same rules, and compares the unitaries of the best and the first
+circuit in exact integers. It also prints the number of gates that an episode from the first circuit saves, before
+learning and after.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from memoire.replay.columns import Column, Ragged
 
 QUBITS = 5
 H, CX = 8, 9
-"""Kinds of gates; 1 to 7 is a phase of so many eighths of a turn: T is 1, S 2, Z 4."""
+"""Kinds of gates. Kinds 1 to 7 are phases in eighths of a turn: T is 1, S is 2, Z is 4."""
 PHASES = (1, 2, 4, 6, 7)
-"""Phases that are one gate: T, S, Z and the inverses of S and T."""
+"""Phases that need only one gate: T, S, Z and the inverses of S and T."""
 RULES = 10
-"""Cancel or merge, commute, pass through, each with the next gate on the first wire and on the second; and let the gate
-behind CX, phase, CX change sides with these, or the gate before them.
+"""Number of rewrite rules. Three rules (cancel or merge, commute, pass through) apply to the next gate on the first or
+the second wire. The others move the gate after CX, phase, CX before these gates, or the gate before them after them.
 """
 STEPS = 40
-"""Of an episode."""
+"""Number of steps in an episode."""
 
 STATE = {"gates": Column(np.int16, (None, 3), role="state")}  # kind and wires; the second is -1 for one qubit
 INPUTS = {"gates": Column(np.int16, (None, 3)), "links": Column(np.int16, (None, 4))}
@@ -56,7 +57,7 @@ Gate = tuple[int, int, int]
 
 
 def toffoli(a: int, b: int, c: int) -> list[Gate]:
-    """Nielsen and Chuang, figure 4.9: 15 gates."""
+    """Return a Toffoli gate as 15 gates: Nielsen and Chuang, figure 4.9."""
     return [
         (H, c, -1), (CX, b, c), (7, c, -1), (CX, a, c), (1, c, -1), (CX, b, c), (7, c, -1), (CX, a, c), (1, b, -1),
         (1, c, -1), (H, c, -1), (CX, a, b), (1, a, -1), (7, b, -1), (CX, a, b),
@@ -71,7 +72,7 @@ def wires(gate: Gate) -> tuple[int, ...]:
 
 
 def canonical(gates: list[Gate]) -> list[Gate]:
-    """The same for all orders of gates that make the same graph: layer by layer."""
+    """Return the gates layer by layer, the same for all orders of gates with the same graph."""
     depth, layers = [0] * QUBITS, []
     for gate in gates:
         layer = 1 + max(depth[wire] for wire in wires(gate))
@@ -82,20 +83,21 @@ def canonical(gates: list[Gate]) -> list[Gate]:
 
 
 def links(gates: list[Gate]) -> np.ndarray:
-    """The former and next gate on each gate's wires: [n, 4], counted from 1, and 0 for none."""
-    made, last = np.zeros((len(gates), 4), np.int16), {}
+    """Return the previous and next gate on each gate's wires: [n, 4], counted from 1, with 0 for a missing gate."""
+    near, last = np.zeros((len(gates), 4), np.int16), {}
     for i, gate in enumerate(gates):
         for side, wire in enumerate(wires(gate)):
             if wire in last:
                 before, other = last[wire]
-                made[i, 2 * side], made[before, 2 * other + 1] = before + 1, i + 1
+                near[i, 2 * side], near[before, 2 * other + 1] = before + 1, i + 1
             last[wire] = i, side
-    return made
+    return near
 
 
 def later(gates: list[Gate], block: list[int], j: int) -> list[int] | None:
-    """What stands between the gates of a block and gate j, and has to come after the block; None if j has to come after
-    some of that.
+    """Return the gates between a block and gate j that have to come after the block.
+
+    Return None if gate j has to come after one of those gates.
     """
     behind, between = set(wires(gates[block[0]])), []
     for k in range(block[0] + 1, j):
@@ -107,7 +109,7 @@ def later(gates: list[Gate], block: list[int], j: int) -> list[int] | None:
 
 
 def replaced(rule: int, one: Gate, two: Gate) -> list[Gate] | None:
-    """What a rule makes of two neighbouring gates; None if it does not apply."""
+    """Return the gates that replace two neighbouring gates by a rule; None if the rule does not apply."""
     phases = one[0] < H, two[0] < H
     if rule == 0:
         if all(phases):
@@ -130,7 +132,7 @@ def replaced(rule: int, one: Gate, two: Gate) -> list[Gate] | None:
 
 
 def gadget(gates: list[Gate], i: int, near: np.ndarray) -> list[int] | None:
-    """CX, phase on its target, the same CX, where nothing stands between them: a phase of the parity of two wires."""
+    """Return the places of CX, phase on its target and the same CX, which rotate the parity of two wires, or None."""
     if gates[i][0] != CX or not near[i, 1] or not near[i, 3]:
         return None
     phase, end = int(near[i, 3]) - 1, int(near[i, 1]) - 1
@@ -139,24 +141,24 @@ def gadget(gates: list[Gate], i: int, near: np.ndarray) -> list[int] | None:
 
 
 def planned(gates: list[Gate], i: int, rule: int, near: np.ndarray) -> tuple[list[int], int, list[Gate]] | None:
-    """Gates that belong together, the next one, and what a rule makes of them; None if it does not apply."""
+    """Return a block of gates, the next gate and their replacement by a rule; None if the rule does not apply."""
     kind, side = divmod(rule, 2)
     block: list[int] | None = [i] if kind < 3 else gadget(gates, i, near)
     if block is None or not (j := int(near[block[-1], 2 * side + 1])):
         return None
     j -= 1
     if kind < 3:
-        made = replaced(kind, gates[i], gates[j])
+        gates_after = replaced(kind, gates[i], gates[j])
     else:
         moves = gates[j][0] < H or (
             gates[j][0] == CX and gates[j][1] == gates[i][1 + side] and gates[j][2] not in gates[i][1:]
         )
-        made = [gates[j], *(gates[k] for k in block)] if moves else None
-    return None if made is None else (block, j, made)
+        gates_after = [gates[j], *(gates[k] for k in block)] if moves else None
+    return None if gates_after is None else (block, j, gates_after)
 
 
 def mirrored(gates: list[Gate], i: int, near: np.ndarray) -> tuple[list[Gate], int, np.ndarray] | None:
-    """The circuit from its end, where the gadget at i begins with its last gate."""
+    """Return the reversed circuit, the place of the gadget at i in it, and its links; None without a gadget."""
     block = gadget(gates, i, near)
     if block is None:
         return None
@@ -165,71 +167,72 @@ def mirrored(gates: list[Gate], i: int, near: np.ndarray) -> tuple[list[Gate], i
 
 
 def rewritten(gates: list[Gate], i: int, rule: int, near: np.ndarray) -> list[Gate] | None:
-    """The circuit after an action; None if it does not apply."""
+    """Return the circuit after an action; None if the action does not apply."""
     if rule >= 8:
         turned = mirrored(gates, i, near)
-        made = None if turned is None else rewritten(turned[0], turned[1], rule - 2, turned[2])
-        return None if made is None else canonical(made[::-1])
+        replacement = None if turned is None else rewritten(turned[0], turned[1], rule - 2, turned[2])
+        return None if replacement is None else canonical(replacement[::-1])
     plan = planned(gates, i, rule, near)
     after = None if plan is None else later(gates, plan[0], plan[1])
     if plan is None or after is None:
         return None
-    block, j, made = plan
+    block, j, replacement = plan
     before = [gates[k] for k in range(i + 1, j) if k not in after and k not in block]
-    return canonical([*gates[:i], *before, *made, *(gates[k] for k in after), *gates[j + 1 :]])
+    return canonical([*gates[:i], *before, *replacement, *(gates[k] for k in after), *gates[j + 1 :]])
 
 
 def possible(gates: list[Gate], near: np.ndarray) -> np.ndarray:
-    """Which actions apply: [n, RULES]."""
-    made = np.zeros((len(gates), RULES), np.bool_)
+    """Return a mask of the actions that apply: bool [n, RULES]."""
+    mask = np.zeros((len(gates), RULES), np.bool_)
     for i in range(len(gates)):
         for rule in range(8):
             plan = planned(gates, i, rule, near)
-            made[i, rule] = plan is not None and later(gates, plan[0], plan[1]) is not None
+            mask[i, rule] = plan is not None and later(gates, plan[0], plan[1]) is not None
         if gadget(gates, i, near) is not None:
-            made[i, 8:] = [rewritten(gates, i, rule, near) is not None for rule in (8, 9)]
-    return made
+            mask[i, 8:] = [rewritten(gates, i, rule, near) is not None for rule in (8, 9)]
+    return mask
 
 
 def greedy(gates: list[Gate]) -> list[Gate]:
-    """Take the first rewrite that makes the circuit shorter until there is none."""
+    """Take the first rewrite that makes the circuit shorter, until no rewrite does."""
     while True:
         near = links(gates)
-        found = [rewritten(gates, int(i), int(rule), near) for i, rule in np.argwhere(possible(gates, near))]
-        shorter = next((made for made in found if made is not None and len(made) < len(gates)), None)
+        rewrites = [rewritten(gates, int(i), int(rule), near) for i, rule in np.argwhere(possible(gates, near))]
+        shorter = next((circuit for circuit in rewrites if circuit is not None and len(circuit) < len(gates)), None)
         if shorter is None:
             return gates
         gates = shorter
 
 
 def unitary(gates: list[Gate]) -> tuple[np.ndarray, int]:
-    """The circuit's matrix, exactly: integers [32, 32, 4] as factors of 1, w, w^2, w^3 with w = exp(i pi / 4), and how
-    many factors sqrt(1/2) stand before it.
+    """Return the circuit's exact matrix, and the number of factors sqrt(1/2) before it.
+
+    The matrix has integers [32, 32, 4]: the factors of 1, w, w^2, w^3 with w = exp(i pi / 4).
     """
     size = 1 << QUBITS
-    made, halves = np.zeros((size, size, 4), np.int64), 0
-    made[np.arange(size), np.arange(size), 0] = 1
+    matrix, halves = np.zeros((size, size, 4), np.int64), 0
+    matrix[np.arange(size), np.arange(size), 0] = 1
     index = np.arange(size)
     for kind, one, two in gates:
         bit = index >> one & 1
         if kind == CX:
-            made = made[index ^ (bit << two)]
+            matrix = matrix[index ^ (bit << two)]
         elif kind == H:
-            low, high = made[index & ~(1 << one)], made[index | 1 << one]
-            made, halves = np.where(bit[:, None, None] == 0, low + high, low - high), halves + 1
+            low, high = matrix[index & ~(1 << one)], matrix[index | 1 << one]
+            matrix, halves = np.where(bit[:, None, None] == 0, low + high, low - high), halves + 1
         else:
             for _ in range(kind):
-                made = np.where(bit[:, None, None] == 1, times_w(made), made)
-    return made, halves
+                matrix = np.where(bit[:, None, None] == 1, times_w(matrix), matrix)
+    return matrix, halves
 
 
 def times_w(numbers: np.ndarray) -> np.ndarray:
-    """W times each number; w^4 is -1."""
+    """Return w times each number; w^4 is -1."""
     return np.concatenate([-numbers[..., 3:], numbers[..., :3]], -1)
 
 
 def are_equal(one: list[Gate], two: list[Gate]) -> bool:
-    """Whether two circuits have the same matrix, exactly."""
+    """Return True if two circuits have exactly the same matrix."""
     (a, a_halves), (b, b_halves) = unitary(one), unitary(two)
     for _ in range(a_halves - b_halves):  # sqrt(2) is w - w^3
         b = times_w(b) - times_w(times_w(times_w(b)))
@@ -246,19 +249,19 @@ def columns_of(gates: list[Gate]) -> dict[str, np.ndarray]:
 
 
 def run_episode(start, ask, options):
-    """Rewrite the circuit for some steps; the reward of a step is by how many gates the circuit is shorter."""
+    """Rewrite the circuit for `STEPS` steps; the reward of a step is the number of gates that it removes."""
     rng = np.random.default_rng()
     gates = [tuple(gate) for gate in start["gates"].tolist()]
     for _ in range(STEPS):
         near = links(gates)
         mask = possible(gates, near)
         state = columns_of(gates) | {"links": near}
-        found = ask(state)
-        choice, logp = rl.masked(found["logits"].ravel(), mask.ravel(), rng)
-        made = rewritten(gates, *divmod(int(choice), RULES), near)
-        reward = len(gates) - len(made)
-        yield state | {"mask": mask, "action": choice, "logp": logp, "critic": found["value"], "reward": float(reward)}
-        gates = made
+        answer = ask(state)
+        choice, logp = rl.masked(answer["logits"].ravel(), mask.ravel(), rng)
+        circuit = rewritten(gates, *divmod(int(choice), RULES), near)
+        reward = len(gates) - len(circuit)
+        yield state | {"mask": mask, "action": choice, "logp": logp, "critic": answer["value"], "reward": float(reward)}
+        gates = circuit
     return columns_of(gates)
 
 
@@ -271,7 +274,7 @@ def observe(url: str) -> None:
 
 
 def make_net():
-    """Gates hear of their neighbours four times; a score for each action, and a value."""
+    """Return a network that scores each action and values a circuit, after four rounds of messages between gates."""
     import torch
 
     class Net(torch.nn.Module):
@@ -282,21 +285,21 @@ def make_net():
             self.scores, self.value = torch.nn.Linear(width, RULES), torch.nn.Linear(width, 1)
 
         def forward(self, kinds, near, lengths):
-            """Scores [B, L, RULES] and values [B] of graphs: kinds [B, L], neighbours [B, L, 4]."""
-            there = (torch.arange(kinds.shape[1]) < lengths[:, None]).unsqueeze(-1)
-            nodes = self.kinds(kinds) * there
+            """Return scores [B, L, RULES] and values [B] of graphs: kinds [B, L], neighbours [B, L, 4]."""
+            is_gate = (torch.arange(kinds.shape[1]) < lengths[:, None]).unsqueeze(-1)
+            nodes = self.kinds(kinds) * is_gate
             index = near.flatten(1).unsqueeze(-1).expand(-1, -1, nodes.shape[-1])
             for layer in self.rounds:
-                padded = torch.nn.functional.pad(nodes, (0, 0, 1, 0))  # what has no neighbour hears zeros
-                heard = padded.gather(1, index).view(*near.shape[:2], -1)
-                nodes = (nodes + torch.relu(layer(torch.cat([nodes, heard], -1)))) * there
+                padded = torch.nn.functional.pad(nodes, (0, 0, 1, 0))  # a missing neighbour sends zeros
+                messages = padded.gather(1, index).view(*near.shape[:2], -1)
+                nodes = (nodes + torch.relu(layer(torch.cat([nodes, messages], -1)))) * is_gate
             return self.scores(nodes), self.value(nodes.sum(1) / lengths[:, None]).squeeze(-1)
 
     return Net()
 
 
 def tensors(columns):
-    """Graphs of padded columns, for the network."""
+    """Return the network's inputs from padded columns: kinds, links and lengths."""
     import torch
 
     gates, near = (
@@ -307,7 +310,7 @@ def tensors(columns):
 
 
 def act(columns, net):
-    """What observers ask for."""
+    """Return the scores and values that observers ask for."""
     import torch
 
     with torch.no_grad():
@@ -317,7 +320,7 @@ def act(columns, net):
 
 
 def losses(net, batch, advantage, target, clip: float = 0.2):
-    """PPO's loss of a batch (Schulman et al. 2017): clipped ratio, value, entropy."""
+    """Return PPO's loss of a batch (Schulman et al. 2017), from clipped ratio, value and entropy, and the entropy."""
     import torch
 
     scores, values = net(*tensors(batch))
@@ -331,7 +334,7 @@ def losses(net, batch, advantage, target, clip: float = 0.2):
 
 
 def final_values(net, rollouts):
-    """The critic's value of each episode's last state: [F]."""
+    """Return the critic's value of each episode's last state: [F]."""
     last = [[tuple(gate) for gate in value.tolist()] for value in rollouts.final["gates"]]
     graphs = {"gates": [columns_of(each)["gates"] for each in last], "links": [links(each) for each in last]}
     return act(
@@ -341,7 +344,7 @@ def final_values(net, rollouts):
 
 
 def learn(agent, net, seconds: float, goal: int, rate: float = 1e-3) -> None:
-    """Collect and learn until a circuit has at most `goal` gates, or the time is over."""
+    """Collect and learn until a circuit has at most `goal` gates, or the time is up."""
     import torch
 
     optimizer = torch.optim.Adam(net.parameters(), lr=rate)
@@ -372,8 +375,9 @@ def learn(agent, net, seconds: float, goal: int, rate: float = 1e-3) -> None:
 
 
 def saved_from(agent, first: list[Gate], net, episodes: int = 32) -> float:
-    """By how many gates an episode from the first circuit makes it shorter, at its best moment, as a mean: what the
-    network knows by itself, without start states.
+    """Return the mean number of gates that episodes from the first circuit save, each at its best step.
+
+    The figure shows what the network has learned, without the help of start states.
     """
     agent.update(copy.deepcopy(net))
     futures = [agent.run_episode(columns_of(first)) for _ in range(episodes)]
@@ -385,28 +389,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--observers", type=int, default=2)
-    parser.add_argument("--goal", type=int, default=41, help="gates at which to stop")
+    parser.add_argument("--goal", type=int, default=41, help="number of gates at which to stop")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=1e-3, help="of Adam; 0 learns nothing, for comparison")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--rate", type=float, default=1e-3, help="learning rate of Adam; 0 for a comparison without learning"
+    )
+    args = parser.parse_args()
 
     import torch
 
-    torch.manual_seed(given.seed)
+    torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     first = canonical(FIRST)
     print(f"the textbook's circuit: {len(first)} gates; greedy descent: {len(greedy(first))}", flush=True)
     net = make_net()
     starts = rl.StartStates("three toffolis", STATE, columns_of(first), key=lambda state: len(state["gates"]),
-                            action=["action"], seed=given.seed)  # fmt: skip
+                            action=["action"], seed=args.seed)  # fmt: skip
     make = multiprocessing.get_context("spawn").Process
     options = {"starts": [starts], "max_lag": 1, "max_wait": 0.002}
     with rl.Agent("tcp://127.0.0.1:*", INPUTS, OUTPUTS, act, ENTRIES, **options) as agent:
-        children = [make(target=observe, args=(agent.endpoint,), daemon=True) for _ in range(given.observers)]
+        children = [make(target=observe, args=(agent.endpoint,), daemon=True) for _ in range(args.observers)]
         for child in children:
             child.start()
         before = saved_from(agent, first, net)
-        learn(agent, net, given.seconds, given.goal, given.rate)
+        learn(agent, net, args.seconds, args.goal, args.rate)
         print(f"an episode from the first circuit saves {before:.2f} gates before learning, and "
               f"{saved_from(agent, first, net):.2f} after it", flush=True)  # fmt: skip
         for child in children:
@@ -417,7 +423,7 @@ def main() -> int:
     is_equal = are_equal(first, best)
     print(f"the best circuit: {len(best)} gates, {len(path) - 1} rewrites from the first one; the unitaries are "
           f"{'equal' if is_equal else 'NOT EQUAL'}")  # fmt: skip
-    return 0 if is_equal and len(best) <= given.goal and len(best) < len(greedy(first)) else 1
+    return 0 if is_equal and len(best) <= args.goal and len(best) < len(greedy(first)) else 1
 
 
 if __name__ == "__main__":

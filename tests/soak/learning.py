@@ -14,7 +14,7 @@ LATE = 1.0
 """Per cent."""
 NUMBER = r"(-?[\d.]+)"
 SAID = re.compile(
-    rf"idle: {NUMBER}; a controller: {NUMBER}.*learned: {NUMBER} over five test episodes, wanted {NUMBER}; "
+    rf"idle {NUMBER}, controller {NUMBER}.*learned: {NUMBER} over five test episodes, goal {NUMBER}; "
     rf"late steps {NUMBER} %",
     re.DOTALL,
 )

@@ -44,7 +44,7 @@ def wheel(folder, files):
         ("memoire/_kernels/native.h", b"", "does not belong here"),
         ("tests/wire/test_wire.py", b"", "does not belong here"),
         ("memoire/own.key", b"", "has the name of a secret"),
-        ("memoire/state/state.db", b"", "what a run left behind"),
+        ("memoire/state/state.db", b"", "a file that a run left behind"),
         ("memoire/settings.py", keypairs.make("actor").text(secret=True).encode(), "holds a secret key of memoire"),
         ("memoire/settings.py", b"-----BEGIN EC PRIVATE KEY-----\n" + 64 * b"A", "holds a private key"),
         ("memoire/settings.py", b"AKIA" + 16 * b"A", "holds a key of a cloud"),

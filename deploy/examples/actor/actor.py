@@ -1,7 +1,7 @@
-"""An actor to begin yours with: plays CartPole with the newest network, and records what happens.
+"""Actor to start your own from: plays CartPole with the newest network, and records the steps.
 
-The chart says by the environment where everything is (docs/kubernetes.md). Put your environment where CartPole is, and
-your network where `Network` is: the learner publishes bytes, and what they mean is between the two.
+The chart passes all addresses in environment variables (docs/kubernetes.md). Replace CartPole with your environment,
+and `Network` with your network: the learner publishes bytes, whose format only learner and actors need to know.
 """
 
 import os
@@ -16,18 +16,18 @@ from memoire.nodes.http import NodePages
 from memoire.rl.demo.qlearning import Network, act
 
 EPSILON = 0.05
-PATIENCE = 300.0  # seconds for the cluster to come up
+TIMEOUT = 300.0  # seconds for the cluster to come up
 
 
 def main() -> None:
-    ending = threading.Event()  # a container that does not listen to SIGTERM is killed, with what it had yet to tell
+    ending = threading.Event()  # a container that ignores SIGTERM is killed, and loses steps not yet sent
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    index = os.environ.get("JOB_COMPLETION_INDEX")  # of a Job's Pods, 0, 1, ...; others are seeded by chance
+    index = os.environ.get("JOB_COMPLETION_INDEX")  # set in a Job's Pods: 0, 1, ...; other Pods get a random seed
     random = np.random.default_rng(None if index is None else int(index))
     network = Network((4, 128, 128, 2))
 
     endpoint = os.environ["MEMOIRE_ENDPOINT"]
-    with NodePages.from_environment() as pages, memoire.connect(endpoint, timeout=PATIENCE) as client:
+    with NodePages.from_environment() as pages, memoire.connect(endpoint, timeout=TIMEOUT) as client:
         pages.show(client)
         envs = gym.make_vec(
             "CartPole-v1", num_envs=4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}

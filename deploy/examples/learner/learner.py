@@ -1,7 +1,7 @@
-"""A learner to begin yours with: learns CartPole from what all actors do, and publishes its network.
+"""Learner to start your own from: learns CartPole from the steps of all actors, and publishes its network.
 
-The chart says by the environment where everything is (docs/kubernetes.md). With learner.embedsServer it is the
-cluster's server itself, which is the fastest way to draw; else it reads over the network. Nothing else differs.
+The chart passes all addresses in environment variables (docs/kubernetes.md). With learner.embedsServer the learner is
+also the cluster's server, which draws batches fastest; else it reads over the network. Nothing else differs.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from memoire.errors import Closed
 from memoire.nodes.http import NodePages
 from memoire.rl.demo.qlearning import DoubleQ
 
-# What `memoire schema CartPole-v1` prints, by hand: obs, action and reward of each step.
+# The output of `memoire schema CartPole-v1`, written by hand: obs, action and reward of each step.
 SCHEMA = memoire.Schema(
     {
         "obs": memoire.Column(np.float32, (4,), "state"),
@@ -28,17 +28,17 @@ SCHEMA = memoire.Schema(
 PARAMETERS = memoire.Parameters(multi_step=3, discount=0.99)
 PUBLISH_EVERY = 5
 SAVE_EVERY = 500
-PATIENCE = 600.0  # seconds without a batch: an autoscaler may have to start nodes for the actors
+TIMEOUT = 600.0  # seconds without a batch: an autoscaler may have to start nodes for the actors
 
 
 def source(environment: "os._Environ[str]") -> "memoire.Server | memoire.Reader":
-    """What batches come from: the server in this process, or all servers of the cluster."""
+    """Return the source of batches: a server in this process, or a reader of all servers of the cluster."""
     if "MEMOIRE_LISTEN" not in environment:
-        return memoire.Reader([environment["MEMOIRE_ENDPOINT"]], timeout=PATIENCE)
+        return memoire.Reader([environment["MEMOIRE_ENDPOINT"]], timeout=TIMEOUT)
     state = environment.get("MEMOIRE_STATE_DIR")
-    kept = None if state is None else memoire.State(state, snapshot_caches=True)
+    stored = None if state is None else memoire.State(state, snapshot_caches=True)
     return memoire.Server(
-        environment["MEMOIRE_LISTEN"], SCHEMA, parameters=PARAMETERS, name=environment["MEMOIRE_NAME"], state=kept
+        environment["MEMOIRE_LISTEN"], SCHEMA, parameters=PARAMETERS, name=environment["MEMOIRE_NAME"], state=stored
     )
 
 
@@ -50,12 +50,12 @@ def main() -> None:
         learner.network.load(checkpoint.read_bytes())
 
     with NodePages.from_environment() as pages, source(os.environ) as cluster:
-        # Which ends the loop; in a thread, for a signal may come while this one holds a lock.
+        # Ends the loop; in a separate thread, since the signal may arrive while the main thread holds a lock.
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=cluster.close).start())
         pages.show(cluster)
         cluster.publish("policy", learner.network.to_bytes())
         with contextlib.suppress(Closed):
-            for count, batch in enumerate(cluster.batches(learner.settings.batch_size, timeout=PATIENCE)):
+            for count, batch in enumerate(cluster.batches(learner.settings.batch_size, timeout=TIMEOUT)):
                 batch.update_priorities(learner.learn(batch))
                 if count % PUBLISH_EVERY == 0:
                     cluster.publish("policy", learner.network.to_bytes())
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def save(file: Path | None, content: bytes) -> None:
-    """A file that is there as a whole or as it was; none where there is no volume."""
+    """Replace the file atomically; do nothing if `file` is None, since there is no volume."""
     if file is None:
         return
     new = file.with_suffix(".new")
