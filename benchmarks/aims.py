@@ -1,4 +1,4 @@
-"""Which aims of speed are reached? Renders docs/benchmarks/README.md from the figures that benchmarks wrote there."""
+"""Table of the aims of speed and of the measured ratios: renders docs/benchmarks/README.md from the figures there."""
 
 import json
 import tomllib
@@ -13,16 +13,16 @@ PAGES = HERE.parent / "docs" / "benchmarks"
 
 @dataclass(frozen=True)
 class Aim:
-    """A row: what is measured against what, and the bound of the ratio's median."""
+    """Row of aims.toml: a measured operation, its baseline, and the bound of the ratio's median."""
 
     what: str
     against: str
     shown_by: str
-    """The benchmark, and so the page, that shows it."""
+    """Name of the benchmark, and so of the page, that shows the ratio."""
     least: float | None = None
     most: float | None = None
     bounded_by: str = ""
-    """What stands in the way where it is not reached."""
+    """Reason that the page gives if the aim is not reached."""
 
     def __str__(self) -> str:
         return f"{self.least:g}" if self.least is not None else f"at most {self.most:g}"
@@ -37,32 +37,32 @@ def loaded() -> dict[str, Any]:
 
 
 def read() -> dict[str, Aim]:
-    """The rows by their keys, in their order."""
+    """Return the rows of aims.toml by key, in the order of the file."""
     return {key: Aim(**row) for key, row in loaded().items() if key != "once"}
 
 
 def measured(folder: Path) -> dict[str, list[float]]:
-    """By the row's key the quartiles that the benchmark of that row wrote."""
-    found: dict[str, list[float]] = {}
+    """Map the key of each measured row to the quartiles that its benchmark wrote."""
+    quartiles: dict[str, list[float]] = {}
     for key, aim in read().items():
         path = folder / f"{aim.shown_by}.json"
         if path.exists():
             figures = json.loads(path.read_text(encoding="utf-8"))["aims"]
             if key in figures:
-                found[key] = figures[key]
-    return found
+                quartiles[key] = figures[key]
+    return quartiles
 
 
 def render(folder: Path = PAGES) -> str:
-    """The page: a row for each aim, and below them what bounds those that are not reached."""
-    found, rows, bounds = measured(folder), [], []
+    """Return the page: a row for each aim, then the reason for each aim that is not reached."""
+    quartiles, rows, bounds = measured(folder), [], []
     for key, aim in read().items():
-        low, middle, high = found.get(key, [float("nan")] * 3)
-        reached = "not measured" if key not in found else "yes" if aim.is_reached(middle) else "**no**"
-        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in found else ""
+        low, middle, high = quartiles.get(key, [float("nan")] * 3)
+        reached = "not measured" if key not in quartiles else "yes" if aim.is_reached(middle) else "**no**"
+        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in quartiles else ""
         page = f"[{aim.shown_by}]({aim.shown_by}.md)" if (folder / f"{aim.shown_by}.md").exists() else aim.shown_by
         rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure} | {reached} | {page} |")
-        if key in found and not aim.is_reached(middle) and aim.bounded_by:
+        if key in quartiles and not aim.is_reached(middle) and aim.bounded_by:
             bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
     heading = "\n## What bounds those that are not reached\n\n" if bounds else ""
     parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + "\n".join(bounds)}
@@ -71,7 +71,7 @@ def render(folder: Path = PAGES) -> str:
 
 
 def contests(folder: Path) -> str:
-    """The pictures of contest.py that there are: what everybody has learned after so many seconds."""
+    """Return the section with the existing plots of contest.py: return of each side over seconds, or steps."""
     pictures = sorted(folder.glob("contest-*.svg"))
     lines = [f"![Return over seconds, or steps, of each side]({path.name})" for path in pictures]
     return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
@@ -86,7 +86,7 @@ PAGE = """# What was aimed at, and what was measured
 Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; where the aim is "at
 most", smaller is better. Ratios and shares hardly depend on the machine; the rates, on the pages of each benchmark, do.
 W1: states of 64 float32, actions of 8, n-step 1. W2: frames of 84 x 84 uint8, stack 4, n-step 3; a sample is both
-stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its rows are in `benchmarks/aims.toml`.
+stacks, 56 kB. `make bench` and `make bench-peers` rewrite this page; its rows are in `benchmarks/aims.toml`.
 
 | what | against | aim | measured | reached | shown by |
 | --- | --- | ---: | --- | --- | --- |
