@@ -83,7 +83,7 @@ def write(folder: Path = PAGES) -> None:
 
 PAGE = """# What was aimed at, and what was measured
 
-Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; where the aim is "at
+Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; if the aim is "at
 most", smaller is better. Ratios and shares hardly depend on the machine; the rates, on the pages of each benchmark, do.
 W1: states of 64 float32, actions of 8, n-step 1. W2: frames of 84 x 84 uint8, stack 4, n-step 3; a sample is both
 stacks, 56 kB. `make bench` and `make bench-peers` rewrite this page; its rows are in `benchmarks/aims.toml`.
@@ -95,25 +95,30 @@ stacks, 56 kB. `make bench` and `make bench-peers` rewrite this page; its rows a
 
 ## What was tried and left out
 
-Each was built and timed beside what is there, and was no faster, or slower: streaming stores where batches are gathered
-and where caches below 1 MiB are copied (above, they stay); gathering what was drawn in the order of its rows; larger
-socket buffers than the system makes by itself; a single arena of the C library; choosing a tree's child by halves; a
-rest of 0.2 ms for the thread that takes caches in, so that it is woken once for several of them. Past
-the processor's caches, what is gathered, summed up and copied goes at the speed of memory. A second thread for a large
-batch was not built: a learner's batches come ahead on a thread of their own ([waiting](waiting.md)), and in a server it
-would take the core of those who bring the next ones.
+Each of these was built, timed beside the present code, and was slower or no faster:
+
+* streaming stores for gathering batches and for copying caches below 1 MiB (larger caches use them)
+* gathering drawn samples in the order of their rows
+* socket buffers larger than the system's default
+* a single arena of the C library
+* choosing a tree's child by halves
+* a pause of 0.2 ms for the thread that receives caches, so that it wakes once for several caches
+
+Beyond the processor's caches, the speed of memory bounds gathering, checksums and copying. A second thread for a large
+batch was not built: a thread of its own prefetches a learner's batches ([waiting](waiting.md)), and in a server
+a second thread would take a core from the intake of the next caches.
 
 ## What was measured once
 
-Their scripts are in the history: commit 294c2516 has all of them. Memoire loses in some. All are from two cores.
+Commit 294c2516 has the scripts of all these measurements. Memoire loses some of them. All ran on two cores.
 
 {once}"""
 
 CONTESTS = """
 ## How long until a task is learned
 
-Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) says what each side
-is."""
+Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) describes the
+sides."""
 
 
 if __name__ == "__main__":

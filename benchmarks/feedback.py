@@ -164,16 +164,16 @@ class Cluster:
 
 # Comparisons
 
-WORDS = f"""What became of TD errors, in percent of those that were given: what a learner gives, a server settles or
-keeps. *batches*: of the learner, a second. *held*: applied or superseded, of those whose entry was held when they were
-given. *in time*: of all that were given, those that were acknowledged within {LIMIT:g} s of their arrival; superseded,
-lost and waiting ones are not. Of all draws, 3 to 18 % were of an entry whose TD error was waiting, with episodes none:
-`benchmarks/feedback.py` of commit 294c2516 looked at that.
+WORDS = f"""Outcomes of TD errors, in percent of all that the learner gave. *batches*: rate of the learner. *held*:
+share of applied or superseded TD errors, of those whose entry was held when they were given. *in time*: share of all TD
+errors that were acknowledged within {LIMIT:g} s of their arrival; superseded, lost and waiting TD errors do not count.
+Of all draws, 3 to 18 % were of an entry whose TD error was waiting; with episodes, 0 %. `benchmarks/feedback.py` of
+commit 294c2516 measured these shares.
 
-What accounting for TD errors costs was measured beside commit 080c453e, which does not, in turns of one run: batches a
-second in the worst cluster (far, W2, 1 actor) 0.93 of its (0.90 to 0.95; wanted: 0.95), in the eleven others 0.94 to
-1.34. That commit loses 92 % or more of the TD errors of one actor of W1. `benchmarks/feedback.py` of
-commit d3390ce1 printed these.
+The cost of accounting for TD errors was measured in turns of one run beside commit 080c453e, which has none. Batches
+a second in the worst cluster (far, W2, 1 actor) were 0.93 of that commit's (0.90 to 0.95; wanted: 0.95), in
+the eleven others 0.94 to 1.34. That commit loses 92 % or more of the TD errors of one actor of W1.
+`benchmarks/feedback.py` of commit d3390ce1 printed these figures.
 """
 HEAD = head("cluster", "batches", "given", *OUTCOMES, "held", "in time")
 

@@ -23,15 +23,15 @@ PEER_TIMEOUT = 90.0
 """Seconds in which a peer has to start, or to take a turn; a slower peer is left out."""
 FACTS = f"""The network has {INPUTS} inputs, two layers of 64, and {OUTPUTS} outputs. All compute it in NumPy,
 TorchRL in torch. {CLIENTS} processes ask for one row each, again and again, as actors with one
-environment do. *Rows* counts those that all of them got, *latency* is the median time of one of them.
-The *round trip* has one client, and an idle node beside plain sockets: a DEALER and a ROUTER that echo
-as many bytes. Either side has a core of its own, as on two machines. In the row *wherever the system
+environment do. *Rows* counts the rows that all processes received, *latency* is the median time of a row.
+The *round trip* has one client and an idle node, beside plain sockets: a DEALER and a ROUTER that echo
+as many bytes. Client and node have a core each, as on two machines. In the row *wherever the system
 puts them*, plain sockets take a half of the time or all of it: all four threads may share a core.
-The rows of plain sockets with {CLIENTS} processes are the bound of what is sent: nothing is computed
-or checked there. TorchRL's clients write a row to shared memory on the same machine, for which no
-thread has to send or receive. Eight processes share the cores' caches, so that a request pays for all
-code that it runs through, many times what the same code takes in a loop. Smaller batches
-(`max_batch`), Unix sockets (ipc) and no wait for others (`max_wait=0`) were tried, and made little
+The rows of plain sockets with {CLIENTS} processes are the upper bound of transport: plain sockets compute
+and check nothing. TorchRL's clients write a row to shared memory on the same machine, so that no
+thread has to send or receive. Eight processes share the cores' caches, so that the code of
+a request takes many times longer than in a loop. Smaller batches
+(`max_batch`), Unix sockets (ipc) and no wait for further requests (`max_wait=0`) made little
 difference."""
 COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
     {"obs": (np.float32, (INPUTS,))},

@@ -21,7 +21,7 @@ from typing import Any
 
 from aims import read
 from aims import write as write_aims
-from peers import NAMES, PATIENCE, Company, PeerUnavailable
+from peers import ANSWER_TIMEOUT, NAMES, Company, PeerUnavailable
 from peers.tasks import clock, from_the_first
 
 Side = Callable[[], object]
@@ -64,7 +64,7 @@ class Result:
 
 @dataclass
 class Report:
-    """Rows of one benchmark, printed at once; written as a page, a plot and figures at the end."""
+    """Rows of one benchmark, printed as soon as they are measured; written as a page, a plot and figures at the end."""
 
     question: str
     facts: list[str]
@@ -81,7 +81,7 @@ class Report:
 
     @classmethod
     def begin(
-        cls, question: str, *facts: str, better: str = "faster", peers: bool = False, patience: float = PATIENCE
+        cls, question: str, *facts: str, better: str = "faster", peers: bool = False, patience: float = ANSWER_TIMEOUT
     ) -> "Report":
         """Parse the command line, print the head of the table, and return the empty report.
 

@@ -25,8 +25,8 @@ COUNT, PEER_COUNT = 240, 24
 PEER_TIMEOUT = 60.0
 """Seconds in which the peer has to start, or to take a turn."""
 FACTS = f"""Entries have an observation of 64 float32, an action of 8, a reward, the action's log probability, and
-how the episode ended. Each actor has {ENVS} environments, which are made up. Reverb has a trajectory writer for each
-of them, an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
+how the episode ended. Each actor has {ENVS} artificial environments. Reverb has a trajectory writer for each
+environment, an item for each fragment, and a data set that draws batches of {TAKEN // LENGTH} fragments."""
 
 
 def record(pipe: Connection, endpoint: str, rank: int) -> None:

@@ -331,9 +331,9 @@ def main() -> None:
 
 
 FOLLOWS = """\
-[../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
-the time it took: what is left of the machine's cores was the actors' or the readers'."""
-COSTS = "## Costs\n\nWhat a message costs and what a byte costs are the line through the points above."
+[../scaling.md](../scaling.md) has the conclusions. *cores of the nodes* is the processor time of servers and proxies
+divided by the elapsed time; actors and readers used the rest of the machine's cores."""
+COSTS = "## Costs\n\nThe costs of a message and of a byte are the coefficients of a line through the points above."
 
 
 if __name__ == "__main__":

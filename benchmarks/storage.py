@@ -141,8 +141,8 @@ FAR_HEAD = head("workload", "caches, bytes per sample", "episodes, bytes per sam
 COUNTED = """\
 Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so
 that compression cannot help. Episodes have 1000 steps; the actor's memory was full before counting began.
-[choose.md](../choose.md) says what follows."""
-FAR = "A learner far away (`Reader`) moves these bytes for each sample on top, in both ways:"
+[choose.md](../choose.md) has the conclusions."""
+FAR = "A remote learner (`Reader`) adds these bytes for each sample, with either storage:"
 
 
 def row(workload: str, rate: float, caches: float, episodes: float) -> str:

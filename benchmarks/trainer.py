@@ -25,14 +25,14 @@ BOUND = 60.0
 """Seconds within which a trainer has to resume."""
 FACTS = f"""Samples are a drone's: four numbers, an action of two, a reward, and whether the episode is over.
 
-*Batches* come out of two memories with the same {SAMPLES} samples, to each of which belong the last {ACTIONS} actions,
-which are left out on the way and rebuilt. Batches have {BATCH} samples, as arrays of NumPy. *Item by item* is the
+*Batches* come out of two memories with the same {SAMPLES} samples, each with the last {ACTIONS} actions,
+which are not sent but rebuilt. Batches have {BATCH} samples, as arrays of NumPy. *Item by item* is the
 memory of TMRL's tutorial: lists of parts, `get_transition` for each item, then one array of each part.
 
-Of the samples of a *checkpoint* one in a hundred is new. The baseline pickles the lists of parts that the memory of
+In a *checkpoint*, one sample in a hundred is new. The baseline pickles the lists of parts that the memory of
 TMRL's tutorial keeps, as TMRL's checkpoints do. *Data* are the arrays of all samples, without anything beside them. A
-trainer goes on when its memory has all samples again, by its own `append`; its peak is beside what that memory takes
-then."""
+trainer resumes when its memory has all samples again, by its own `append`; its peak is compared with the final size of
+that memory."""
 
 
 class ItemByItem(MemoryDataloading):

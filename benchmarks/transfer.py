@@ -40,16 +40,16 @@ SCHEMA: Final = memoire.Schema(
     }
 )
 FACTS: Final = f"""A worker, a server and a trainer are processes of their own. A *sample* is a drone's: an action
-of two numbers, an observation of four, a reward, and whether it is the last of those that are sent together. A turn is
-timed from the order to the worker until the trainer has all of them. An episode of TMRL's tutorial has 100 samples, one
+of two numbers, an observation of four, a reward, and a flag at the last sample of a packet. A turn is timed from the
+order to the worker until the trainer has all samples. An episode of TMRL's tutorial has 100 samples, one
 of its games 1000. *Columns* is what `memoire.rl` sends: arrays for each packet. *Objects* is what `memoire.tmrl` sends,
-as TMRL does: tuples of small arrays, each of which the worker packs and the trainer rebuilds. Memoire's
-trainer asks for {TAKEN} samples at a time. tlspyo is asked for all packets of a turn at once, which is its fastest use:
-TMRL's trainer asks again and again. Its wire is TLS in *encrypted* rows, memoire's is CURVE.
+as TMRL does: tuples of small arrays, each of which the worker packs and the trainer rebuilds. Memoire's trainer asks
+for {TAKEN} samples at a time. The benchmark asks tlspyo for all packets of a turn at once, which is the fastest use:
+TMRL's trainer asks repeatedly. In *encrypted* rows, tlspyo's wire is TLS, and memoire's is CURVE.
 
-A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. *Plain* has
-ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *XXH3* both ends compute it of each model,
-as memoire's publisher, server and workers do."""
+A *model* has 1 MB. Each model is timed until each of {WORKERS} workers, processes of their own, has the model as
+bytes. *Plain* has ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *XXH3* both ends compute this
+checksum of each model, as memoire's publisher, server and workers do."""
 
 
 def keys_of(folder: str | None, role: str) -> Path | None:

@@ -19,8 +19,8 @@ PACE = 0.9 * ACTORS * STEP
 BYTES = 1 << 30
 FACTS = f"""{w2(10_000).described}. A step is a sleep of {STEP * 1000:.0f} ms, for an accelerator that computes.
 Each of {ACTORS} actors, a process of its own, draws a cache of {BATCH} samples and pushes it over TCP every
-{PACE * 1000:.0f} ms, so that what is drawn is new. The ratio is the share of its time for which the learner waited
-inside of `next(batches)`, over stretches of steps: the less the better. *embedded*: the server is in the learner's
+{PACE * 1000:.0f} ms, so that drawn samples are new. The ratio is the share of time that the learner waited in
+`next(batches)`, over stretches of steps: smaller is better. *embedded*: the server is in the learner's
 process. *remote*: it is a process of its own, and batches come over TCP. A remote learner asks for about as
 many samples a second as one [far from its server](farlearner.md) can get on two cores."""
 

@@ -108,7 +108,7 @@ def schema_of(task: Task) -> memoire.Schema:
 
 
 def play(pipe: Connection, client: memoire.Client, task: Task, ring: int) -> None:
-    """Run the turns of an actor: fill its memory of `ring` entries, then record steps in each turn until the pipe has an order."""
+    """Run an actor: fill its memory of `ring` entries, then in each turn record steps until the pipe has an order."""
     rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
     place, info, writer = 0, {}, client.writer(check=False)  # type: int, dict[str, Any], Any
 

@@ -108,7 +108,7 @@ def dqn_act(url: str, number: int, run: Run) -> None:
 
 
 def table_of(env: gym.Env, run: Run) -> memoire.Table:
-    """Return a table of episodes that stores each frame once and limits the samples for each step."""
+    """Return a table of episodes that stores each frame once and fixes the ratio of samples to steps."""
     ratio = BATCH / UPDATE_INTERVAL
     is_uniform = run.options.get("sampler") == "uniform"
     columns = {"obs": memoire.Column(np.uint8, env.observation_space.shape, "state"), "action": np.int64}

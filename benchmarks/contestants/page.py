@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from measure import Spread, cells, family_of, head, plot
 
-from contestants.settings import GAMES, PONG_CAPACITY, SAID, Game
+from contestants.settings import DESCRIPTIONS, GAMES, PONG_CAPACITY, Game
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
@@ -39,23 +39,22 @@ exploration: `benchmarks/contestants/settings.py` has the numbers. A program of 
 count from the start of a program, imports and processes included. Every three seconds a side writes its network. When
 its run is over, one evaluator plays 20 greedy episodes with each network, the same ones for everybody. A run that never
 reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run. "By
-memoire's" is the ratio in each seed: above 1, memoire is faster.
+memoire's" is the ratio for each seed: above 1, memoire is faster.
 
 {sections}
 {sides}
-`make contest PART=A GAME=breakout CONTEST_ARGS="--seeds 5"` adds runs that are missing, and writes this page again;
-`build/contest` has a
-record of each. Next: [curves.md](curves.md) runs the examples that are one file each.
+`make contest PART=A GAME=breakout CONTEST_ARGS="--seeds 5"` adds missing runs and rewrites this page;
+`build/contest` has a record of each run. Next: [curves.md](curves.md) runs the examples that are one file each.
 """
 SIDES = """## What each side is
 
 {lines}
 
-Where a side may choose, it has what is fastest for it here: eight environments in one process for Stable-Baselines3 and
-the plain loop, whose acting is then a small part of their time; one thread for torch, since two wait for each other.
-Of double DQN, memoire and the plain loop have the same update, whose weights are one array. memoire's learner has what
-the target makes of next states computed on a thread of its own (`memoire.prefetch`), while it learns from the batches
-before.
+If a side has a choice, the fastest option on this machine is used: eight environments in one process for
+Stable-Baselines3 and the plain loop, whose acting is then a small part of their time; one thread for torch, since two
+threads wait for each other. For double DQN, memoire and the plain loop share the same update, whose weights are one
+array. memoire's learner computes the target's values of next states on a thread of its own (`memoire.prefetch`), while
+it learns from the previous batches.
 """
 RATES = """## {title}: rates
 
@@ -66,10 +65,10 @@ in which it made updates.
 
 {table}
 
-Median and quartiles. "By memoire's" is what memoire makes a second over what that side makes: above 1, memoire is
-faster. Memory is the most that all processes of a side have at a time; what several share counts once. How well a side
-plays is not looked at. memoire's actors send each frame once, in pieces of episodes, and stacks are made where they
-are drawn. The first three steps of a piece are not drawn: they lack a whole stack.
+Median and quartiles. "By memoire's" is memoire's updates a second divided by the side's: above 1, memoire is faster.
+Memory is the maximum of all processes of a side together; shared memory counts once. The quality of play is not
+measured. memoire's actors send each frame once, in pieces of episodes, and the server stacks frames when drawing. The
+first three steps of a piece are not drawn: they lack a whole stack.
 
 ![Steps over seconds: median and quartiles of each side](contest-{name}.svg)
 
@@ -313,7 +312,10 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
         if runs:
             draw(records, name, game, folder / f"contest-{name}.svg")
             facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": limits(runs)}
-            facts |= {"settings": SAID.get(name, SAID[game.algorithm]), "versions": runs[0].facts.get("packages", "")}
+            facts |= {
+                "settings": DESCRIPTIONS.get(name, DESCRIPTIONS[game.algorithm]),
+                "versions": runs[0].facts.get("packages", ""),
+            }
             parts = {"table": table(records, name, game), "waiting": waiting(of(records, name, "memoire"))}
             form = RATES if game.score is None else SECTION
             sections.append(form.format(title=game.title, score=game.score, name=name, **facts, **parts))

@@ -89,7 +89,7 @@ PONG = (
     + " A step is four of the emulator's frames, the brighter of the last two, 84 x 84 bytes; an observation has the "
     "newest four."
 )
-SAID = {
+DESCRIPTIONS = {
     "dqn": double_dqn("16 filters of 3 x 3 and 128 units", FIRST_UPDATE, CAPACITY),
     "pong": PONG,
     "pong_gpu": PONG

@@ -19,7 +19,7 @@ ROOT = Path(os.environ.get("MEMOIRE_PEERS", HERE.parent.parent / "build" / "peer
 NAMES = {"cpprb": "cpprb", "sb3": "Stable-Baselines3", "torchrl": "TorchRL", "reverb": "Reverb", "ray": "Ray",
          "tlspyo": "tlspyo", "torchrl_ray": "TorchRL over Ray"}  # fmt: skip
 """Title of each peer in tables, by its name in --peers."""
-PATIENCE = 300.0
+ANSWER_TIMEOUT = 300.0
 """Seconds that a peer has for an answer, such as filling a memory or taking a turn."""
 
 
@@ -34,7 +34,7 @@ class PeerUnavailable(RuntimeError):
 class Peer:
     """Process in a peer's environment, which creates sides by name and runs their turns."""
 
-    def __init__(self, name: str, patience: float = PATIENCE) -> None:
+    def __init__(self, name: str, patience: float = ANSWER_TIMEOUT) -> None:
         self.name, self._patience = name, patience
         environment, self.version = environment_of(name)
         self.log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
@@ -141,7 +141,7 @@ def environment_of(name: str) -> tuple[Path, str]:
 class Company:
     """Peers of a benchmark, each started at its first use; unavailable peers are printed and reported on the page."""
 
-    def __init__(self, wanted: str, patience: float = PATIENCE) -> None:
+    def __init__(self, wanted: str, patience: float = ANSWER_TIMEOUT) -> None:
         self._patience = patience
         self.names = [] if wanted == "none" else wanted.split(",")
         if unknown := set(self.names) - set(NAMES):
