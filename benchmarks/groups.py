@@ -169,10 +169,12 @@ def peer(path: str, rounds: int) -> None:
             theirs[way].append(rate)
             firsts.append(first_group)
         medians = {way: statistics.median(rates) for way, rates in theirs.items()}
-        mine, best = statistics.median(ours), max(medians.values())
+        memoire_rate, best = statistics.median(ours), max(medians.values())
         text = ", ".join(f"{way} {rate:,.0f}" for way, rate in medians.items())
-        print(f"{prompts} prompts, {groups} groups a request: memoire {mine:,.0f} answers/s, TransferQueue {text}")
-        print(f"{mine / best:.1f} times its best", flush=True)
+        print(
+            f"{prompts} prompts, {groups} groups a request: memoire {memoire_rate:,.0f} answers/s, TransferQueue {text}"
+        )
+        print(f"{memoire_rate / best:.1f} times its best", flush=True)
     print(f"first group of TransferQueue after {min(firsts):.1f} to {max(firsts):.1f} s, Ray's start included")
 
 

@@ -296,8 +296,8 @@ def compared(costs: plan.NodeCosts) -> str:
     """Return a table of the measured costs, beside the costs with which `memoire plan` calculates."""
     rows = [head("", "measured now", "in `memoire plan`")]
     of_each = zip(plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True)
-    for (what, unit, scale), now, there in of_each:
-        rows.append(cells(what, f"{now * scale:.3g} {unit}", f"{there * scale:.3g} {unit}"))
+    for (what, unit, scale), measured, planned in of_each:
+        rows.append(cells(what, f"{measured * scale:.3g} {unit}", f"{planned * scale:.3g} {unit}"))
     return "\n".join(rows)
 
 

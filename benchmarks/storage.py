@@ -39,11 +39,11 @@ class Meter:
     def accept(self) -> None:
         with suppress(OSError):
             while True:
-                here, _ = self.open[0].accept()
-                there = socket.create_connection(("127.0.0.1", self.behind))
-                self.open += [here, there]
-                self.start(self.carry, here, there)
-                self.start(self.carry, there, here)
+                client, _ = self.open[0].accept()
+                server = socket.create_connection(("127.0.0.1", self.behind))
+                self.open += [client, server]
+                self.start(self.carry, client, server)
+                self.start(self.carry, server, client)
 
     def carry(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):

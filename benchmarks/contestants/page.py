@@ -31,15 +31,15 @@ HEAD = head(
 RATES_HEAD = head("side", "steps a second", "updates a second", "by memoire's", "memory, MiB", "steps in it")
 PAGE = """# benchmarks/contest.py
 
-How many seconds until a task is learned, with memoire and with what one would use instead, on the same machine?
+Seconds until a task is learned, with memoire, with other libraries and with a plain loop, on the same machine.
 
 Sides take turns, one run at a time, each in an environment of its own with the same Gymnasium, MuJoCo, MinAtar and
 torch ({versions}). All have the same network, optimiser, ratio of updates to steps, rule for targets and schedule of
-exploration: `benchmarks/contestants/settings.py` has the numbers. A program of that folder is all of a side. Seconds
+exploration: `benchmarks/contestants/settings.py` has the numbers. Each side is one program of that folder. Seconds
 count from the start of a program, imports and processes included. Every three seconds a side writes its network. When
-its run is over, one evaluator plays 20 greedy episodes with each network, the same ones for everybody. A run that never
-reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run. "By
-memoire's" is the ratio for each seed: above 1, memoire is faster.
+its run is over, one evaluator plays 20 greedy episodes with each network, the same episodes for all sides. A run that
+never reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run.
+"By memoire's" is the ratio for each seed: above 1, memoire is faster.
 
 {sections}
 {sides}

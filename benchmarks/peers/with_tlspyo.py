@@ -87,9 +87,9 @@ def follow(pipe, *where):
 
 def started(target, *args):
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    spawn.Process(target=target, args=(there, *args)).start()
-    return here
+    ours, theirs = spawn.Pipe()
+    spawn.Process(target=target, args=(theirs, *args)).start()
+    return ours
 
 
 class Side:

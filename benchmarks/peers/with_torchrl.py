@@ -133,9 +133,9 @@ def pipes_of(count):
     ).start()
     pipes = []
     for client in server.clients(count):
-        here, there = context.Pipe()
-        context.Process(target=ask, args=(there, client), daemon=True).start()
-        pipes.append(here)
+        ours, theirs = context.Pipe()
+        context.Process(target=ask, args=(theirs, client), daemon=True).start()
+        pipes.append(ours)
     for pipe in pipes:
         pipe.recv()
     return server, pipes
