@@ -1,4 +1,4 @@
-"""Which aims of speed are reached? Renders docs/benchmarks/README.md from the figures that benchmarks wrote there."""
+"""Table of the aims of speed and of the measured ratios: renders docs/benchmarks/README.md from the figures there."""
 
 import json
 import tomllib
@@ -13,16 +13,16 @@ PAGES = HERE.parent / "docs" / "benchmarks"
 
 @dataclass(frozen=True)
 class Aim:
-    """A row: what is measured against what, and the bound of the ratio's median."""
+    """Row of aims.toml: a measured operation, its baseline, and the bound of the ratio's median."""
 
     what: str
     against: str
     shown_by: str
-    """The benchmark, and so the page, that shows it."""
+    """Name of the benchmark, and so of the page, that shows the ratio."""
     least: float | None = None
     most: float | None = None
     bounded_by: str = ""
-    """What stands in the way where it is not reached."""
+    """Reason that the page gives if the aim is not reached."""
 
     def __str__(self) -> str:
         return f"{self.least:g}" if self.least is not None else f"at most {self.most:g}"
@@ -37,32 +37,32 @@ def loaded() -> dict[str, Any]:
 
 
 def read() -> dict[str, Aim]:
-    """The rows by their keys, in their order."""
+    """Return the rows of aims.toml by key, in the order of the file."""
     return {key: Aim(**row) for key, row in loaded().items() if key != "once"}
 
 
 def measured(folder: Path) -> dict[str, list[float]]:
-    """By the row's key the quartiles that the benchmark of that row wrote."""
-    found: dict[str, list[float]] = {}
+    """Map the key of each measured row to the quartiles that its benchmark wrote."""
+    quartiles: dict[str, list[float]] = {}
     for key, aim in read().items():
         path = folder / f"{aim.shown_by}.json"
         if path.exists():
             figures = json.loads(path.read_text(encoding="utf-8"))["aims"]
             if key in figures:
-                found[key] = figures[key]
-    return found
+                quartiles[key] = figures[key]
+    return quartiles
 
 
 def render(folder: Path = PAGES) -> str:
-    """The page: a row for each aim, and below them what bounds those that are not reached."""
-    found, rows, bounds = measured(folder), [], []
+    """Return the page: a row for each aim, then the reason for each aim that is not reached."""
+    quartiles, rows, bounds = measured(folder), [], []
     for key, aim in read().items():
-        low, middle, high = found.get(key, [float("nan")] * 3)
-        reached = "not measured" if key not in found else "yes" if aim.is_reached(middle) else "**no**"
-        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in found else ""
+        low, middle, high = quartiles.get(key, [float("nan")] * 3)
+        reached = "not measured" if key not in quartiles else "yes" if aim.is_reached(middle) else "**no**"
+        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in quartiles else ""
         page = f"[{aim.shown_by}]({aim.shown_by}.md)" if (folder / f"{aim.shown_by}.md").exists() else aim.shown_by
         rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure} | {reached} | {page} |")
-        if key in found and not aim.is_reached(middle) and aim.bounded_by:
+        if key in quartiles and not aim.is_reached(middle) and aim.bounded_by:
             bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
     heading = "\n## What bounds those that are not reached\n\n" if bounds else ""
     parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + "\n".join(bounds)}
@@ -71,7 +71,7 @@ def render(folder: Path = PAGES) -> str:
 
 
 def contests(folder: Path) -> str:
-    """The pictures of contest.py that there are: what everybody has learned after so many seconds."""
+    """Return the section with the existing plots of contest.py: return of each side over seconds, or steps."""
     pictures = sorted(folder.glob("contest-*.svg"))
     lines = [f"![Return over seconds, or steps, of each side]({path.name})" for path in pictures]
     return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
@@ -83,10 +83,10 @@ def write(folder: Path = PAGES) -> None:
 
 PAGE = """# What was aimed at, and what was measured
 
-Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; where the aim is "at
+Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; if the aim is "at
 most", smaller is better. Ratios and shares hardly depend on the machine; the rates, on the pages of each benchmark, do.
 W1: states of 64 float32, actions of 8, n-step 1. W2: frames of 84 x 84 uint8, stack 4, n-step 3; a sample is both
-stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its rows are in `benchmarks/aims.toml`.
+stacks, 56 kB. `make bench` and `make bench-peers` rewrite this page; its rows are in `benchmarks/aims.toml`.
 
 | what | against | aim | measured | reached | shown by |
 | --- | --- | ---: | --- | --- | --- |
@@ -95,25 +95,30 @@ stacks, 56 kB. `make bench` and `make bench-peers` write this page anew; its row
 
 ## What was tried and left out
 
-Each was built and timed beside what is there, and was no faster, or slower: streaming stores where batches are gathered
-and where caches below 1 MiB are copied (above, they stay); gathering what was drawn in the order of its rows; larger
-socket buffers than the system makes by itself; a single arena of the C library; choosing a tree's child by halves; a
-rest of 0.2 ms for the thread that takes caches in, so that it is woken once for several of them. Past
-the processor's caches, what is gathered, summed up and copied goes at the speed of memory. A second thread for a large
-batch was not built: a learner's batches come ahead on a thread of their own ([waiting](waiting.md)), and in a server it
-would take the core of those who bring the next ones.
+Each of these was built, timed beside the present code, and was slower or no faster:
+
+* streaming stores for gathering batches and for copying caches below 1 MiB (larger caches use them)
+* gathering drawn samples in the order of their rows
+* socket buffers larger than the system's default
+* a single arena of the C library
+* choosing a tree's child by halves
+* a pause of 0.2 ms for the thread that receives caches, so that it wakes once for several caches
+
+Beyond the processor's caches, the speed of memory bounds gathering, checksums and copying. A second thread for a large
+batch was not built: a thread of its own prefetches a learner's batches ([waiting](waiting.md)), and in a server
+a second thread would take a core from the intake of the next caches.
 
 ## What was measured once
 
-Their scripts are in the history: commit 294c2516 has all of them. Memoire loses in some. All are from two cores.
+Commit 294c2516 has the scripts of all these measurements. Memoire loses some of them. All ran on two cores.
 
 {once}"""
 
 CONTESTS = """
 ## How long until a task is learned
 
-Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) says what each side
-is."""
+Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) describes the
+sides."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How many updates does learning take on the blind cliffwalk, drawn uniformly, greedily, by rank and in proportion?
+"""Updates that learning takes on the blind cliffwalk with uniform, greedy, rank-based and proportional draws.
 
-The toy problem of Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.1 and appendix B.1: n states in a
-row, two actions in each; one goes on, the other ends the episode with nothing, and only the last state's right action
-pays 1. The memory holds every sequence of actions there is, so that one entry in 2 ** n carries news at first. Tabular
-Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
+The toy problem of Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.1 and appendix B.1. There are n
+states in a row, with two actions in each. One action goes on, the other ends the episode without a reward, and only the
+last state's right action pays 1. The memory holds all sequences of actions, and only one of its entries has a
+reward. Tabular Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
 """
 
 import statistics
@@ -29,7 +29,7 @@ SCHEMA = Schema({"state": (np.int8, ()), "action": np.int8, "reward": np.float32
 
 
 def walk(length: int) -> list[tuple[int, int, float, bool]]:
-    """Every transition of every sequence of actions: (state, action, reward, is the last of its episode)."""
+    """Return the transitions of all sequences of actions: (state, action, reward, is the last of its episode)."""
     steps = []
     for sequence in range(1 << length):
         for state in range(length):
@@ -43,7 +43,7 @@ def walk(length: int) -> list[tuple[int, int, float, bool]]:
 
 
 def truth(length: int) -> np.ndarray:
-    """The values that Q-learning ends in, [length, 2]."""
+    """Return the values to which Q-learning converges, [length, 2]."""
     values = np.zeros((length, 2))
     for state in range(length):
         values[state, state & 1] = (1.0 - 1.0 / length) ** (length - 1 - state)
@@ -51,7 +51,7 @@ def truth(length: int) -> np.ndarray:
 
 
 def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
-    """How many entries are replayed before the values are right; MAX_UPDATES where they never are."""
+    """Return the entries replayed until the values are right, or MAX_UPDATES if they never are."""
     rng = np.random.default_rng(seed)
     transitions = walk(length)
     memory = Memory(SCHEMA, len(transitions), Parameters().replace(**sampler.fields(), start="repeat"), seed=seed)
@@ -78,32 +78,32 @@ def updates_to_learn(length: int, sampler: Sampler, seed: int) -> int:
 
 
 def measure(lengths: list[int], seeds: int, tell: Callable[[str], None]) -> dict[str, dict[int, list[int]]]:
-    """Updates of each sampler at each length, one for each seed."""
-    found: dict[str, dict[int, list[int]]] = {name: {} for name in SAMPLERS}
+    """Return the updates of each sampler at each length, one count for each seed."""
+    counts: dict[str, dict[int, list[int]]] = {name: {} for name in SAMPLERS}
     for length in lengths:
         for name, sampler in SAMPLERS.items():
-            found[name][length] = [updates_to_learn(length, sampler, seed) for seed in range(seeds)]
-        medians = "   ".join(f"{name} {statistics.median(found[name][length]):9.0f}" for name in SAMPLERS)
+            counts[name][length] = [updates_to_learn(length, sampler, seed) for seed in range(seeds)]
+        medians = "   ".join(f"{name} {statistics.median(counts[name][length]):9.0f}" for name in SAMPLERS)
         tell(f"{length:2d} states, {len(walk(length)):6d} entries   {medians}")
-    return found
+    return counts
 
 
 def main() -> None:
-    given = arguments(__doc__, longest=16, seeds=5)
+    args = arguments(__doc__, longest=16, seeds=5)
     lines: list[str] = []
-    found = measure(list(range(2, given.longest + 1)), given.seeds, lines.append)
+    counts = measure(list(range(2, args.longest + 1)), args.seeds, lines.append)
     print(*lines, sep="\n")
-    if given.write:
+    if args.write:
         rows = "\n".join(f"    {line}" for line in lines)
-        shown = f"Medians of {given.seeds} seeds, updates until the values are right:"
-        write_page(given.write, "cliffwalk", __doc__, shown, rows, "![curves](cliffwalk.svg)")
-        draw(found, Path(given.write, "cliffwalk.svg"))
+        shown = f"Medians of {args.seeds} seeds, updates until the values are right:"
+        write_page(args.write, "cliffwalk", __doc__, shown, rows, "![curves](cliffwalk.svg)")
+        draw(counts, Path(args.write, "cliffwalk.svg"))
 
 
-def draw(found: dict[str, dict[int, list[int]]], path: Path) -> None:
-    """The curves on double logarithmic axes, medians over the range of all seeds."""
+def draw(counts: dict[str, dict[int, list[int]]], path: Path) -> None:
+    """Draw the curves on double logarithmic axes: medians, over a band of the range of all seeds."""
     with plot(path, 7, 4.5) as axes:
-        for name, by_length in found.items():
+        for name, by_length in counts.items():
             sizes, updates = [len(walk(length)) for length in by_length], list(by_length.values())
             middles = [statistics.median(each) for each in updates]
             (curve,) = axes.loglog(sizes, middles, marker="o", markersize=3, label=name)

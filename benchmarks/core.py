@@ -1,6 +1,6 @@
-"""Do caches keep up with plain NumPy copying the same bytes, in one process and one thread?
+"""Caches beside plain NumPy that copies the same bytes, in one process and one thread.
 
-What an actor's and a learner's own memory do is in learner.py, beside NumPy and beside every peer.
+learner.py measures the own memory of an actor and of a learner, beside NumPy and beside every peer.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ def ring_of(workload: Workload) -> NumpyRing:
 
 
 class Drawn:
-    """Batches of samples that are used once: the pool is filled again before each turn, which is not timed."""
+    """Side that draws batches of samples that are used once. Refilling the pool before each turn is not timed."""
 
     def __init__(self, workload: Workload, out: dict[str, np.ndarray] | None = None) -> None:
         self.workload = workload
         self.out = out
         self.most = workload.held
-        """Batches until the pool is empty."""
+        """Number of batches until the pool is empty."""
 
     def prepare(self) -> None:
         self.pool = pool_of(self.workload, reuse=False)
@@ -45,16 +45,16 @@ def copying(data: np.ndarray) -> Side:
 
 
 def out_of(workload: Workload) -> dict[str, np.ndarray]:
-    """The arrays of a batch, as `out=` takes them."""
-    made = pool_of(workload, reuse=True).get(BATCH).gathered
+    """Return the arrays of a batch, in the form of the argument `out`."""
+    batch = pool_of(workload, reuse=True).get(BATCH).gathered
     states = workload.schema.states
-    sides = (("", made.prev), ("next_", made.next))
+    sides = (("", batch.prev), ("next_", batch.next))
     rows = {before + name: (name, array) for before, side in sides for name, array in side.items() if name != "reward"}
-    return {key: made.unstacked(array) if name in states else array for key, (name, array) in rows.items()}
+    return {key: batch.unstacked(array) if name in states else array for key, (name, array) in rows.items()}
 
 
 def of_workload(workload: Workload) -> Iterator[tuple[str, Side, str]]:
-    """A row for each thing that is done with caches: its name, memoire's side, and the baseline."""
+    """Yield a row for each operation on caches: its name, memoire's side, and the baseline."""
     yield "get_batch of 256 from held caches", Drawn(workload), GATHER
     yield "the same with out=", Drawn(workload, out_of(workload)), TAKE
     yield "the same with reuse_cache", partial(pool_of(workload, reuse=True).get, BATCH), GATHER

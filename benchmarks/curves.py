@@ -1,7 +1,7 @@
-"""Do the examples that are one file each reach their goal, whatever the seed?
+"""Learning curves of the single-file examples, and the number of seeds that reach the goal.
 
-Each example is a program as a user runs it, with seeds 0 to 4, one after the other. It ends once the mean return of
-its last episodes reaches the goal. Torch is needed: PYTHONPATH=build/torch after `make setup-torch`.
+Each example runs as a program, as a user runs it, with seeds 0 to 4, one run after another. A run ends when the mean
+return of its last episodes reaches the goal. Torch is needed: PYTHONPATH=build/torch after `make setup-torch`.
 """
 
 import re
@@ -20,12 +20,12 @@ from measure import arguments, cells, head, plot, write_page
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "learning"
 SEEDS = range(5)
 MAX_SECONDS = 600.0
-"""Of one run: an example that takes longer has failed."""
+"""Limit of one run in seconds: an example that takes longer has failed."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A program, its task, and the mean return of the last episodes, `window` of them, that ends it."""
+    """Example program, its task, and its goal: the mean return of the last `window` episodes that ends a run."""
 
     name: str
     task: str
@@ -43,7 +43,7 @@ TASKS = (
 
 
 class Run(NamedTuple):
-    """One run of an example: its seconds, the mean return of its last episodes, and steps and that mean until then."""
+    """Run of an example: its seconds, the mean return of its last episodes, and the curve of (steps, that mean)."""
 
     seconds: float
     mean: float
@@ -51,21 +51,21 @@ class Run(NamedTuple):
 
 
 def run(example: Example, seed: int) -> Run:
-    """Run it. Raises CalledProcessError or TimeoutExpired if it fails."""
+    """Run an example with a seed. Raise CalledProcessError or TimeoutExpired if the run fails."""
     with tempfile.TemporaryDirectory() as folder:
         file, began = Path(folder, "curve.csv"), time.monotonic()
         command = [sys.executable, EXAMPLES / f"{example.name}.py", "--seed", str(seed), "--curve", file]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=MAX_SECONDS).stdout
+        output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=MAX_SECONDS).stdout
         seconds, rows = time.monotonic() - began, [line.split(",") for line in file.read_text().splitlines()]
-    found = re.search(r"mean return of the last \d+ \w+: (\S+)", said)
-    assert found is not None, said
+    match = re.search(r"mean return of the last \d+ \w+: (\S+)", output)
+    assert match is not None, output
     returns, window = [float(returned) for _, returned in rows], example.window
     means = [sum(returns[last - window : last]) / window for last in range(window, len(rows) + 1)]
-    return Run(seconds, float(found[1]), list(zip([int(step) for step, _ in rows[window - 1 :]], means, strict=True)))
+    return Run(seconds, float(match[1]), list(zip([int(step) for step, _ in rows[window - 1 :]], means, strict=True)))
 
 
 def row(example: Example, runs: list[Run]) -> str:
-    """A line of the table."""
+    """Return the example's line of the table."""
     reached = f"{sum(each.mean >= example.goal for each in runs)} of {len(runs)}"
     link = f"[{example.name}.py](../../examples/learning/{example.name}.py)"
     steps, seconds = spread([each.curve[-1][0] for each in runs]), spread([each.seconds for each in runs])
@@ -73,20 +73,20 @@ def row(example: Example, runs: list[Run]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, least and most."""
+    """Return the median, the minimum and the maximum as text."""
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
 HEAD = head("example", "task", "goal", "seeds that reach it", "steps until then, median (all)", "seconds", left=2)
 NOTES = """\
-The machine is that of the newest rows: `--only NAME` measures one example, and leaves other rows as they are.
+The machine is that of the newest rows: `--only NAME` measures one example and keeps the rows of the others.
 
 A curve is the mean return of the last episodes, 20 of them, 40 of R2D2, or 50 of PPO, a line for each seed. The dashed
 line is the goal."""
 
 
 def draw(example: Example, runs: list[Run], path: Path) -> None:
-    """A plot with a line for each seed."""
+    """Draw a plot with a line for each seed."""
     with plot(path, 4, 3.2) as axes:
         for each in runs:
             thinned = each.curve[:: max(1, len(each.curve) // 150)]
@@ -95,12 +95,12 @@ def draw(example: Example, runs: list[Run], path: Path) -> None:
         axes.set(title=f"{example.name}.py: {example.task}", xlabel="steps")
 
 
-def write(folder: Path, found: dict[Example, list[Run]]) -> None:
-    """Write the page and the plots; what the page says of examples that were not run stays."""
+def write(folder: Path, results: dict[Example, list[Run]]) -> None:
+    """Write the page and the plots; keep the page's rows of examples that were not run."""
     page = folder / "curves.md"
     former = page.read_text(encoding="utf-8") if page.exists() else ""
     lines = {line[2]: line[1] for line in re.finditer(r"(?m)^(\| \[(\w+)\.py\].*)$", former)}
-    for example, runs in found.items():
+    for example, runs in results.items():
         lines[example.name] = row(example, runs)
         draw(example, runs, folder / f"curves_{example.name}.svg")
     table = "\n".join([HEAD, *(lines[each.name] for each in TASKS if each.name in lines)])
@@ -109,16 +109,16 @@ def write(folder: Path, found: dict[Example, list[Run]]) -> None:
 
 
 def main() -> int:
-    given = arguments(__doc__)
-    found: dict[Example, list[Run]] = {}
+    args = arguments(__doc__)
+    results: dict[Example, list[Run]] = {}
     print(HEAD, flush=True)
     for example in TASKS:
-        if given.only in ("", example.name):
-            found[example] = [run(example, seed) for seed in SEEDS]
-            print(row(example, found[example]), flush=True)
-    if given.write:
-        write(Path(given.write), found)
-    return 0 if all(each.mean >= example.goal for example, runs in found.items() for each in runs) else 1
+        if args.only in ("", example.name):
+            results[example] = [run(example, seed) for seed in SEEDS]
+            print(row(example, results[example]), flush=True)
+    if args.write:
+        write(Path(args.write), results)
+    return 0 if all(each.mean >= example.goal for example, runs in results.items() for each in runs) else 1
 
 
 if __name__ == "__main__":

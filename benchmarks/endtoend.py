@@ -1,12 +1,12 @@
-"""How many samples a second reach a learner, all included, beside Reverb over TCP and cpprb in shared memory?
+"""Samples a second that reach a learner, end to end, beside Reverb over TCP and cpprb in shared memory.
 
 Actors, in processes of their own, insert steps as fast as they may; the learner draws a batch of 256 for each 256
-steps: a step is drawn once on average. Everybody's server is in the learner's process; all share the machine.
+steps: a step is drawn once on average. The server of each side is in the learner's process; all share the machine.
 
 * memoire: actors insert episodes of 256 steps and push a cache for each over TCP; the learner calls `get_batch`.
-* Reverb: a structured writer over gRPC, a queue that limits what is ahead, each item drawn once by a data set.
-* cpprb: its Ape-X form for several processes on one machine; actors insert blocks of 256 steps, nothing is sent.
-* plain ZeroMQ: PUSH and PULL over TCP, messages of as many distinct bytes; nobody draws and nobody looks.
+* Reverb: a structured writer over gRPC, a queue that limits undrawn items; a data set draws each item once.
+* cpprb: its Ape-X form for several processes on one machine; actors insert blocks of 256 steps into shared memory.
+* plain ZeroMQ: PUSH and PULL over TCP, messages of as many distinct bytes; no draws, no checks.
 """
 
 import os
@@ -30,7 +30,7 @@ RAW = "plain ZeroMQ, PULL of as many bytes"
 
 
 def act(pipe: Connection, endpoint: str, task: Task, rank: int) -> None:
-    """An actor: an episode of 256 steps, a cache; as often as it is told."""
+    """Run an actor: for each count from the pipe, record so many episodes of 256 steps and push a cache for each."""
     block = task.frames[:BATCH], task.actions[:BATCH], task.rewards[:BATCH]
     with memoire.connect(endpoint, seed=rank, capacity=task.ring, on_full="block", timeout=60) as client:
         memory = client.memory
@@ -52,7 +52,7 @@ def act(pipe: Connection, endpoint: str, task: Task, rank: int) -> None:
 
 
 def cost(what: str, side: Any) -> str:
-    """A row: what a batch costs the learner's process and the actors, in CPU time, which no other process disturbs."""
+    """Return a row: the CPU time of a batch in the learner's process and in the actors."""
     parent = side.peer.process.pid if isinstance(side, RemoteSide) else os.getpid()
     process = side.receiver.pid if isinstance(side, wire.Raw) else parent
 
@@ -67,15 +67,15 @@ def cost(what: str, side: Any) -> str:
 
 
 COSTS: list[str] = []
-COST = """What 256 samples cost, in microseconds of CPU time, which other processes hardly disturb; with cores
-enough the dearer of the two bounds the rate:
+COST = """CPU time of 256 samples in microseconds, which other processes hardly disturb. With enough cores the larger of
+the two bounds the rate:
 
 | who | all actors | the learner's process, with the server |
 | --- | ---: | ---: |"""
 
 
 def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int) -> None:
-    """The row of a task and so many actors."""
+    """Add the rows of a task with so many actors."""
     server = server_of(task, "caches", byte_limit=wire.UNDRAWN_BYTES)
     ours = Embedded(server, partial(server.get_batch, BATCH, timeout=60), count, act, actors, task)
     raw = wire.Raw(int(ours.children[0].first_answer), count, actors)
@@ -83,7 +83,7 @@ def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int)
     slow = max(2 * actors, count // 8 // actors * actors)
     theirs: dict[str, Side] = {
         RAW: raw,
-        **report.company.sides({"reverb": make}, most=slow),  # whose turns would take most of the time
+        **report.company.sides({"reverb": make}, most=slow),  # longer turns of Reverb would take most of the time
         **report.company.sides({"cpprb": make}, most=count),
     }
     aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs}

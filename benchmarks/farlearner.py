@@ -1,14 +1,14 @@
-"""How many samples a second reach a learner that is far from its servers, beside a server in the learner's process?
+"""Samples a second that reach a learner far from its servers, beside a server in the learner's process.
 
 Actors, servers, proxies and readers are processes of their own, as in a cluster, and share this machine's cores. Actors
 record step by step, as fast as they may, and push caches of 256 or episodes of 1000; readers draw batches of 256. Each
-turn lasts some seconds. Between turns the actors rest, and the learner draws what is left. The memories of actors are
-full before the first turn.
+turn lasts some seconds. Between turns the actors rest, and the learner draws the remaining samples. The memories of
+actors are full before the first turn.
 
 * near: the server is in the learner's process, and everything else is the same.
-* one of each: one server and one reader, where there are several; as many actors.
-* plain ZeroMQ: PUSH to a process that hands on to PULL, messages of as many distinct bytes as a cache has; nobody draws
-  and nobody looks.
+* one of each: one server and one reader instead of several; as many actors.
+* plain ZeroMQ: PUSH to a process that forwards to PULL, messages of as many distinct bytes as a cache has; no draws, no
+  checks.
 * Reverb: a server in a process of its own, actors that write step by step, a data set in the learner's process; each
   item is drawn once.
 * TorchRL over Ray: its prioritized buffer as an actor of Ray, other actors that extend it by blocks of 256 steps, a
@@ -45,11 +45,11 @@ from memoire.wire import containers
 from wire import raw_receiver, raw_sender
 
 TIMEOUT = 60.0
-WARM = 0.7
+WARMUP = 0.7
 """Seconds of each turn before anything is counted."""
 ENTRIES = {"W1": 50_000, "W2": 10_000}
 BATCHES_PER_SECOND = {"W1": 40, "W2": 20}
-"""About as many as a peer draws, so that its turns last as long as the others'."""
+"""Approximate rate of a peer by task: sets the batches of its turns, so that they last as long as memoire's."""
 NEAR = "the server in the learner's process"
 ONE = "one server and one reader"
 RAW = "plain ZeroMQ, as many bytes through one process"
@@ -57,7 +57,7 @@ RAW = "plain ZeroMQ, as many bytes through one process"
 
 @dataclass(frozen=True)
 class Cell:
-    """A cluster to measure."""
+    """Cluster to measure: its task and the number of processes of each role."""
 
     task: str
     actors: int = 4
@@ -65,7 +65,7 @@ class Cell:
     readers: int = 1
     proxy: bool = False
     keys: str | None = None
-    """A folder of keys for all processes."""
+    """Folder with the keys of all processes; None for no encryption."""
 
     def __str__(self) -> str:
         parts = [self.task, f"{self.actors} actors", f"{self.servers} servers", f"{self.readers} readers", "caches"]
@@ -73,11 +73,11 @@ class Cell:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one of everything but actors."""
+        """True if the cluster has one server, one reader, no proxy and no keys."""
         return self == Cell(self.task, self.actors)
 
     def aims(self, baselines: Iterable[str]) -> dict[str, str]:
-        """By the baseline the row of aims.toml that it answers, where there is one."""
+        """Map each baseline to the key of its row of aims.toml; baselines without a row are left out."""
         ends = {name: "near" if name == NEAR else name.partition(" ")[0].lower() for name in baselines}
         keys = {name: f"far-{self.task}-{self.actors}-{end}" for name, end in ends.items() if self.is_plain}
         keys |= {ONE: f"far-{self.task}-{self.servers}x{self.readers}"} if ONE in baselines else {}
@@ -85,18 +85,18 @@ class Cell:
 
 
 def clusters(keys: str) -> Iterator[Cell]:
-    """Those that are measured."""
+    """Yield the clusters that are measured."""
     for task in ENTRIES:
         yield from (Cell(task, 1), Cell(task, 4), Cell(task, 16, servers=4, readers=4))
         if task == "W1":
             yield from (Cell(task, proxy=True), Cell(task, keys=keys))
 
 
-# The processes. Each is told over a pipe to begin and to end a turn; None ends it.
+# The processes. An order over its pipe begins and ends a turn of each; None ends the process.
 
 
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
-    """An actor: steps, one at a time, while a turn lasts."""
+    """Run an actor, which records step by step while a turn lasts."""
     task = Task(cell.task, ENTRIES[cell.task])
     settings = {"seed": rank, "capacity": task.ring, "on_full": "block", "timeout": TIMEOUT, "keys": cell.keys}
     with memoire.connect(endpoint, **settings) as client:
@@ -104,12 +104,12 @@ def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
 
 
 def serve_alone(pipe: Connection, cell: Cell) -> None:
-    """A server."""
+    """Run a server in a process of its own."""
     serve(pipe, server_of(Task(cell.task, ENTRIES[cell.task]), keys=cell.keys))
 
 
 def forward(pipe: Connection, servers: list[str], cell: Cell) -> None:
-    """A proxy."""
+    """Run a proxy, which is ready when it has all servers."""
     proxy = memoire.Proxy(TCP, servers, keys=cell.keys)
     while len(proxy.servers) < len(servers):
         time.sleep(0.01)
@@ -117,7 +117,7 @@ def forward(pipe: Connection, servers: list[str], cell: Cell) -> None:
 
 
 def learn(pipe: Connection, fronts: list[str], cell: Cell, place: int) -> None:
-    """A learner with a reader; or with a server in its process, if there are no others."""
+    """Run a learner with a reader of `fronts`, or with a server in its own process if `fronts` is empty."""
     if not fronts:
         with server_of(Task(cell.task, ENTRIES[cell.task]), keys=cell.keys) as server:
             pipe.send(server.endpoint)
@@ -130,10 +130,10 @@ def learn(pipe: Connection, fronts: list[str], cell: Cell, place: int) -> None:
 
 
 def draw_in_turns(pipe: Connection, draw: Callable[..., Any]) -> None:
-    """Draw batches while a turn lasts, and answer with how many there were, in what time, and how long each took."""
+    """Draw batches while a turn lasts; answer with their number, the seconds of all, and the seconds of each."""
     while (seconds := pipe.recv()) is not None:
         began = now = time.perf_counter()
-        begin, end = began + WARM, began + WARM + seconds
+        begin, end = began + WARMUP, began + WARMUP + seconds
         times: list[float] = []
         while now < end or not times:
             draw(BATCH, timeout=TIMEOUT)
@@ -148,8 +148,8 @@ def draw_in_turns(pipe: Connection, draw: Callable[..., Any]) -> None:
         pipe.send(None)
 
 
-def hand_on(pipe: Connection, back: str, size: int) -> None:
-    """What stands in place of a server where nobody looks: PULL to PUSH."""
+def relay(pipe: Connection, back: str, size: int) -> None:
+    """Forward messages from PULL to PUSH unread, in place of a server."""
     with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
         pull.set(zmq.RCVHWM, sockets.data_mark(size))
         push.set(zmq.SNDHWM, sockets.data_mark(size))
@@ -164,11 +164,11 @@ def hand_on(pipe: Connection, back: str, size: int) -> None:
         push.close(0)
 
 
-# The sides of a comparison: what each turn brought.
+# The sides of a comparison, and the figures of their turns.
 
 
 class Turn(NamedTuple):
-    """Of one side: samples per second, CPU seconds per million samples by role, and seconds that each batch took."""
+    """Turn of a side: samples per second, CPU seconds per million samples by role, and the seconds of each batch."""
 
     rate: float
     costs: dict[str, float]
@@ -176,7 +176,7 @@ class Turn(NamedTuple):
 
 
 class Cluster:
-    """Actors, and a learner that is near its server or far from it."""
+    """Cluster of actors and a learner, which is near its server or far from it."""
 
     def __init__(self, cell: Cell, *, near: bool = False) -> None:
         self.roles: dict[str, list[Child]] = {}
@@ -191,16 +191,16 @@ class Cluster:
         for rank in range(cell.actors):
             self.start("actors", act, fronts[rank % len(fronts)], cell, rank)
 
-    def start(self, role: str, work: Callable[..., None], *given: Any) -> str:
-        """Start a process; returns what it says first, which is an address if it has one."""
-        child = Child(work, *given)
+    def start(self, role: str, work: Callable[..., None], *args: Any) -> str:
+        """Start a process and return its first answer: its address, if it has an address."""
+        child = Child(work, *args)
         self.roles.setdefault(role, []).append(child)
         return str(child.first_answer)
 
     def take(self, seconds: float) -> Turn:
         tell(self.roles["actors"], 1)
         tell(self.roles["reader"], seconds)
-        time.sleep(WARM)
+        time.sleep(WARMUP)
         before = spent_in(self.roles)
         answers = [child.answer() for child in self.roles["reader"]]
         spent = {role: used - before[role] for role, used in spent_in(self.roles).items()}
@@ -217,15 +217,15 @@ class Cluster:
 
 
 class Raw:
-    """The limit: nobody records, draws or looks."""
+    """Plain ZeroMQ, the upper limit: messages are neither recorded nor drawn nor checked."""
 
     def __init__(self, cell: Cell, size: int) -> None:
         self.end = Child(raw_receiver, TCP, size)
-        self.middle = Child(hand_on, self.end.first_answer, size)
+        self.middle = Child(relay, self.end.first_answer, size)
         self.senders = [Child(raw_sender, self.middle.first_answer, size) for _ in range(min(cell.actors, 4))]
         self.count = max(64, (1 << 29) // size) // len(self.senders) * len(self.senders)
         self.roles = {"actors": self.senders, "server": [self.middle], "reader": [self.end]}
-        """What stands in place of a server is called one."""
+        """Processes by role; the relay has the role of a server."""
 
     def take(self, seconds: float) -> Turn:
         before = spent_in(self.roles)
@@ -244,7 +244,7 @@ class Raw:
 
 @dataclass
 class Remote:
-    """A peer's side, whose turns are batches by number."""
+    """Side of a peer, whose turns last for a number of batches instead of seconds."""
 
     side: RemoteSide
     count: int
@@ -254,16 +254,16 @@ class Remote:
         return Turn(self.count * BATCH / taken, {}, self.side.times())
 
     def close(self) -> None:
-        """Its process ends with the others of its company."""
+        """Do nothing: `Company.part` ends the process of the peer."""
 
 
 def spent_in(roles: dict[str, list[Child]]) -> dict[str, float]:
-    """CPU seconds of each role until now."""
+    """Return the CPU seconds that the processes of each role have used until now."""
     return {role: spent_by(child.pid for child in children) for role, children in roles.items()}
 
 
 def cache_bytes(task: Task) -> int:
-    """Of a cache of 256 samples on the wire."""
+    """Return the bytes of a cache of 256 samples on the wire."""
     memory = buffer_of(task, task.ring).memory
     extend(memory, task)
     return containers.build(memory, BATCH, now=time.time()).nbytes
@@ -279,9 +279,9 @@ milliseconds that a learner waited for a batch of {BATCH}:
 
 
 def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
-    """A row of that table."""
-    found = {role: np.median([turn.costs[role] for turn in turns]) for role in turns[0].costs}
-    figures = [f"{found[role]:.2f}" if role in found else "" for role in ("actors", "server", "proxy", "reader")]
+    """Print and return the side's row of the table of costs."""
+    medians = {role: np.median([turn.costs[role] for turn in turns]) for role in turns[0].costs}
+    figures = [f"{medians[role]:.2f}" if role in medians else "" for role in ("actors", "server", "proxy", "reader")]
     times = 1e3 * np.array([each for turn in turns for each in turn.times])
     figures += [f"{np.median(times):.2f}", f"{np.percentile(times, 99):.2f}"] if len(times) else ["", ""]
     row = cells(cell, side, *figures)
@@ -290,7 +290,7 @@ def cost(cell: Cell, side: str, turns: list[Turn]) -> str:
 
 
 def compare(report: Report, cell: Cell, *, seconds: float, rounds: int) -> list[str]:
-    """The rows of a cell; returns what it costs."""
+    """Add the rows of a cell to the report; return its rows of the table of costs."""
     sides: dict[str, Any] = {"far": Cluster(cell)}
     try:
         if cell.servers > 1 and cell.readers > 1:
@@ -309,17 +309,17 @@ def compare(report: Report, cell: Cell, *, seconds: float, rounds: int) -> list[
 
 
 def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
-    """The sides of Reverb and TorchRL, of those that are here and end their first turn."""
+    """Return the sides of Reverb and TorchRL that are available and finish a first turn."""
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
-    made = "FarEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
-    found = {}
-    for name, side in report.company.sides({"reverb": made, "torchrl_ray": made}, most=count).items():
+    make = "FarEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
+    sides = {}
+    for name, side in report.company.sides({"reverb": make, "torchrl_ray": make}, most=count).items():
         try:
             side.clock(count)
-            found[name] = Remote(side, count)
+            sides[name] = Remote(side, count)
         except PeerUnavailable as error:
             report.company.leave_out(error)
-    return found
+    return sides
 
 
 def main() -> None:

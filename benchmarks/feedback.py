@@ -1,8 +1,8 @@
-"""Do TD errors reach their entries while these are held, within a second?
+"""TD errors from learners: the share that reaches its entries while these are held, and within a second.
 
 Actors, servers and learners are processes of their own and share this machine's cores. Actors record as fast as they
 may, and push 8 samples for each entry as caches of 256, or whole episodes. The learner draws batches of 256 as fast as
-it may and gives TD errors for each.
+it may and sends TD errors for each.
 """
 
 import os
@@ -27,23 +27,23 @@ from memoire.errors import NotEnoughSamples
 
 TIMEOUT = 60.0
 ENTRIES = {"W1": 500_000, "W2": 40_000}
-"""That all actors together hold: about ten seconds of steps."""
+"""Entries that all actors together hold: about ten seconds of steps."""
 PER_INSERT = 8
-WARM = 0.7
+WARMUP = 0.7
 """Seconds of each turn before batches are counted."""
 LIMIT = 1.0
-"""Seconds within which TD errors are to arrive; so long a turn goes on after the last one was given."""
+"""Seconds within which TD errors have to arrive; a turn lasts so much longer after its last TD error."""
 OUTCOMES = ("applied", "superseded", "gone", "stale", "lost", "waiting")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cluster to measure."""
+    """Cluster to measure: its task, its actors, the place of its server, and its storage."""
 
     task: str
     actors: int
     place: str
-    """Where the server is: "near", in the learner's process, or "far"."""
+    """Place of the server: "near", in the learner's process, or "far"."""
     storage: Literal["caches", "episodes"] = "caches"
     servers: int = 1
 
@@ -53,7 +53,7 @@ class Cell:
 
 
 def clusters() -> Iterator[Cell]:
-    """Those that matter."""
+    """Yield the clusters that are measured."""
     for task in ENTRIES:
         yield from (Cell(task, actors, place) for place in ("near", "far") for actors in (1, 4))
         yield from (Cell(task, 4, "far", "episodes"), Cell(task, 4, "far", servers=2))
@@ -63,7 +63,7 @@ def clusters() -> Iterator[Cell]:
 
 
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
-    """An actor: steps, one at a time, while a turn lasts. Its memory is full before the first."""
+    """Run an actor, which records step by step while a turn lasts. Its memory is full before the first turn."""
     task, ring = Task(cell.task, ENTRIES[cell.task]), ENTRIES[cell.task] // cell.actors
     with memoire.connect(endpoint, seed=rank, capacity=ring, on_full="block", timeout=TIMEOUT) as client:
         play(pipe, client, task, ring)
@@ -74,7 +74,7 @@ def serving(cell: Cell) -> memoire.Server:
 
 
 def serve(pipe: Connection, cell: Cell) -> None:
-    """A server alone: it says what became of TD errors whenever it is asked."""
+    """Run a server in a process of its own, which answers each order with its counts of TD errors."""
     with serving(cell) as server:
         pipe.send(server.endpoint)
         while pipe.recv() is not None:
@@ -82,7 +82,7 @@ def serve(pipe: Connection, cell: Cell) -> None:
 
 
 def learn(pipe: Connection, endpoints: list[str], cell: Cell) -> None:
-    """A learner with a reader; or with a server in its process, which actors connect to, if there are no endpoints."""
+    """Run a learner with a reader of `endpoints`, or with a server in its own process if there are no endpoints."""
     if endpoints:
         with memoire.Reader(endpoints, timeout=TIMEOUT) as reader:
             pipe.send("ready")
@@ -94,41 +94,41 @@ def learn(pipe: Connection, endpoints: list[str], cell: Cell) -> None:
 
 
 def draw_in_turns(pipe: Connection, draw: Callable[..., Any], sums: Callable[[], Counter[str]]) -> None:
-    """In each turn draw batches and give TD errors for them, then draw on without giving any, until told to end it.
+    """In each turn draw batches and send TD errors for them, then draw without TD errors until the turn is ended.
 
-    Answers with batches a second, the number of all TD errors that were given, and what the sums grew by.
+    Answer with batches a second, the number of TD errors that were sent, and the growth of `sums`.
     """
     while (seconds := pipe.recv()) is not None:
-        before, batches, given = sums(), 0, 0
+        before, batches, updates = sums(), 0, 0
         began = now = time.monotonic()
-        while now < began + WARM + seconds:
+        while now < began + WARMUP + seconds:
             batch = draw(BATCH, timeout=TIMEOUT)
             at, now = now, time.monotonic()
-            batch.update_priorities(ERRORS[given % len(ERRORS)])
-            given, batches = given + 1, batches + (at >= began + WARM)
-        spent, over = now - began - WARM, now + LIMIT
+            batch.update_priorities(ERRORS[updates % len(ERRORS)])
+            updates, batches = updates + 1, batches + (at >= began + WARMUP)
+        spent, over = now - began - WARMUP, now + LIMIT
         while now < over:
             draw(BATCH, timeout=TIMEOUT)
             now = time.monotonic()
-        found = sums()
-        found.subtract(before)
-        pipe.send((batches / spent, given * BATCH, found))
-        while not pipe.poll():  # actors may wait for room
+        counts = sums()
+        counts.subtract(before)
+        pipe.send((batches / spent, updates * BATCH, counts))
+        while not pipe.poll():  # actors may wait for room, so draws go on
             with suppress(NotEnoughSamples):
                 draw(BATCH, timeout=0.1)
         pipe.send(pipe.recv())
 
 
 def sums_of(server: memoire.Server) -> Counter[str]:
-    """What a server says of TD errors. `in_time`: those that were acknowledged within `LIMIT`, or applied at once."""
+    """Return a server's counts of TD errors. `in_time` counts those acknowledged within `LIMIT`, or applied at once."""
     stats = server.stats()
-    own, delay = stats.feedback_owners["server"], stats.feedback_delay
+    owner, delay = stats.feedback_owners["server"], stats.feedback_delay
     timely = sum(count for bound, count in zip(delay.bounds, delay.counts, strict=False) if bound <= LIMIT)
-    return Counter(asdict(stats.feedback) | {"in_time": own.applied + own.gone + timely})
+    return Counter(asdict(stats.feedback) | {"in_time": owner.applied + owner.gone + timely})
 
 
 class Cluster:
-    """Actors, and a learner that is near its server or far from it."""
+    """Cluster of actors and a learner, which is near its server or far from it."""
 
     def __init__(self, cell: Cell) -> None:
         self.servers = [Child(serve, cell) for _ in range(cell.servers if cell.place == "far" else 0)]
@@ -138,25 +138,25 @@ class Cluster:
         self.actors = [Child(act, fronts[rank % len(fronts)], cell, rank) for rank in range(cell.actors)]
 
     def take(self, seconds: float) -> Counter[str]:
-        """Have a turn; returns what became of TD errors, and its rate in batches a second."""
+        """Run a turn; return the counts of TD errors by outcome, and the rate in batches a second."""
         before = self.sums()
         tell(self.actors, 1)
         self.learner.tell(seconds)
-        rate, given, found = self.learner.answer()
-        found.update(self.sums())
-        found.subtract(before)
+        rate, error_count, counts = self.learner.answer()
+        counts.update(self.sums())
+        counts.subtract(before)
         ask(self.actors, 0)
         ask([self.learner], 0)
-        found["lost"] += given - found["given"]  # no server knew these owners
-        found["given"], found["rate"] = given, rate
-        return found
+        counts["lost"] += error_count - counts["given"]  # no server knew these owners
+        counts["given"], counts["rate"] = error_count, rate
+        return counts
 
     def sums(self) -> Counter[str]:
-        """Of all servers that are processes of their own."""
-        found: Counter[str] = Counter()
+        """Return the summed counts of all servers that are processes of their own."""
+        counts: Counter[str] = Counter()
         for each in ask(self.servers, "sums"):
-            found.update(each)
-        return found
+            counts.update(each)
+        return counts
 
     def close(self) -> None:
         close(*self.actors, self.learner, *self.servers)
@@ -164,30 +164,30 @@ class Cluster:
 
 # Comparisons
 
-WORDS = f"""What became of TD errors, in percent of those that were given: what a learner gives, a server settles or
-keeps. *batches*: of the learner, a second. *held*: applied or superseded, of those whose entry was held when they were
-given. *in time*: of all that were given, those that were acknowledged within {LIMIT:g} s of their arrival; superseded,
-lost and waiting ones are not. Of all draws, 3 to 18 % were of an entry whose TD error was waiting, with episodes none:
-`benchmarks/feedback.py` of commit 294c2516 looked at that.
+WORDS = f"""Outcomes of TD errors, in percent of all that the learner gave. *batches*: rate of the learner. *held*:
+share of applied or superseded TD errors, of those whose entry was held when they were given. *in time*: share of all TD
+errors that were acknowledged within {LIMIT:g} s of their arrival; superseded, lost and waiting TD errors do not count.
+Of all draws, 3 to 18 % were of an entry whose TD error was waiting; with episodes, 0 %. `benchmarks/feedback.py` of
+commit 294c2516 measured these shares.
 
-What accounting for TD errors costs was measured beside commit 080c453e, which does not, in turns of one run: batches a
-second in the worst cluster (far, W2, 1 actor) 0.93 of its (0.90 to 0.95; wanted: 0.95), in the eleven others 0.94 to
-1.34. That commit loses 92 % or more of the TD errors of one actor of W1. `benchmarks/feedback.py` of
-commit d3390ce1 printed these.
+The cost of accounting for TD errors was measured in turns of one run beside commit 080c453e, which has none. Batches
+a second in the worst cluster (far, W2, 1 actor) were 0.93 of that commit's (0.90 to 0.95; wanted: 0.95), in
+the eleven others 0.94 to 1.34. That commit loses 92 % or more of the TD errors of one actor of W1.
+`benchmarks/feedback.py` of commit d3390ce1 printed these figures.
 """
 HEAD = head("cluster", "batches", "given", *OUTCOMES, "held", "in time")
 
 
 def shares_of(sums: Counter[str]) -> tuple[float, float, float]:
-    """Of the TD errors of a cluster: applied or superseded, of those whose entry was held when they were given;
+    """Return three shares of a cluster's TD errors: applied or superseded, of those whose entry was held when sent;
     acknowledged within `LIMIT`, of all; lost, of all.
     """
-    given, usable = sums["given"], sums["applied"] + sums["superseded"]
-    return usable / (given - sums["gone"]), sums["in_time"] / given, sums["lost"] / given
+    total, usable = sums["given"], sums["applied"] + sums["superseded"]
+    return usable / (total - sums["gone"]), sums["in_time"] / total, sums["lost"] / total
 
 
 def account(cell: Cell, turns: list[Counter[str]], sums: Counter[str]) -> str:
-    """A row of that table."""
+    """Print and return the cluster's row of the table of outcomes."""
     parts = [*(sums[name] / sums["given"] for name in OUTCOMES), *shares_of(sums)[:2]]
     rate = amount(median(turn["rate"] for turn in turns))
     row = cells(cell, f"{rate}/s", f"{sums['given']:,}", *(f"{part:.2%}" for part in parts))

@@ -1,9 +1,9 @@
-"""How many bytes does an Atari sample cost on the wire, with the frames of real games?
+"""Bytes of an Atari sample on the wire, with the frames of real games.
 
-Games are played by chance with sticky actions, as agents see them: every fourth frame, the brighter of the last two,
-gray, 84 x 84. A sample is the stacks of four frames of both its states, n-step 1; beside it stands what those two
-stacks take uncompressed. Bytes are counted on TCP between an actor and its server, both directions, requests and
-replies included.
+Games are played with random, sticky actions, as agents see them: every fourth frame, the brighter of the last two,
+gray, 84 x 84. A sample is the stacks of four frames of both its states, n-step 1; its bytes are compared with
+the uncompressed bytes of these two stacks. Bytes are counted on TCP between an actor and its server, both directions,
+requests and replies included.
 """
 
 import os
@@ -25,11 +25,11 @@ import memoire
 
 GAMES = ("pong", "breakout", "qbert", "ms_pacman", "seaquest", "battle_zone")
 STEPS = 8000
-"""Played of each game."""
+"""Steps that are played of each game."""
 REPEAT = 4
 """Frames for which an action is held."""
 STICKY = 0.25
-"""The chance that the game holds the action before once more."""
+"""Probability that the game repeats the previous action instead."""
 SIDE = 84
 STACK = 4
 UNCOMPRESSED = 2 * STACK * SIDE * SIDE
@@ -47,14 +47,14 @@ Episode = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def area_weights(pixels: int, fewer: int) -> np.ndarray:
-    """[fewer, pixels]: each new pixel is the mean of the old ones that it covers."""
+    """Return weights [fewer, pixels] that make each new pixel the mean of the old pixels that it covers."""
     edges = np.arange(fewer + 1) * pixels / fewer
     covered = np.minimum(np.arange(1, pixels + 1), edges[1:, None]) - np.maximum(np.arange(pixels), edges[:-1, None])
     return (covered.clip(0) * fewer / pixels).astype(np.float32)
 
 
 class Player:
-    """A game that is played by chance."""
+    """Game that is played with random actions."""
 
     def __init__(self, game: str, seed: int) -> None:
         ALEInterface.setLoggerMode(LoggerMode.Error)
@@ -67,7 +67,7 @@ class Player:
         self.rows, self.columns = area_weights(height, SIDE), area_weights(width, SIDE).T
 
     def step(self, action: int) -> tuple[np.ndarray, float]:
-        """Hold an action: the frame that an agent sees then, and the reward meanwhile."""
+        """Hold an action for REPEAT frames; return the frame that an agent sees then, and the summed reward."""
         reward, before = 0.0, self.ale.getScreenGrayscale()
         for _ in range(REPEAT):
             before = self.ale.getScreenGrayscale()
@@ -90,7 +90,7 @@ class Player:
 
 
 def played(game: str, steps: int) -> Iterator[Episode]:
-    """Episodes of `steps` steps together."""
+    """Yield episodes that have `steps` steps together."""
     if game == "noise":
         frames = distinct(np.random.default_rng(0), (steps + 1, SIDE, SIDE), "uint8")
         yield frames, np.zeros(steps, np.int32), np.zeros(steps, np.float32)
@@ -104,13 +104,13 @@ def played(game: str, steps: int) -> Iterator[Episode]:
 
 @dataclass
 class Row:
-    """What the frames of one game cost, in bytes."""
+    """Bytes of the frames of one game."""
 
     game: str
     samples: dict[str, float]
-    """On the wire for each sample of a cache, by codec."""
+    """Bytes on the wire for each sample of a cache, by codec."""
     far: float
-    """On the wire for each sample of a learner far away, with lz4."""
+    """Bytes on the wire for each sample of a remote learner, with lz4."""
 
     @property
     def ratio(self) -> float:
@@ -134,7 +134,7 @@ def recorded(cluster: Metered, episodes: list[Episode]) -> None:
 
 
 def measured(game: str, steps: int, caches: int) -> Row:
-    """Play a game and send what was seen, by each codec."""
+    """Play a game, send its frames with each codec, and return the bytes."""
     episodes, samples, far = list(played(game, steps)), {}, 0.0
     for codec in CODECS:
         parameters = memoire.Parameters(frame_stack=STACK, cache_size=BATCH, compression=codec)
@@ -151,7 +151,7 @@ def measured(game: str, steps: int, caches: int) -> Row:
 
 
 def draw(rows: list[Row], path: Path, aim: float) -> None:
-    """Bars: the share of the uncompressed bytes that each codec leaves."""
+    """Draw bars: the bytes with each codec as a share of the uncompressed bytes."""
     with plot(path, 9, 3.6) as axes:
         for place, codec in enumerate(CODECS):
             shares = [row.samples[codec] / UNCOMPRESSED for row in rows]
@@ -164,10 +164,10 @@ def draw(rows: list[Row], path: Path, aim: float) -> None:
 
 
 def main() -> None:
-    """Print the table."""
-    given = arguments(__doc__)
-    steps, caches = (400, 1) if given.quick else (STEPS, CACHES)
-    games = [game for game in (*(GAMES[:1] if given.quick else GAMES), "noise") if given.only in game]
+    """Print the table; with --write, also write the page, the plot and the figures."""
+    args = arguments(__doc__)
+    steps, caches = (400, 1) if args.quick else (STEPS, CACHES)
+    games = [game for game in (*(GAMES[:1] if args.quick else GAMES), "noise") if args.only in game]
     print(f"{__doc__}\n{machine()}\n\n{HEAD}", flush=True)
     rows = []
     for game in games:
@@ -175,12 +175,12 @@ def main() -> None:
         print(rows[-1], flush=True)
     ratios = Spread.of([row.ratio for row in rows if row.game != "noise"] or [row.ratio for row in rows])
     print(f"\nof the uncompressed stacks, with lz4: {ratios.middle:.3f} ({ratios.low:.3f} to {ratios.high:.3f})")
-    if given.write:
+    if args.write:
         table = "\n".join([HEAD, *map(str, rows)])
         facts = FACTS.format(ratios=ratios, steps=steps)
-        write_page(given.write, "frames", __doc__, table, facts, "![shares](frames.svg)")
-        draw(rows, Path(given.write, "frames.svg"), read()["atari-bytes"].most)
-        record(given.write, "frames", {"atari-bytes": ratios})
+        write_page(args.write, "frames", __doc__, table, facts, "![shares](frames.svg)")
+        draw(rows, Path(args.write, "frames.svg"), read()["atari-bytes"].most)
+        record(args.write, "frames", {"atari-bytes": ratios})
 
 
 FACTS = """\
@@ -190,10 +190,10 @@ With lz4, over the games: {ratios.middle:.3f} of the 56,448 bytes of both stacks
 * *bytes, lz4*: of a sample on the wire; *plain*, *zlib*, *lz4*: as a share of both stacks. The memory that is drawn
   from holds {steps} steps of a game, priorities are random, and a cache has 256 samples. Plain is below 1 since a frame
   crosses once for all samples of a cache that have it.
-* *noise* is random bytes, which nothing compresses: what is left there is what unique frames save alone. Pictures of
+* *noise* is random bytes, which no codec compresses: its share shows the saving of unique frames alone. Pictures of
   cameras lie in between.
-* *to a learner*: bytes on the wire for each sample of a batch that a learner far away draws, with lz4: the server packs
-  frames anew."""
+* *to a learner*: bytes on the wire for each sample of a batch that a remote learner draws, with lz4: the server packs
+  frames again."""
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What do groups of answers cost: draws beside what is stored, ranks of equal tokens, answers from workers to trainers?
+"""Costs of groups of answers: draws from small and large stores, balance of ranks, answers from workers to trainers.
 
-    draw       64 groups out of 1,000 and out of 100,000 that are ready, with their columns, in the server's process
-    balance    most tokens of a rank over their mean: 64 groups of 8, 4 ranks, mean of 1,000 steps
-    answers    whole groups from two worker processes over one server process to a trainer, answers a second
-    first      seconds from the start of the server's process to the trainer's first group
-    peer       `answers` in turn with TransferQueue's ways to do the same (peers/with_transferqueue.py), the same load
-               for both; --peer-path is the PYTHONPATH of an environment that has it
+    draw       64 groups out of 1,000 and out of 100,000 ready groups, with their columns, in the server's process.
+    balance    most tokens of a rank over the mean of all ranks: 64 groups of 8, 4 ranks, mean of 1,000 steps.
+    answers    whole groups from two worker processes over one server process to a trainer, answers a second.
+    first      seconds from the start of the server's process to the trainer's first group.
+    peer       `answers` in turn with the methods of TransferQueue (peers/with_transferqueue.py), the same load for
+               both; --peer-path is the PYTHONPATH of an environment with TransferQueue.
 
 Answers are log-normal with mean 380 tokens and sigma 1: int32 tokens, float32 logprobs, a bool mask and a reward.
 """
@@ -46,17 +46,17 @@ def answer_of(rng: np.random.Generator, mean: float = 380.0) -> dict:
 
 
 def filled(prompts: int) -> tuple[memoire.Server, object]:
-    """A server with so many ready groups, whose answers are short: what is stored is many, not large."""
+    """Return a server with so many ready groups of short answers, and the calls of its table."""
     table = memoire.Table(COLUMNS, storage="prompts", group=GROUP, keep=0, byte_limit=8 << 30)
     server = memoire.Server(f"inproc://groups{prompts}", tables={"t": table})
     calls, rng = server.table("t").calls(), np.random.default_rng(0)
     calls.add(dict.fromkeys(range(prompts), b"2+2="), timeout=600.0)
     answers = {index: answer_of(rng, 8.0) for index in range(GROUP)}
-    left = prompts
-    while left:
+    missing = prompts
+    while missing:
         for lease in calls.lease(256):
             calls.answers(lease, answers)
-            left -= 1
+            missing -= 1
     return server, calls
 
 
@@ -85,8 +85,8 @@ def balance(steps: int) -> None:
             for way, parts in (("balanced", balanced(tokens, RANKS)), ("round robin", dealt(GROUPS, RANKS))):
                 sums = [tokens[part].sum() for part in parts]
                 ratios[way].append(max(sums) / np.mean(sums))
-        found = ", ".join(f"{way} {np.mean(each):.4f}" for way, each in ratios.items())
-        print(f"most tokens of {RANKS} ranks over their mean, {name}, mean of {steps} steps: {found}")
+        text = ", ".join(f"{way} {np.mean(each):.4f}" for way, each in ratios.items())
+        print(f"most tokens of {RANKS} ranks over their mean, {name}, mean of {steps} steps: {text}")
 
 
 def serve(pipe, address: str, folder: str | None) -> None:
@@ -95,22 +95,22 @@ def serve(pipe, address: str, folder: str | None) -> None:
 
 
 def work(pipe, address: str, batch: int) -> None:
-    """A worker, which answers `batch` groups in one request, of those that it leases."""
+    """Run a worker, which leases prompts and answers `batch` groups in each request."""
     rng = np.random.default_rng(os.getpid())
-    made = [answer_of(rng) for _ in range(256)]
+    pool = [answer_of(rng) for _ in range(256)]
     with memoire.Prompts(address, "t", timeout=60.0) as prompts, suppress(MemoireTimeout):
         pipe.send("ready")
         while True:
             leases = prompts.lease(LEASED, timeout=10.0)
-            picks = iter(rng.integers(0, len(made), GROUP * LEASED).tolist())
-            given = [(lease, {i: made[next(picks)] for i in lease.missing}) for lease in leases]
-            for first in range(0, len(given), batch):
-                prompts.answer_all(given[first : first + batch], 1)
+            picks = iter(rng.integers(0, len(pool), GROUP * LEASED).tolist())
+            groups = [(lease, {i: pool[next(picks)] for i in lease.missing}) for lease in leases]
+            for first in range(0, len(groups), batch):
+                prompts.answer_all(groups[first : first + batch], 1)
 
 
 @contextmanager
 def cluster(workers: int, batch: int = 32, *, durable: bool = False) -> Iterator[memoire.Prompts]:
-    """A server and workers as processes, and a trainer here."""
+    """Start a server and workers as processes, and yield a trainer in this process."""
     started: list[Child] = []
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/server"
@@ -126,7 +126,7 @@ def cluster(workers: int, batch: int = 32, *, durable: bool = False) -> Iterator
 
 
 def answers(prompts: int, batch: int = 32, *, durable: bool = False) -> float:
-    """Answers a second, from the first prompt that is given to the last group that is drawn."""
+    """Return the answers a second, from adding the first prompt to drawing the last group."""
     with cluster(2, batch, durable=durable) as trainer:
         trainer.add({0: b""}, "warm")
         trainer.finish("warm")
@@ -143,7 +143,7 @@ def answers(prompts: int, batch: int = 32, *, durable: bool = False) -> float:
 
 
 def first() -> float:
-    """Seconds from the start of a server's process to the first group, with a worker in this process."""
+    """Return the seconds from the start of a server's process to the first group, with a worker in this process."""
     began = time.perf_counter()
     with cluster(0) as prompts:
         prompts.add({0: b"2+2="})
@@ -154,11 +154,11 @@ def first() -> float:
 
 
 LOADS = ((4096, 32, ("sampler", "padded")), (1024, 32, ("sampler", "padded")), (512, 1, ("sampler", "padded", "keys")))
-"""Prompts, groups in a request, and TransferQueue's ways that are tried: keys are the slowest."""
+"""Prompts, groups in a request, and the methods of TransferQueue that are measured: keys are the slowest."""
 
 
 def peer(path: str, rounds: int) -> None:
-    """Both sides in turn, with the same load, so that both meet the same machine."""
+    """Measure both sides in turn with the same load, so that both share the noise of the machine."""
     firsts: list[float] = []
     for prompts, groups, ways in LOADS:
         ours: list[float] = []
@@ -169,39 +169,41 @@ def peer(path: str, rounds: int) -> None:
             theirs[way].append(rate)
             firsts.append(first_group)
         medians = {way: statistics.median(rates) for way, rates in theirs.items()}
-        mine, best = statistics.median(ours), max(medians.values())
-        said = ", ".join(f"{way} {rate:,.0f}" for way, rate in medians.items())
-        print(f"{prompts} prompts, {groups} groups a request: memoire {mine:,.0f} answers/s, TransferQueue {said}")
-        print(f"{mine / best:.1f} times its best", flush=True)
+        memoire_rate, best = statistics.median(ours), max(medians.values())
+        text = ", ".join(f"{way} {rate:,.0f}" for way, rate in medians.items())
+        print(
+            f"{prompts} prompts, {groups} groups a request: memoire {memoire_rate:,.0f} answers/s, TransferQueue {text}"
+        )
+        print(f"{memoire_rate / best:.1f} times its best", flush=True)
     print(f"first group of TransferQueue after {min(firsts):.1f} to {max(firsts):.1f} s, Ray's start included")
 
 
 def transfer_queue(path: str, prompts: int, way: str, groups: int) -> tuple[float, float]:
-    """Its answers a second, and the seconds until its first group."""
+    """Run TransferQueue; return its answers a second, and the seconds until its first group."""
     script = Path(__file__).parent / "peers" / "with_transferqueue.py"
     command, environment = [sys.executable, script, str(prompts), way, str(groups)], {**os.environ, "PYTHONPATH": path}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    rate, first_group = re.findall(r"(\d+) answers/s, first group after ([\d.]+) s", said)[0]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    rate, first_group = re.findall(r"(\d+) answers/s, first group after ([\d.]+) s", output)[0]
     return float(rate), float(first_group)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["draw", "balance", "answers", "first"])
-    parser.add_argument("--prompts", type=int, default=8192, help="of `answers`")
-    parser.add_argument("--rounds", type=int, default=15, help="draws, and starts")
-    parser.add_argument("--peer-path", default="", help="PYTHONPATH with TransferQueue and Ray, of `peer`")
-    given = parser.parse_args()
-    if "draw" in given.what:
-        draw(given.rounds)
-    if "balance" in given.what:
+    parser.add_argument("--prompts", type=int, default=8192, help="number of prompts of `answers`")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of `draw` and of `peer`")
+    parser.add_argument("--peer-path", default="", help="PYTHONPATH with TransferQueue and Ray, for `peer`")
+    args = parser.parse_args()
+    if "draw" in args.what:
+        draw(args.rounds)
+    if "balance" in args.what:
         balance(1000)
-    if "answers" in given.what:
+    if "answers" in args.what:
         for durable, where in ((False, "in memory"), (True, "with a state folder")):
-            print(f"whole groups end to end: {answers(given.prompts, durable=durable):.0f} answers/s {where}")
-    if "peer" in given.what:
-        peer(given.peer_path, given.rounds)
-    if "first" in given.what:
+            print(f"whole groups end to end: {answers(args.prompts, durable=durable):.0f} answers/s {where}")
+    if "peer" in args.what:
+        peer(args.peer_path, args.rounds)
+    if "first" in args.what:
         seconds = statistics.median(first() for _ in range(3))
         print(f"first group after the server's start: {seconds:.2f} s, median of 3")
 

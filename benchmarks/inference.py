@@ -1,4 +1,4 @@
-"""How fast do processes get actions of a small network from a node, beside Ray Serve, TorchRL and plain ZeroMQ?"""
+"""Rates and latencies of actions from an inference node, beside Ray Serve, TorchRL and plain ZeroMQ."""
 
 import os
 import time
@@ -15,23 +15,23 @@ from peers.tasks import INPUTS, OUTPUTS, answer_orders, computed
 import memoire
 
 CLIENTS = 8
-"""Processes that ask."""
+"""Number of processes that request actions."""
 WINDOWS = {"memoire": 4000, "ray": 400, "torchrl": 2000}
-"""Rows that all of them ask for in a turn: about a second of each."""
+"""Rows that all processes together request in a turn, by side: about a second of each."""
 PLAIN = "plain DEALER and ROUTER, echo"
-PEER_PATIENCE = 90.0
-"""Seconds in which a peer has to start, or to take a turn; one that does not is left out."""
+PEER_TIMEOUT = 90.0
+"""Seconds in which a peer has to start, or to take a turn; a slower peer is left out."""
 FACTS = f"""The network has {INPUTS} inputs, two layers of 64, and {OUTPUTS} outputs. All compute it in NumPy,
 TorchRL in torch. {CLIENTS} processes ask for one row each, again and again, as actors with one
-environment do. *Rows* counts those that all of them got, *latency* is the median time of one of them.
-The *round trip* has one client, and an idle node beside plain sockets: a DEALER and a ROUTER that echo
-as many bytes. Either side has a core of its own, as on two machines. In the row *wherever the system
+environment do. *Rows* counts the rows that all processes received, *latency* is the median time of a row.
+The *round trip* has one client and an idle node, beside plain sockets: a DEALER and a ROUTER that echo
+as many bytes. Client and node have a core each, as on two machines. In the row *wherever the system
 puts them*, plain sockets take a half of the time or all of it: all four threads may share a core.
-The rows of plain sockets with {CLIENTS} processes are the bound of what is sent: nothing is computed
-or checked there. TorchRL's clients write a row to shared memory on the same machine, for which no
-thread has to send or receive. Eight processes share the cores' caches, so that a request pays for all
-code that it runs through, many times what the same code takes in a loop. Smaller batches
-(`max_batch`), Unix sockets (ipc) and no wait for others (`max_wait=0`) were tried, and made little
+The rows of plain sockets with {CLIENTS} processes are the upper bound of transport: plain sockets compute
+and check nothing. TorchRL's clients write a row to shared memory on the same machine, so that no
+thread has to send or receive. Eight processes share the cores' caches, so that the code of
+a request takes many times longer than in a loop. Smaller batches
+(`max_batch`), Unix sockets (ipc) and no wait for further requests (`max_wait=0`) made little
 difference."""
 COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
     {"obs": (np.float32, (INPUTS,))},
@@ -40,12 +40,12 @@ COLUMNS: tuple[dict[str, Any], dict[str, Any]] = (
 
 
 def node(pipe: Connection) -> None:
-    """memoire's: a process of its own."""
+    """Run memoire's inference node in a process of its own."""
     serve(pipe, memoire.Inference(TCP, *COLUMNS, lambda rows: {"logits": computed(rows["obs"])}))
 
 
 def client(pipe: Connection, endpoint: str) -> None:
-    """Asks as often as it is told, and says how long each answer took."""
+    """Run a client of memoire's node: request as many rows as each order says, and send the seconds of each answer."""
     with memoire.RemotePolicy(endpoint, *COLUMNS, 30.0) as policy:
         row = {"obs": np.ones((1, INPUTS), np.float32)}
         policy.act(row)
@@ -53,7 +53,7 @@ def client(pipe: Connection, endpoint: str) -> None:
 
 
 def echo(pipe: Connection) -> None:
-    """Plain: what comes goes back."""
+    """Run a plain ROUTER, which sends each message back."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         pipe.send(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
         while not pipe.poll():
@@ -62,7 +62,7 @@ def echo(pipe: Connection) -> None:
 
 
 def plain(pipe: Connection, endpoint: str) -> None:
-    """Sends about what a request of memoire has: a header, and a container with one row."""
+    """Run a plain DEALER, whose messages are as large as a request of memoire: a header and one row."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(endpoint)
         frames = [bytes(96), bytes(160)]
@@ -74,27 +74,27 @@ def plain(pipe: Connection, endpoint: str) -> None:
         answer_orders(pipe, ask)
 
 
-def on_cores(pipe: Connection, cores: set[int], target: Any, *given: object) -> None:
-    """Call this on some of the machine's cores."""
+def on_cores(pipe: Connection, cores: set[int], target: Any, *args: object) -> None:
+    """Call `target` on these cores of the machine only."""
     os.sched_setaffinity(0, cores)
-    target(pipe, *given)
+    target(pipe, *args)
 
 
 class Asking:
-    """A node and its clients, as processes; a call asks for one row."""
+    """Node and its clients, as processes; a call requests one row."""
 
     def __init__(self, serve: Any, ask: Any, clients: int, *, is_pinned: bool = False) -> None:
         cores = sorted(os.sched_getaffinity(0))
 
-        def start(core: int, target: Any, *given: object) -> Child:
-            return Child(on_cores, {cores[core % len(cores)]} if is_pinned else set(cores), target, *given)
+        def start(core: int, target: Any, *args: object) -> Child:
+            return Child(on_cores, {cores[core % len(cores)]} if is_pinned else set(cores), target, *args)
 
         self.node = start(0, serve)
         self.clients = [start(1, ask, self.node.first_answer) for _ in range(clients)]
         self.latencies: list[float] = []
 
     def clock(self, count: int) -> float:
-        """Seconds until all clients together got so many rows."""
+        """Return the seconds until all clients together have received so many rows."""
         began = time.perf_counter()
         answers = ask(self.clients, max(1, count // len(self.clients)))
         self.latencies = [each for took in answers for each in took]
@@ -105,7 +105,7 @@ class Asking:
 
 
 def rates_of(asking: Asking) -> tuple[float, float]:
-    """Rows a second, and answers a second at the median latency, of one turn."""
+    """Run a turn; return rows a second, and answers a second at the median latency."""
     seconds = asking.clock(WINDOWS["memoire"])
     return WINDOWS["memoire"] / seconds, 1.0 / float(np.median(asking.latencies))
 
@@ -116,7 +116,7 @@ def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
 
 
 def eight(report: Report, rounds: int) -> None:
-    """The rows with eight processes."""
+    """Add the rows with eight processes."""
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
     rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("Rows", CLIENTS)))
     peers = [partial(peer_rates_of, side) for side in rows.values()]
@@ -130,7 +130,7 @@ def eight(report: Report, rounds: int) -> None:
 
 
 def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> list[Result]:
-    """A row with one client."""
+    """Return the row of round trips with one client."""
     sides = [Asking(node, client, 1, is_pinned=is_pinned), Asking(echo, plain, 1, is_pinned=is_pinned)]
 
     def take(asking: Asking) -> float:
@@ -144,7 +144,7 @@ def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> list[Resu
 
 
 def main() -> None:
-    report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_PATIENCE)
+    report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_TIMEOUT)
     rounds = 3 if report.quick else 9
     report.add(*round_trip("a core each", rounds, is_pinned=True))
     report.add(*round_trip("wherever the system puts them", rounds))

@@ -1,8 +1,8 @@
-"""How many instructions do the hot calls take, counted by valgrind, and are they more than were recorded?
+"""Instructions of the hot calls, counted by valgrind and compared with the recorded counts.
 
-Counts hardly depend on how busy a machine is, so that CI can compare them: `make instructions` fails where a call takes
-more than the record in docs/benchmarks/instructions.json by more than a tolerance; `--write` renews the record. What
-the C and mathematics libraries do is not counted: they choose by processor. Times are for the other benchmarks.
+Counts hardly depend on the load of a machine, so that CI can compare them. `make instructions` fails if a call exceeds
+the record in docs/benchmarks/instructions.json by more than a tolerance; `--write` renews the record. Instructions of
+the C and mathematics libraries are not counted: their code depends on the processor. Other benchmarks measure times.
 """
 
 import argparse
@@ -46,27 +46,27 @@ RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
 RENEW = "python benchmarks/instructions.py --write"
 TOLERANCE = 0.05
 COMPILED = ("_core", "_bytes", "_container", "_draw")
-"""Names of our compiled modules, which are `engine` in the record."""
+"""Names of memoire's compiled modules, whose instructions are `engine` in the record."""
 LEAVES = 100_000
-WARM = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
-RECEIVED = WARM + 4  # caches that are held
-CANNOT = 77  # exit status where nothing could be counted here
+WARMUP_CALLS = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
+RECEIVED = WARMUP_CALLS + 4  # caches that a pool holds
+SKIP_STATUS = 77  # exit status if instructions cannot be counted on this machine
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is counted."""
+    """Row of the table: a name, and the call whose instructions are counted."""
 
     what: str
     make: Callable[[], Call]
     per_call: int = 1
-    """What is counted is divided by this: entries of one call."""
+    """Entries of one call, by which its instructions are divided."""
     calls: int = 4
 
 
-# What is counted
+# The counted calls
 
 
 @cache
@@ -75,10 +75,10 @@ def workload(name: str) -> Workload:
 
 
 def writing(name: str, *, at_once: bool) -> Call:
-    """EPISODE entries, one call for each or one for all, and the end of their episode."""
-    given = workload(name)
-    memory = Memory(given.schema, given.ring, given.parameters, seed=0)
-    block = given.episode(np.random.default_rng(0))
+    """Return a call that writes and closes an episode of EPISODE entries, entry by entry or all at once."""
+    load = workload(name)
+    memory = Memory(load.schema, load.ring, load.parameters, seed=0)
+    block = load.episode(np.random.default_rng(0))
     steps = [tuple(column[step] for column in block) for step in range(EPISODE)]
 
     def writes() -> None:
@@ -97,7 +97,7 @@ STEPS = 100
 
 
 def client_writer(schema: memoire.Schema) -> Any:
-    """The writer of a client that may go on for long, without its thread and without a home; no cache is due."""
+    """Return the writer of a client that has no thread and no server, with ample credit and no cache due."""
     session = Session(b"1" * 16, "tcp://there", table="", label=1, limits=Limits(), rng=Random(1), now=0.0)
     session.hello("host", 1)
     parameters = Parameters(samples_per_insert=1e-6).to_wire()
@@ -119,7 +119,7 @@ def client_writer(schema: memoire.Schema) -> Any:
 
 
 def stepping(environments: int | None, *, is_client: bool = False) -> Call:
-    """`writer.step` with what a Gymnasium environment returns, or with what so many at once return."""
+    """Return a call of `writer.step` for STEPS steps of one Gymnasium environment, or of so many environments."""
     lead = () if environments is None else (environments,)
     schema = memoire.Schema(
         {
@@ -153,10 +153,10 @@ def stepping(environments: int | None, *, is_client: bool = False) -> Call:
 
 
 def sampling() -> Call:
-    """`buffer.sample`: the modern door to a draw."""
-    given = workload("W1")
-    buffer = memoire.Buffer(given.schema, 20_000, seed=0)
-    given.fill(buffer.memory, 0)
+    """Return a call of `buffer.sample`."""
+    load = workload("W1")
+    buffer = memoire.Buffer(load.schema, 20_000, seed=0)
+    load.fill(buffer.memory, 0)
     return partial(buffer.sample, BATCH)
 
 
@@ -175,8 +175,8 @@ def building(name: str) -> Call:
 
 
 def checking(name: str) -> Call:
-    given = workload(name)
-    payload, layout = received(given, RECEIVED)[0], pool_of(given, reuse=False, count=RECEIVED).layout
+    load = workload(name)
+    payload, layout = received(load, RECEIVED)[0], pool_of(load, reuse=False, count=RECEIVED).layout
     checksum = _bytes.checksum(payload)
     return lambda: containers.check(payload, layout, checksum=checksum)
 
@@ -214,7 +214,7 @@ def cases() -> Iterator[Case]:
     yield Case("checksum of 157000 bytes", lambda: partial(_bytes.checksum, data))
 
 
-# Counting: this script starts itself under valgrind, which counts between two requests of ours
+# Counting: this script starts itself under valgrind, which counts between two client requests
 
 REQUESTS = """
 #include <valgrind/callgrind.h>
@@ -224,13 +224,13 @@ void memoire_end(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_ST
 
 
 def count_here(library: str, only: str) -> None:
-    """Under valgrind: run every case, with a dump of its counts for each."""
+    """Run the cases whose names contain `only` under valgrind, and dump the counts of each."""
     requests = ctypes.PyDLL(library)
     for case in cases():
         if only not in case.what:
             continue
         call = case.make()
-        for _ in range(WARM):
+        for _ in range(WARMUP_CALLS):
             call()
         gc.collect()
         gc.disable()
@@ -242,21 +242,21 @@ def count_here(library: str, only: str) -> None:
 
 
 def counted(folder: Path, only: str) -> dict[str, Counter[tuple[str, str]]]:
-    """Instructions of each case by (file of the program or library, function), of all its calls together."""
+    """Return the instructions of all calls of each case, by (file of the program or library, function)."""
     source, library = folder / "requests.c", folder / "requests.so"
     source.write_text(REQUESTS, encoding="utf-8")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
     options = ("--tool=callgrind", "--instr-atstart=no", "--compress-strings=no", "--compress-pos=no", "--dump-line=no")
     command = ["valgrind", "-q", *options, f"--callgrind-out-file={folder}/out", sys.executable, __file__]
     command += ["--within", str(library), "--only", only]
-    # Without a seed of its own, sets and dicts of text would lie differently each time.
+    # Without a fixed hash seed, the order of sets and dicts of text would change from run to run.
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "0"}, check=True)
     dumps = [read_dump(path.read_text(encoding="utf-8", errors="replace")) for path in folder.glob("out.*")]
     return {name: counts for name, counts in dumps if name}
 
 
 def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
-    """The name a dump was given, and its own instructions by (object, function)."""
+    """Return the name of a dump, and its instructions by (object, function), callees excluded."""
     named = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
     counts: Counter[tuple[str, str]] = Counter()
     where, function, is_callee = "", "", False
@@ -266,7 +266,7 @@ def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
         elif line.startswith("fn="):
             function = line[3:]
         elif line.startswith("calls="):
-            is_callee = True  # the next line is what that call took: counted where it was spent
+            is_callee = True  # the next line has the cost of the callee, which is counted at the callee
         elif line[:1].isdigit():
             if not is_callee:
                 counts[where, function] += int(line.split()[1])
@@ -275,7 +275,7 @@ def read_dump(text: str) -> tuple[str, Counter[tuple[str, str]]]:
 
 
 def summed(case: Case, counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Instructions of one call, or entry: of our compiled modules, and with Python's and NumPy's."""
+    """Return the instructions of one call or entry: of memoire's compiled modules, and with Python's and NumPy's."""
     by_object: Counter[str] = Counter()
     for (where, _), count in counts.items():
         by_object[where] += count
@@ -289,7 +289,7 @@ def summed(case: Case, counts: Mapping[tuple[str, str], int]) -> dict[str, int]:
 
 
 def machine() -> dict[str, str]:
-    """What counts depend on: the first line for the engine's, all of it for those with Python."""
+    """Return the versions on which counts depend: the engine's on the compiler, those with Python on all."""
     compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     return {
         "compiler": f"{platform.machine()}, {compiler}",
@@ -299,7 +299,7 @@ def machine() -> dict[str, str]:
 
 
 def comparable(record: dict[str, Any], here: dict[str, str]) -> tuple[list[str], str]:
-    """Which counts of a record can be compared with those of this machine, and why not all."""
+    """Return the kinds of counts of a record that this machine can compare, and the reason if these are not all."""
     others = [name for name in here if record["machine"][name] != here[name]]
     if not others:
         return ["engine", "with Python"], ""
@@ -308,33 +308,33 @@ def comparable(record: dict[str, Any], here: dict[str, str]) -> tuple[list[str],
     return kinds, f"{'nothing' if not kinds else 'only the engine'} was compared, the record is of {what}"
 
 
-def too_many(record: dict[str, Any], found: dict[str, dict[str, int]], kinds: list[str]) -> list[str]:
-    """What takes more than was recorded."""
+def too_many(record: dict[str, Any], results: dict[str, dict[str, int]], kinds: list[str]) -> list[str]:
+    """Return a line for each count that exceeds the record by more than the tolerance."""
     wrong = []
-    for what, counts in found.items():
+    for what, counts in results.items():
         for kind in kinds:
             before = record["instructions"].get(what, {}).get(kind)
             if before is None:
                 wrong.append(f"{what}: not in the record")
             elif counts[kind] > before * (1 + TOLERANCE) + 2:
-                more = counts[kind] / before - 1
-                wrong.append(f"{what}: {counts[kind]} instructions ({kind}), {more:.1%} more than {before}")
+                excess = counts[kind] / before - 1
+                wrong.append(f"{what}: {counts[kind]} instructions ({kind}), {excess:.1%} more than {before}")
     return wrong
 
 
-def table(found: dict[str, dict[str, int]], record: dict[str, dict[str, int]] | None = None) -> str:
-    """Beside what is recorded, if that is given."""
+def table(results: dict[str, dict[str, int]], record: dict[str, dict[str, int]] | None = None) -> str:
+    """Return a table of the results, with a column of the recorded counts if there is a record."""
     names = ["what", "engine", "with Python", *["recorded"] * (record is not None)]
-    rows = [[what, *counts.values()] for what, counts in found.items()]
+    rows = [[what, *counts.values()] for what, counts in results.items()]
     if record is not None:
         rows = [[*row, record.get(row[0], {}).get("with Python", "")] for row in rows]
     return "\n".join([head(*names), *(cells(*row) for row in rows)])
 
 
-def write(here: dict[str, str], found: dict[str, dict[str, int]]) -> None:
+def write(here: dict[str, str], results: dict[str, dict[str, int]]) -> None:
     """Renew the record and the page that shows it."""
-    RECORD.write_text(json.dumps({"machine": here, "instructions": found}, indent=1) + "\n", encoding="utf-8")
-    RECORD.with_suffix(".md").write_text(PAGE.format(table=table(found), **here), encoding="utf-8")
+    RECORD.write_text(json.dumps({"machine": here, "instructions": results}, indent=1) + "\n", encoding="utf-8")
+    RECORD.with_suffix(".md").write_text(PAGE.format(table=table(results), **here), encoding="utf-8")
     print(f"\nwritten to {RECORD.relative_to(ROOT)} and the page beside it")
 
 
@@ -344,15 +344,15 @@ How many instructions do the hot calls take, counted by valgrind's callgrind, fo
 
 {compiler}; Python {python}; NumPy {numpy}
 
-*engine* is what memoire's compiled modules take, *with Python* adds the interpreter and NumPy; the C and mathematics
-libraries, which choose their code by processor, are in neither. `make instructions` compares, CI runs it.
+*engine* counts memoire's compiled modules, *with Python* adds the interpreter and NumPy. Neither counts the C and
+mathematics libraries, whose code depends on the processor. `make instructions` compares, CI runs it.
 
 {table}
 """
 
 
 def why_not() -> str:
-    """What is missing here, or nothing."""
+    """Return the reason why instructions cannot be counted on this machine, or ""."""
     if shutil.which("valgrind") is None:
         return "valgrind is not installed (Debian, Ubuntu: apt-get install valgrind)"
     if shutil.which("cc") is None or not Path("/usr/include/valgrind/callgrind.h").exists():
@@ -365,9 +365,9 @@ def why_not() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"renew {RECORD.relative_to(ROOT)} and its page")
-    parser.add_argument("--only", default="", metavar="WORD", help="only what has this word in its name")
-    parser.add_argument("--profile", action="store_true", help="also show the functions in which most were spent")
-    parser.add_argument("--possible", action="store_true", help="only say whether they can be counted here")
+    parser.add_argument("--only", default="", metavar="WORD", help="only the cases with this word in their name")
+    parser.add_argument("--profile", action="store_true", help="also show the functions with the most instructions")
+    parser.add_argument("--possible", action="store_true", help="only report whether instructions can be counted here")
     parser.add_argument("--within", metavar="LIBRARY", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.within:
@@ -375,14 +375,14 @@ def main() -> int:
         return 0
     if reason := why_not():
         print(f"instructions are not counted here: {reason}")
-        return CANNOT
+        return SKIP_STATUS
     if chosen.possible:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         dumps = counted(Path(folder), chosen.only)
-    found = {case.what: summed(case, dumps[case.what]) for case in cases() if case.what in dumps}
+    results = {case.what: summed(case, dumps[case.what]) for case in cases() if case.what in dumps}
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    print(table(found, record["instructions"]))
+    print(table(results, record["instructions"]))
     if chosen.profile:
         for what, counts in dumps.items():
             print(f"\n{what}")
@@ -391,12 +391,12 @@ def main() -> int:
     here = machine()
     if chosen.write:
         kept = record["instructions"] if chosen.only and record["machine"] == here else {}
-        write(here, {case.what: (kept | found)[case.what] for case in cases() if case.what in kept | found})
+        write(here, {case.what: (kept | results)[case.what] for case in cases() if case.what in kept | results})
         return 0
     kinds, left_out = comparable(record, here)
-    if wrong := too_many(record, found, kinds):
+    if wrong := too_many(record, results, kinds):
         print("\nmore than was recorded:\n" + "\n".join(wrong))
-        print(f"Where that is worth it, say why in the commit, and renew the record: {RENEW}")
+        print(f"If the change is worth its cost, give the reason in the commit, and renew the record: {RENEW}")
     print(f"\n{left_out or 'everything was compared with the record'}")
     return 1 if wrong else 0
 

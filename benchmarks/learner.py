@@ -1,15 +1,15 @@
-"""How does a learner's replay compare with every peer's, and with NumPy: insert, draw and gather, update, the tree?
+"""A learner's replay beside all peers and NumPy: insert, draw and gather, update, the tree.
 
-cpprb, TorchRL, Stable-Baselines3 and Reverb each run in a process and an environment of their own (build/peers, made
-when it is missing: torch and TensorFlow are gigabytes), are given the same steps, and keep them as they recommend:
+cpprb, TorchRL, Stable-Baselines3 and Reverb each run in a process and an environment of their own (build/peers, created
+if it is missing: torch and TensorFlow are gigabytes). All store the same steps, each as its documentation recommends:
 
-* memoire and cpprb store a frame once, cpprb twice where windows have several steps; TorchRL and Stable-Baselines3
-  store whole stacks for both states, and hold fewer entries of W2 for that, which is in their favour.
-* memoire and Stable-Baselines3 make n-step sums when drawing, cpprb when inserting, TorchRL is given them.
+* memoire and cpprb store a frame once, cpprb twice if windows have several steps; TorchRL and Stable-Baselines3
+  store whole stacks for both states, and so hold fewer entries of W2, which is in their favour.
+* memoire and Stable-Baselines3 compute n-step sums when drawing, cpprb when inserting; TorchRL receives them.
 * Reverb makes an item of each step through its structured writer; server and client are in one process.
-* Stable-Baselines3 draws uniformly: it knows no priorities, and so no trees.
+* Stable-Baselines3 draws uniformly: it has no priorities, and so no trees.
 
-One thread each, but for Reverb, which has its own.
+Each side has one thread, except Reverb, which has its own threads.
 """
 
 from functools import cache, partial
@@ -27,7 +27,7 @@ SLOTS = "NumPy, column[row] = value for each column"
 SLICES = "NumPy, column[a:b] = values for each column"
 GATHER = "NumPy, fancy indexing of as many rows"
 WHOLE = (("W1", 1_000_000, 1_000_000), ("W2", 50_000, 10_000))
-"""Tasks, their entries, and those of peers that store whole stacks."""
+"""Tasks, their entries, and the entries of peers that store whole stacks."""
 
 
 @cache
@@ -40,7 +40,7 @@ def filled(task: Task) -> memoire.Buffer:
 
 
 def by_writer(task: Task) -> Side:
-    """`writer.step` for one environment, as an actor calls it: checks, both flags, the open episode."""
+    """Return calls of `writer.step` for one environment, as an actor makes them, with checks and both flags."""
     buffer = buffer_of(task, task.ring)
     writer = buffer.writer(num_envs=1, autoreset="disabled", check=False)
     frames = [frame[None] for frame in task.frames]
@@ -55,7 +55,7 @@ def by_writer(task: Task) -> Side:
 
 
 def by_add(task: Task) -> Side:
-    """`memory.add`, for a caller that keeps count of episodes; the close is in it."""
+    """Return calls of `memory.add` for an episode, its close included."""
     memory = buffer_of(task, task.ring).memory
     rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, strict=True))
 
@@ -92,11 +92,11 @@ ROWS = (
      {"cpprb": "draw-{}-cpprb", "NumPy,": "draw-{}-numpy"}),
     (f"update {BATCH} priorities", updates, {}, "updates", ("cpprb", "torchrl", "reverb"), {}),
 )  # fmt: skip
-"""For each row: its name, memoire's side, NumPy's, the peers' side, the peers, and the aims by baseline."""
+"""Name, memoire's side, NumPy's side, the peers' side, the peers, and the aims by baseline of each row."""
 
 
 def of_task(report: Report, task: Task, stacked: int, pace: dict[str, Any]) -> None:
-    """The rows of a task; `stacked` is how many entries those hold that store whole stacks."""
+    """Add the rows of a task; peers that store whole stacks hold `stacked` entries."""
     for what, ours, limit, make, names, aims in ROWS:
         if not report.wants(f"{what}, {task.name}"):
             continue
@@ -113,7 +113,7 @@ def of_task(report: Report, task: Task, stacked: int, pace: dict[str, Any]) -> N
 
 
 def of_tree(report: Report, leaves: int, pace: dict[str, Any]) -> None:
-    """The tree alone."""
+    """Add the rows of the priority tree alone."""
     tree = _core.PriorityTree(leaves)
     tree.set(np.arange(leaves), leaf_weights(leaves))
     sides = {"draw": in_rotation(tree.draw, FRACTIONS), "update": in_rotation(tree.set, *leaf_updates(leaves))}

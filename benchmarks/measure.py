@@ -1,7 +1,7 @@
-"""How the benchmarks measure: the sides of a comparison take turns in one run, and the ratio is what counts.
+"""Measurement and reports of the benchmarks: the sides of a comparison take turns in a run, and the result is a ratio.
 
-A shared machine is noisy, so that a figure alone says little; two figures taken a moment apart share the noise. Each
-side is called often enough to fill a time slice, the slices of both alternate, and the ratio is taken in each round.
+A shared machine is noisy, so that a single figure says little; two figures measured a moment apart share the noise.
+The calls of each side fill a time slice, the slices of all sides alternate, and each round gives a ratio.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 from aims import read
 from aims import write as write_aims
-from peers import NAMES, PATIENCE, Company, PeerUnavailable
+from peers import ANSWER_TIMEOUT, NAMES, Company, PeerUnavailable
 from peers.tasks import clock, from_the_first
 
 Side = Callable[[], object]
@@ -29,7 +29,7 @@ Side = Callable[[], object]
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of what was measured."""
+    """Median and quartiles of measured values."""
 
     low: float
     middle: float
@@ -44,13 +44,13 @@ class Spread:
 
     @classmethod
     def one(cls, value: float) -> "Spread":
-        """Of what was measured once."""
+        """Return the spread of a value that was measured once."""
         return cls(value, value, value)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row: what was done, how fast on both sides, and how they compare (above 1: memoire is faster)."""
+    """Row of a report: the operation, the rates of both sides, and their ratio (above 1: memoire is faster)."""
 
     what: str
     unit: str
@@ -64,38 +64,38 @@ class Result:
 
 @dataclass
 class Report:
-    """The rows of one file, printed as they come; written as a page, a plot and figures at the end."""
+    """Rows of one benchmark, printed as soon as they are measured; written as a page, a plot and figures at the end."""
 
     question: str
     facts: list[str]
-    """Paragraphs below the table: what the workloads are, what follows."""
+    """Paragraphs below the table, such as the workloads and the conclusions."""
     place: str | None = None
-    """A folder for the page, or the page, whose name the plot and the figures have, too. None: write nothing."""
+    """Folder for the page, or path of the page, whose name the plot and the figures share. None: write nothing."""
     only: str = ""
     quick: bool = False
     better: str = "faster"
-    """What a ratio above 1 says that memoire is."""
+    """Adjective for memoire that a ratio above 1 means."""
     company: Company = field(default_factory=lambda: Company("none"))
     results: list[Result] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def begin(
-        cls, question: str, *facts: str, better: str = "faster", peers: bool = False, patience: float = PATIENCE
+        cls, question: str, *facts: str, better: str = "faster", peers: bool = False, patience: float = ANSWER_TIMEOUT
     ) -> "Report":
-        """Read the flags, and print the head of the table.
+        """Parse the command line, print the head of the table, and return the empty report.
 
         Args:
-            peers: Whether there are peers to compare with.
+            peers: True if the benchmark compares with peers.
             patience: Seconds in which a peer has to start, or to take a turn.
         """
-        given = arguments(question, peers=peers)
-        company = Company(given.peers if peers else "none", patience)
+        args = arguments(question, peers=peers)
+        company = Company(args.peers if peers else "none", patience)
         print(f"{question}\n{machine()}\n\n{HEAD}", flush=True)
-        return cls(question, list(facts), given.write, given.only, given.quick, better, company)
+        return cls(question, list(facts), args.write, args.only, args.quick, better, company)
 
     def wants(self, what: str) -> bool:
-        """Whether a row of this name is to be measured."""
+        """Return True if --only selects a row of this name."""
         return self.only in what
 
     def add(self, *results: Result) -> None:
@@ -115,10 +115,10 @@ class Report:
                 theirs = {each: side for each, side in theirs.items() if NAMES[error.name] not in each}
 
     def finish(self, script: str) -> None:
-        """Write a page, a plot and figures, and what follows for the aims.
+        """Write the page, the plot, the figures, and the table of all aims.
 
         Args:
-            script: Whose report this is, and what its page is called in a folder.
+            script: Name of the benchmark, which is also the name of its page in a folder.
         """
         print(f"took {time.monotonic() - self.began:.0f} s")
         if self.place and self.results:
@@ -126,9 +126,9 @@ class Report:
             path.parent.mkdir(parents=True, exist_ok=True)
             rows, facts = "\n".join(map(line, self.results)), "\n\n".join([*self.facts, *self.company.facts()])
             where = path.stem.removeprefix(script).replace("-", " ").strip()
-            told = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
-            told["title"] = f"benchmarks/{script}.py" + (f", {where}" if where else "")
-            page = PAGE.format(name=path.stem, better=self.better, **told)
+            parts = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
+            parts["title"] = f"benchmarks/{script}.py" + (f", {where}" if where else "")
+            page = PAGE.format(name=path.stem, better=self.better, **parts)
             path.write_text(page.rstrip() + "\n", encoding="utf-8")
             draw(self.results, path.with_suffix(".svg"), f"memoire is {self.better} by this factor")
             aims = {each.aim: each.ratio for each in self.results if each.aim}
@@ -137,13 +137,13 @@ class Report:
 
 
 def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence[Result] = ()) -> None:
-    """Write the figures that answer rows of aims.toml to `name`.json, and the table of all aims anew.
+    """Write the figures that answer rows of aims.toml to `name`.json, and rewrite the table of all aims.
 
     Args:
-        folder: docs/benchmarks, or another.
-        name: The benchmark's.
-        aims: By the row's key what was measured: a ratio as the row wants it.
-        results: All rows of the benchmark, kept with them.
+        folder: docs/benchmarks, or another folder.
+        name: Name of the benchmark.
+        aims: Measured ratio by the key of its row.
+        results: All rows of the benchmark, which are written to the same file.
     """
     figures = {
         "machine": machine(),
@@ -156,10 +156,10 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
 
 @contextmanager
 def plot(path: Path, width: float, height: float, **grid: int) -> Iterator[Any]:
-    """The axes of a plot, which is written at the end as an SVG; the same figures give the same small file.
+    """Yield the axes of a plot, then write it as an SVG; the same figures give the same small file.
 
     Args:
-        width, height: Of all, in inches.
+        width, height: Size of the whole plot, in inches.
         grid: `nrows` and `ncols`, for several axes.
     """
     import matplotlib
@@ -175,7 +175,7 @@ def plot(path: Path, width: float, height: float, **grid: int) -> Iterator[Any]:
 
 
 def draw(results: Sequence[Result], path: Path, label: str) -> None:
-    """A bar for each row: the ratio, which `label` says the meaning of."""
+    """Draw a bar for the ratio of each row; `label` names the axis."""
     names = list(dict.fromkeys(each.baseline.split()[0] for each in results))
     labels = [f"{each.what}: {each.baseline.split(',')[0]}" for each in results]
     with plot(path, 4.0 + 0.075 * max(map(len, labels)), 0.28 * len(results) + 1.0) as axes:
@@ -195,12 +195,12 @@ def draw(results: Sequence[Result], path: Path, label: str) -> None:
 
 
 def cells(*values: object) -> str:
-    """A row of a table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(map(str, values))} |"
 
 
 def head(*names: str, left: int = 1) -> str:
-    """The first two lines of a table, whose first `left` columns are text."""
+    """Return the first two lines of a Markdown table, whose first `left` columns are text."""
     return cells(*names) + "\n" + cells(*["---"] * left, *["---:"] * (len(names) - left))
 
 
@@ -223,7 +223,7 @@ Medians; the sides took turns in one run, and the ratio was taken in each round:
 
 
 def write_page(folder: str | Path, script: str, question: str, *parts: str) -> None:
-    """A page that has no table of ratios: a title, the question, the machine, and these parts."""
+    """Write a page without a table of ratios: a title, the question, the machine, and these parts."""
     path = Path(folder, f"{script}.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = [f"# benchmarks/{script}.py", question, machine(), *parts]
@@ -231,7 +231,7 @@ def write_page(folder: str | Path, script: str, question: str, *parts: str) -> N
 
 
 def line(result: Result) -> str:
-    """A row of the table."""
+    """Return the line of a result in the report's table."""
     ratio = f"{result.ratio.middle:.2f} ({result.ratio.low:.2f} to {result.ratio.high:.2f})"
     ours, theirs = (f"{amount(side.middle)}{result.unit}" for side in (result.ours, result.theirs))
     aim = read()[result.aim] if result.aim else ""
@@ -239,7 +239,7 @@ def line(result: Result) -> str:
 
 
 def amount(value: float) -> str:
-    """1234567.0 -> '1.23 M'."""
+    """Return a value with its prefix of size: 1234567.0 becomes '1.23 M'."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {letter}"
@@ -247,7 +247,7 @@ def amount(value: float) -> str:
 
 
 def machine() -> str:
-    """What this ran on."""
+    """Return the processor, cores, load, system and versions of this machine, as text."""
     model = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -259,7 +259,7 @@ def machine() -> str:
 
 
 def installed(name: str) -> str:
-    """The version of a distribution."""
+    """Return the version of a distribution, or "from source" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -267,7 +267,7 @@ def installed(name: str) -> str:
 
 
 def calls_per_slice(side: Side, seconds: float) -> int:
-    """How often to call `side` to fill about `seconds`, or `side.most` times where it says that there is no more."""
+    """Return the calls of `side` that take about `seconds`, or `side.most` if the side has a fixed number."""
     most = getattr(side, "most", None)
     if most is not None:
         return int(most)
@@ -291,18 +291,18 @@ def contest(
     seconds: float = 0.05,
     aims: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Let memoire and its baselines take turns.
+    """Measure memoire and its baselines in turns, and return a row for each baseline.
 
     Args:
-        what: What a row is called: workload, shapes, dtypes.
-        ours: Does the thing once with memoire. A side may have `prepare()`, called before each turn, and `most`, the
-            calls of a turn; one in another process has `clock(count)`.
-        theirs: Do the same, by what they are in words.
-        unit: What is counted per second.
-        per_call: How many of them one call does.
-        rounds: How often each side has its turn.
-        seconds: About how long one turn takes.
-        aims: The rows of aims.toml that are answered, by the baseline.
+        what: Name of the row: workload, shapes, dtypes.
+        ours: Call of memoire. A side may have `prepare()`, called untimed before each turn, and `most`, the calls of a
+            turn; a side in another process has `clock(count)`.
+        theirs: Calls of the baselines, by their description.
+        unit: Unit of the rates.
+        per_call: Units of work in one call.
+        rounds: Measured turns of each side.
+        seconds: Approximate duration of a turn.
+        aims: Keys of the rows of aims.toml that are answered, by the baseline.
     """
 
     def take(side: Side, count: int) -> float:
@@ -315,63 +315,67 @@ def contest(
 
 
 def in_turns(takes: Sequence[Callable[[], Any]], rounds: int) -> list[list[Any]]:
-    """What each returned in each round; every other round goes the other way, so that nobody is always first.
+    """Return the results of each call in each round; every other round runs in reverse order.
 
-    One more round comes before these, and is not counted: connections are there then, and caches are warm.
+    One more round comes first and is not counted: afterwards connections are open, and caches are warm.
     """
-    found: list[list[Any]] = [[] for _ in takes]
+    values: list[list[Any]] = [[] for _ in takes]
     for turn in range(rounds + 1):
         for place in list(range(len(takes)))[:: 1 if turn % 2 else -1]:
-            found[place].append(takes[place]())
-    return [each[1:] for each in found]
+            values[place].append(takes[place]())
+    return [each[1:] for each in values]
 
 
 def results(
     what: str, rates: Sequence[Sequence[float]], baselines: Sequence[str], unit: str, aims: Mapping[str, str] | None
 ) -> list[Result]:
-    """A row for each baseline; the first rates are memoire's, the others' follow."""
+    """Return a row for each baseline; the first rates are memoire's, the rates of the baselines follow."""
     ours, *others = rates
-    found = []
+    rows = []
     for baseline, theirs in zip(baselines, others, strict=True):
         ratio = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
         aim = (aims or {}).get(baseline, "")
-        found.append(Result(what, unit, Spread.of(ours), Spread.of(theirs), ratio, baseline, aim))
-    return found
+        rows.append(Result(what, unit, Spread.of(ours), Spread.of(theirs), ratio, baseline, aim))
+    return rows
 
 
 def arguments(description: str, *, peers: bool = False, **numbers: int) -> argparse.Namespace:
-    """The flags that every benchmark has; `peers` adds whom to compare with, `numbers` flags of their names with their
-    defaults.
+    """Parse the flags that all benchmarks share; `peers` adds --peers, and each of `numbers` adds a flag of its name
+    with its default.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", metavar="FOLDER", help="also write the table as a page there, or as FOLDER/PAGE.md")
     parser.add_argument("--only", default="", metavar="WORD", help="only the rows with this word in their name")
-    parser.add_argument("--quick", action="store_true", help="small memories and few rounds: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small memories and few rounds: a check that the benchmark runs"
+    )
     if peers:
         known = ",".join(NAMES)
-        parser.add_argument("--peers", default=known, metavar="NAMES", help=f"whom to compare with: {known}, or none")
+        parser.add_argument(
+            "--peers", default=known, metavar="NAMES", help=f"peers to compare with: some of {known}; none for no peer"
+        )
     for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{default}, if it is left out")
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     return parser.parse_args()
 
 
 def resident(pid: int | str) -> int:
-    """Bytes of memory that a process has."""
+    """Return the resident memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 def spent_by(pids: Iterable[int]) -> float:
-    """Seconds of CPU that these processes have taken, all of their threads together."""
+    """Return the CPU seconds that all threads of these processes have used."""
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return the ids of a process and of all its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     family = [pid]
     for each in family:
@@ -383,7 +387,7 @@ TCP = "tcp://127.0.0.1:0"
 
 
 class Child:
-    """A process that does one thing each time it is told how often; it ends with this one."""
+    """Child process that runs `work` and takes orders over a pipe; None, or the end of this process, ends it."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -413,13 +417,13 @@ class Child:
 
 
 def tell(children: Iterable[Child], order: Any) -> None:
-    """Give all of them the same order."""
+    """Send the same order to all children."""
     for child in children:
         child.tell(order)
 
 
 def ask(children: Iterable[Child], order: Any, timeout: float = 120.0) -> list[Any]:
-    """Give all of them the same order; returns their answers."""
+    """Send the same order to all children, and return their answers."""
     tell(children, order)
     return [child.answer(timeout) for child in children]
 
@@ -430,19 +434,19 @@ def close(*sides: Any) -> None:
 
 
 class Embedded:
-    """A server in this process, its actors in others: a side whose turn is so many batches, from the first on.
+    """Side with a server in this process and actors in others; a turn is timed from its first batch on.
 
     Args:
-        draw: Takes the next batch.
-        act: An actor's process, called with its pipe, the server's endpoint, what is given, and the actor's number. It
-            is told for how many batches it has to insert.
+        draw: Draws the next batch.
+        act: Function of an actor's process, called with its pipe, the server's endpoint, `args`, and the actor's rank.
+            An order over the pipe is the number of batches for which the actor has to insert.
     """
 
     def __init__(
-        self, server: Any, draw: Callable[[], object], most: int, act: Callable[..., None], actors: int, *given: Any
+        self, server: Any, draw: Callable[[], object], most: int, act: Callable[..., None], actors: int, *args: Any
     ) -> None:
         self.server, self.draw, self.most = server, draw, most
-        self.children = [Child(act, server.endpoint, *given, rank) for rank in range(actors)]
+        self.children = [Child(act, server.endpoint, *args, rank) for rank in range(actors)]
 
     def clock(self, count: int) -> float:
         tell(self.children, count // len(self.children))
@@ -453,7 +457,7 @@ class Embedded:
 
 
 def serve(pipe: Any, serving: Any) -> None:
-    """Keep this open in a process of its own, and say where it is, until the pipe says None."""
+    """Send the endpoint of an open node over the pipe, and keep the node open until the pipe sends None."""
     with serving:
         pipe.send(serving.endpoint)
         while pipe.recv() is not None:

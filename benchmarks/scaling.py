@@ -1,9 +1,9 @@
-"""What does a cluster's throughput follow: actors, servers, the size of caches and of frames, readers at once?
+"""Throughput of a cluster by the number of actors, servers and readers, and by the size of caches and frames.
 
-Nodes are processes of their own (`memoire server`, `memoire proxy`), actors are real clients, several in a process,
+Nodes are processes of their own (`memoire server`, `memoire proxy`). Actors are real clients, several in a process,
 that draw caches from their memories and push them as fast as they may. All share this machine's cores, so that
-throughput stops growing where these are used up; what a node costs is said by its own processor time, which another
-machine would need too.
+throughput stops growing when all cores are busy. The cost of a node is its own processor time, which another machine
+would need, too.
 """
 
 import json
@@ -28,23 +28,23 @@ from memoire.nodes import local
 from memoire.nodes.launcher import Launcher
 
 PROCESSES = 3
-"""That the clients of one point share at most."""
+"""Maximum number of processes that the clients of one point share."""
 STEPS = 1000
-"""In the memory of each client."""
+"""Steps in the memory of each client."""
 TIMEOUT = 300.0
 
 
-# One process with several clients: told what to do over a pipe, it answers when that is done.
+# Processes with several clients: each takes orders over a pipe, and answers when an order is done.
 
 
 def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], dtype: str) -> None:
-    """Clients with full memories; they push as many caches as they are told to."""
+    """Run clients with full memories, which push as many caches as each order says."""
     random = np.random.default_rng(os.getpid())
     values = distinct(random, (STEPS, *state), dtype), distinct(random, (STEPS, 8), "float32"), np.ones(STEPS, "f4")
     weights = random.uniform(0.1, 2.0, STEPS).astype(np.float32)
     with ExitStack() as stack:
-        told = {"capacity": STEPS, "on_full": "block", "timeout": TIMEOUT}
-        clients = [stack.enter_context(memoire.connect(endpoint, **told)) for _ in range(count)]
+        settings = {"capacity": STEPS, "on_full": "block", "timeout": TIMEOUT}
+        clients = [stack.enter_context(memoire.connect(endpoint, **settings)) for _ in range(count)]
         for client in clients:
             client.memory.open(0)
             client.memory.extend(0, values, weights)
@@ -58,7 +58,7 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
                     while not client.push_cache(timeout=TIMEOUT):
                         pass
             until = time.monotonic() + seconds
-            while time.monotonic() < until:  # a client that has news says so twice a second
+            while time.monotonic() < until:  # a client with new figures reports them about twice a second
                 for client in clients:
                     client.scalars({"return": random.random()})
                 time.sleep(0.4)
@@ -68,28 +68,28 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
 
 
 def readers(pipe: Connection, endpoint: str, count: int) -> None:
-    """Learners far away; each draws as many batches as it is told to."""
+    """Run remote learners, each of which draws as many batches as each order says."""
     with ExitStack() as stack:
-        all_of_them = [stack.enter_context(memoire.Reader([endpoint], timeout=TIMEOUT)) for _ in range(count)]
-        for reader in all_of_them:
+        remotes = [stack.enter_context(memoire.Reader([endpoint], timeout=TIMEOUT)) for _ in range(count)]
+        for reader in remotes:
             reader.get_batch(BATCH, TIMEOUT)
         pipe.send(None)
         while (orders := pipe.recv()) is not None:
             for _ in range(orders[0]):
-                for reader in all_of_them:
+                for reader in remotes:
                     reader.get_batch(BATCH, TIMEOUT)
             pipe.send(None)
 
 
 class Group:
-    """Processes that do the same: together they are `count` clients of an endpoint."""
+    """Processes that run the same work: together they are `count` clients of an endpoint."""
 
-    def __init__(self, work: Callable[..., None], count: int, endpoint: str, *given: Any) -> None:
+    def __init__(self, work: Callable[..., None], count: int, endpoint: str, *args: Any) -> None:
         shares = [count // PROCESSES + (place < count % PROCESSES) for place in range(min(PROCESSES, count))]
-        self.children = [Child(work, endpoint, share, *given) for share in shares]
+        self.children = [Child(work, endpoint, share, *args) for share in shares]
 
     def ask(self, count: int, seconds: float = 0.0) -> float:
-        """Seconds until all of them have done it."""
+        """Send an order to all processes, and return the seconds until all have answered."""
         began = time.perf_counter()
         ask(self.children, (count, seconds), TIMEOUT)
         return time.perf_counter() - began
@@ -100,7 +100,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster, and what its actors have."""
+    """Cluster to measure: columns of its entries, parameters, and number of nodes."""
 
     state: tuple[int, ...] = (64,)
     dtype: str = "float32"
@@ -115,7 +115,7 @@ class Setup:
 
     @contextmanager
     def running(self) -> Iterator[local.LocalCluster]:
-        """The cluster, until the end of the block."""
+        """Start the cluster, which runs until the end of the block."""
         settings = [f"{name}={json.dumps(value)}" for name, value in self.parameters.items()]
         nodes = local.Nodes(schema=self.schema, settings=settings, servers=self.servers, proxies=self.proxies)
         with Launcher() as starting:
@@ -129,23 +129,23 @@ class Setup:
 
     @property
     def sample_bytes(self) -> float:
-        """Of one sample on the wire, as `memoire plan` calculates."""
+        """Bytes of a sample on the wire, as `memoire plan` calculates them."""
         return plan.sample_bytes(self.schema, memoire.Parameters(**self.parameters))
 
 
 def spent_in(cluster: local.LocalCluster) -> np.ndarray:
-    """Processor seconds that the threads of all servers, and of all proxies, have used."""
+    """Return the processor seconds that all servers and all proxies have used: [2]."""
     return np.array([spent_by(node.process.pid for node in nodes) for nodes in (cluster.servers, cluster.proxies)])
 
 
 def memory_of(cluster: local.LocalCluster) -> int:
-    """Bytes of memory that all servers have."""
+    """Return the resident memory of all servers in bytes."""
     return sum(resident(node.process.pid) for node in cluster.servers)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one setup did."""
+    """Measured work of a setup: messages, samples, bytes, time, and the costs of its nodes."""
 
     name: str
     messages: int
@@ -155,9 +155,9 @@ class Point:
     server: float
     """Processor seconds of all servers."""
     proxy: float
-    """Of all proxies."""
+    """Processor seconds of all proxies."""
     resident: tuple[int, int] = (0, 0)
-    """Bytes of memory of the servers, before and after."""
+    """Resident memory of all servers in bytes, before and after."""
 
     def __str__(self) -> str:
         million = 1e6 / self.samples
@@ -177,7 +177,7 @@ HEAD = head("", "samples", "bytes", *COLUMNS)
 
 
 def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
-    """Clients push `caches` together."""
+    """Measure clients that together push `caches` caches."""
     each = max(1, caches // clients)
     with setup.running() as cluster, setup.actors(cluster, clients) as group:
         group.ask(max(1, each // 8))
@@ -189,7 +189,7 @@ def pushed(name: str, setup: Setup, clients: int, caches: int) -> Point:
 
 
 def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
-    """Readers draw `batches` together, from caches that are drawn again and again."""
+    """Measure readers that together draw `batches` batches, from caches that are drawn repeatedly."""
     each = max(1, batches // count)
     with setup.running() as cluster, setup.actors(cluster, 3) as pushers:
         pushers.ask(6)
@@ -201,9 +201,10 @@ def drawn(name: str, setup: Setup, count: int, batches: int) -> Point:
     return Point(name, each * count, samples, samples * setup.sample_bytes, seconds, *used, (memory, memory_after))
 
 
-def told(clients: int, seconds: float) -> tuple[float, float, float]:
-    """Processor seconds per second of a server and a proxy for each client that has news, and bytes of memory of the
-    server for each."""
+def news_costs(clients: int, seconds: float) -> tuple[float, float, float]:
+    """Return the costs of each client that reports figures: processor seconds per second of a server and of a proxy,
+    and bytes of memory of the server.
+    """
     setup = Setup(proxies=1)
     with setup.running() as cluster:
         empty = memory_of(cluster)
@@ -217,10 +218,10 @@ def told(clients: int, seconds: float) -> tuple[float, float, float]:
 
 
 def line_through(points: list[Point], seconds: Callable[[Point], float]) -> tuple[float, float]:
-    """Processor seconds for each message and for each byte: the line through the points, nowhere below zero."""
+    """Fit a line through the points, with no negative coefficient: processor seconds for each message and each byte."""
     sizes = np.array([point.bytes / point.messages for point in points])
     costs = np.array([seconds(point) / point.messages for point in points])
-    # The relative distance counts: small messages say what a message costs, large ones what a byte does.
+    # Relative distances are minimized: small messages show the cost of a message, large messages the cost of a byte.
     rows = np.column_stack([np.ones(len(points)), sizes]) / costs[:, None]
     message, byte = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)[0]
     return max(float(message), 0.0), max(float(byte), 0.0)
@@ -237,7 +238,7 @@ SWEEPS = {
 
 
 def sweep(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iterator[Point]:
-    """Measure each point of one sweep."""
+    """Yield the measured points of a sweep; `some` selects from its values."""
     if name == "actors":
         for clients in some([1, 2, 4, 8, 16, 32, 64]):
             yield pushed(str(clients), Setup(), clients, 2048 // scale)
@@ -265,22 +266,22 @@ def sweep(name: str, scale: int, some: Callable[[list[Any]], list[Any]]) -> Iter
 Sweeps = dict[str, list[Point]]
 
 
-def costs_of(found: Sweeps, clients: int, seconds: float) -> plan.NodeCosts:
-    """What `memoire plan` calculates with, as it was measured here."""
-    cache, cache_byte = line_through(found["caches"] + found["frames"], lambda point: point.server)
-    relayed, relayed_byte = line_through(found["caches"], lambda point: point.proxy)
-    draw, draw_byte = line_through(found["readers"] + found["stacks"], lambda point: point.server)
-    server, proxy, memory = told(clients, seconds)
+def costs_of(sweeps: Sweeps, clients: int, seconds: float) -> plan.NodeCosts:
+    """Return the measured costs of nodes, in the form that `memoire plan` calculates with."""
+    cache, cache_byte = line_through(sweeps["caches"] + sweeps["frames"], lambda point: point.server)
+    relayed, relayed_byte = line_through(sweeps["caches"], lambda point: point.proxy)
+    draw, draw_byte = line_through(sweeps["readers"] + sweeps["stacks"], lambda point: point.server)
+    server, proxy, memory = news_costs(clients, seconds)
     return plan.NodeCosts(
         server_cache=cache, server_byte=cache_byte, proxy_cache=relayed, proxy_byte=relayed_byte, draw=draw,
         draw_byte=draw_byte, server_client=server, proxy_client=proxy, client_memory=memory,
     )  # fmt: skip
 
 
-def draw(found: Sweeps, path: Path) -> None:
-    """Throughput and the servers' processor time, along each sweep."""
+def draw(sweeps: Sweeps, path: Path) -> None:
+    """Draw the throughput and the servers' processor time of each sweep."""
     with plot(path, 11, 6, nrows=2, ncols=3) as axes:
-        for axis, (name, points) in zip(axes.flat, found.items(), strict=True):
+        for axis, (name, points) in zip(axes.flat, sweeps.items(), strict=True):
             names, other = [point.name for point in points], axis.twinx()
             axis.plot(names, [point.samples / point.seconds / 1e3 for point in points], "o-", color="C0")
             axis.set_ylabel("thousand samples/s", color="C0")
@@ -292,47 +293,47 @@ def draw(found: Sweeps, path: Path) -> None:
 
 
 def compared(costs: plan.NodeCosts) -> str:
-    """A table: what was measured now, beside what `memoire plan` calculates with."""
+    """Return a table of the measured costs, beside the costs with which `memoire plan` calculates."""
     rows = [head("", "measured now", "in `memoire plan`")]
     of_each = zip(plan.NodeCosts.UNITS.values(), costs.values(), plan.COSTS.values(), strict=True)
-    for (what, unit, scale), now, there in of_each:
-        rows.append(cells(what, f"{now * scale:.3g} {unit}", f"{there * scale:.3g} {unit}"))
+    for (what, unit, scale), measured, planned in of_each:
+        rows.append(cells(what, f"{measured * scale:.3g} {unit}", f"{planned * scale:.3g} {unit}"))
     return "\n".join(rows)
 
 
 def flat(points: list[Point]) -> str:
-    """Memory of the server while readers draw."""
+    """Return the memory of the server before and after the draws of each number of readers, as text."""
     return ", ".join(f"{p.name}: {p.resident[0] >> 20} to {p.resident[1] >> 20} MiB" for p in points)
 
 
 def main() -> None:
-    given = arguments(__doc__)
+    args = arguments(__doc__)
     print(f"{__doc__}\n{machine()}", flush=True)
-    some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if given.quick else list
-    found: Sweeps = {}
+    some: Callable[[list[Any]], list[Any]] = (lambda each: each[:: max(1, len(each) - 1)]) if args.quick else list
+    sweeps: Sweeps = {}
     for name, title in SWEEPS.items():
-        if given.only in name:
+        if args.only in name:
             print(f"\n{title}\n\n{HEAD}", flush=True)
-            for point in sweep(name, 16 if given.quick else 1, some):
+            for point in sweep(name, 16 if args.quick else 1, some):
                 print(point, flush=True)
-                found.setdefault(name, []).append(point)
-    if given.only:
+                sweeps.setdefault(name, []).append(point)
+    if args.only:
         return
-    far = flat(found["readers"]), flat(found["stacks"])
+    far = flat(sweeps["readers"]), flat(sweeps["stacks"])
     memory = f"Memory of the server, before and after, by readers: {far[0]}; W2: {far[1]}."
-    costs = compared(costs_of(found, 20 if given.quick else 300, 1.0 if given.quick else 10.0))
+    costs = compared(costs_of(sweeps, 20 if args.quick else 300, 1.0 if args.quick else 10.0))
     print(f"\n{memory}\n\n{costs}")
-    if given.write:
-        tables = [f"## {SWEEPS[name]}\n\n{HEAD}\n" + "\n".join(map(str, points)) for name, points in found.items()]
+    if args.write:
+        tables = [f"## {SWEEPS[name]}\n\n{HEAD}\n" + "\n".join(map(str, points)) for name, points in sweeps.items()]
         parts = [FOLLOWS, "![throughput and cost](scaling.svg)", *tables, memory]
-        write_page(given.write, "scaling", __doc__, *parts, COSTS, costs)
-        draw(found, Path(given.write, "scaling.svg"))
+        write_page(args.write, "scaling", __doc__, *parts, COSTS, costs)
+        draw(sweeps, Path(args.write, "scaling.svg"))
 
 
 FOLLOWS = """\
-[../scaling.md](../scaling.md) says what follows. *cores of the nodes* is the processor time of servers and proxies over
-the time it took: what is left of the machine's cores was the actors' or the readers'."""
-COSTS = "## Costs\n\nWhat a message costs and what a byte costs are the line through the points above."
+[../scaling.md](../scaling.md) has the conclusions. *cores of the nodes* is the processor time of servers and proxies
+divided by the elapsed time; actors and readers used the rest of the machine's cores."""
+COSTS = "## Costs\n\nThe costs of a message and of a byte are the coefficients of a line through the points above."
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What do a trainer's samples cost, in its memory and in its checkpoints, beside TMRL's ways to keep them?"""
+"""Costs of a trainer's samples in its memory and in its checkpoints, beside the storage of TMRL."""
 
 import pickle
 import random
@@ -20,19 +20,19 @@ from memoire.tmrl.memory_dataloading import MemoryDataloading
 
 SAMPLES, EPISODE, ACTIONS, BATCH = 100_000, 100, 4, 256
 DATA = 8 + 16 + 4 + 1
-"""Bytes of a sample: act, obs, rew, done."""
+"""Bytes of a sample: action, observation, reward, done."""
 BOUND = 60.0
-"""Seconds within which a trainer has to go on."""
+"""Seconds within which a trainer has to resume."""
 FACTS = f"""Samples are a drone's: four numbers, an action of two, a reward, and whether the episode is over.
 
-*Batches* come out of two memories with the same {SAMPLES} samples, to each of which belong the last {ACTIONS} actions,
-which are left out on the way and rebuilt. Batches have {BATCH} samples, as arrays of NumPy. *Item by item* is the
+*Batches* come out of two memories with the same {SAMPLES} samples, each with the last {ACTIONS} actions,
+which are not sent but rebuilt. Batches have {BATCH} samples, as arrays of NumPy. *Item by item* is the
 memory of TMRL's tutorial: lists of parts, `get_transition` for each item, then one array of each part.
 
-Of the samples of a *checkpoint* one in a hundred is new. The baseline pickles the lists of parts that the memory of
+In a *checkpoint*, one sample in a hundred is new. The baseline pickles the lists of parts that the memory of
 TMRL's tutorial keeps, as TMRL's checkpoints do. *Data* are the arrays of all samples, without anything beside them. A
-trainer goes on when its memory has all samples again, by its own `append`; its peak is beside what that memory takes
-then."""
+trainer resumes when its memory has all samples again, by its own `append`; its peak is compared with the final size of
+that memory."""
 
 
 class ItemByItem(MemoryDataloading):
@@ -55,7 +55,7 @@ class ItemByItem(MemoryDataloading):
 
 
 def buffers(count: int, values: np.random.Generator) -> Iterator[Any]:
-    """What workers send, so many samples."""
+    """Yield so many samples as the buffers that workers send."""
     for _ in range(count // EPISODE):
         acts, obs = values.random((EPISODE, 2), np.float32), values.random((EPISODE, 4, 1), np.float32)
         rewards = values.random(EPISODE, np.float32)
@@ -64,15 +64,15 @@ def buffers(count: int, values: np.random.Generator) -> Iterator[Any]:
 
 
 def item_by_item(count: int) -> tuple[ItemByItem, list[Any]]:
-    """The memory of the tutorial, with so many samples, and what was given to it."""
-    made, given = ItemByItem(device=None, nb_steps=1, batch_size=BATCH), list(buffers(count, np.random.default_rng(0)))
-    for buffer in given:
-        made.append(buffer)
-    return made, given
+    """Return the memory of the tutorial with so many samples, and the buffers of these samples."""
+    memory, rows = ItemByItem(device=None, nb_steps=1, batch_size=BATCH), list(buffers(count, np.random.default_rng(0)))
+    for buffer in rows:
+        memory.append(buffer)
+    return memory, rows
 
 
 def row(what: str, unit: str, ours: float, theirs: float, baseline: str, aim: str, *, share: bool = False) -> Result:
-    """A row of one measurement: how many times as much the baseline is, or which share of it memoire takes."""
+    """Return the row of one measurement: the ratio of the baseline to memoire, or memoire's share of the baseline."""
     ratio = ours / theirs if share else theirs / ours
     return Result(what, unit, *map(Spread.one, (ours, theirs, ratio)), baseline, aim)
 
@@ -93,7 +93,7 @@ def checkpoints(samples: int, folder: str) -> Iterator[Result]:
     seconds, grown = time.perf_counter() - began, resident("self") - base
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base
     before, on_disk = sizes
-    pickled = 10 * len(pickle.dumps(item_by_item(samples // 10)[0].data))  # counted for a tenth of them
+    pickled = 10 * len(pickle.dumps(item_by_item(samples // 10)[0].data))  # measured with a tenth of the samples
     what, disk = f"bytes of a checkpoint, {held}, 1 % new", f"bytes on disk, {held}: their share"
     yield row(what, "B", on_disk - before, pickled, "pickling all", "checkpoint-written")
     yield row(disk, "B", on_disk, DATA * samples, "the data", "checkpoint-disk", share=True)
@@ -104,14 +104,14 @@ def checkpoints(samples: int, folder: str) -> Iterator[Result]:
 
 def main() -> None:
     report = Report.begin(__doc__, FACTS, better="better")
-    if report.wants("checkpoint"):  # first: the peak is of all that this process has ever had
+    if report.wants("checkpoint"):  # first: the peak is that of the whole life of this process
         with tempfile.TemporaryDirectory() as folder:
             report.add(*checkpoints(50_000 if report.quick else 1_000_000, folder))
     if report.wants(f"batches of {BATCH}"):
         random.seed(0)
-        theirs, given = item_by_item(SAMPLES)
+        theirs, packets = item_by_item(SAMPLES)
         ours = TmrlMemory(batch_size=BATCH, memory_size=SAMPLES, codec=Codec(history=ActionHistory(ACTIONS)))
-        for buffer in given:
+        for buffer in packets:
             ours.append(buffer)
         rounds, aims = 5 if report.quick else 15, {"item by item": "generic-memory"}
         sides = ours.sample, {"item by item": theirs.sample}

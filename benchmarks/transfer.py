@@ -1,4 +1,4 @@
-"""How fast do samples get from a worker to a trainer, and models back, beside TMRL's transport (tlspyo)?"""
+"""Rates of samples from a worker to a trainer, and of models back, beside TMRL's transport (tlspyo)."""
 
 import tempfile
 import time
@@ -20,15 +20,15 @@ from memoire.security import provision as key_writer
 from memoire.wire import _bytes
 
 WORKERS: Final = 8
-"""That a model goes to."""
+"""Number of workers that receive a model."""
 LENGTHS: Final = 100, 1000
-"""Samples that are sent together."""
+"""Numbers of samples in a packet."""
 SENT: Final = 100_000
-"""Samples of a turn."""
+"""Number of samples of a turn."""
 TAKEN: Final = 8192
-"""Samples that are asked for at once, as a trainer of `memoire.rl` does."""
+"""Samples of one request, as a trainer of `memoire.rl` makes it."""
 MODELS: Final = 20
-"""Models of a turn."""
+"""Number of models of a turn."""
 CAPACITY: Final = 1_000_000
 TIMEOUT: Final = 60.0
 SCHEMA: Final = memoire.Schema(
@@ -40,16 +40,16 @@ SCHEMA: Final = memoire.Schema(
     }
 )
 FACTS: Final = f"""A worker, a server and a trainer are processes of their own. A *sample* is a drone's: an action
-of two numbers, an observation of four, a reward, and whether it is the last of those that are sent together. A turn is
-timed from the order to the worker until the trainer has all of them. An episode of TMRL's tutorial has 100 samples, one
+of two numbers, an observation of four, a reward, and a flag at the last sample of a packet. A turn is timed from the
+order to the worker until the trainer has all samples. An episode of TMRL's tutorial has 100 samples, one
 of its games 1000. *Columns* is what `memoire.rl` sends: arrays for each packet. *Objects* is what `memoire.tmrl` sends,
-as TMRL does: tuples of small arrays, each of which is packed by the worker and made anew by the trainer. Memoire's
-trainer asks for {TAKEN} samples at a time. tlspyo is asked for all packets of a turn at once, which is its fastest use:
-TMRL's trainer asks again and again. Its wire is TLS in *encrypted* rows, memoire's is CURVE.
+as TMRL does: tuples of small arrays, each of which the worker packs and the trainer rebuilds. Memoire's trainer asks
+for {TAKEN} samples at a time. The benchmark asks tlspyo for all packets of a turn at once, which is the fastest use:
+TMRL's trainer asks repeatedly. In *encrypted* rows, tlspyo's wire is TLS, and memoire's is CURVE.
 
-A *model* has 1 MB. It is timed until each of {WORKERS} workers, processes of their own, has it as bytes. *Plain* has
-ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *XXH3* both ends compute it of each model,
-as memoire's publisher, server and workers do."""
+A *model* has 1 MB. Each model is timed until each of {WORKERS} workers, processes of their own, has the model as
+bytes. *Plain* has ZeroMQ alone: a PUB socket, and a SUB socket in each worker. With *XXH3* both ends compute this
+checksum of each model, as memoire's publisher, server and workers do."""
 
 
 def keys_of(folder: str | None, role: str) -> Path | None:
@@ -57,7 +57,7 @@ def keys_of(folder: str | None, role: str) -> Path | None:
 
 
 def both_tables(pipe: Connection, folder: str | None) -> None:
-    """A server of both tables."""
+    """Run a server with the tables of columns and of samples."""
     tables = {
         "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="oldest"),
         TABLE: samples_table(CAPACITY),
@@ -66,7 +66,7 @@ def both_tables(pipe: Connection, folder: str | None) -> None:
 
 
 def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length: int) -> None:
-    """A worker that sends as many packets as it is told."""
+    """Run a worker, which sends as many packets as each order says."""
     with memoire.connect(endpoint, table=table, keys=keys_of(folder, "actor")) as client:
         ready: list[Any] = list(columns(length))
         if table != "columns":
@@ -80,7 +80,7 @@ def send(pipe: Connection, endpoint: str, folder: str | None, table: str, length
 
 
 def follow(pipe: Connection, endpoint: str, folder: str | None) -> None:
-    """A worker that says which models it has got."""
+    """Run a worker, which reports the version of each model that it receives."""
     with memoire.connect(endpoint, table="columns", keys=keys_of(folder, "actor")) as client:
         handle, seen = client.model("actor"), 0
         pipe.send(0)
@@ -91,7 +91,7 @@ def follow(pipe: Connection, endpoint: str, folder: str | None) -> None:
 
 
 def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
-    """A worker with a plain socket."""
+    """Run a worker with a plain SUB socket, which reports the size of each message."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.subscribe(b"")
         socket.connect(endpoint)
@@ -104,7 +104,7 @@ def subscribe(pipe: Connection, endpoint: str, is_checked: bool) -> None:
 
 
 class Plain:
-    """The same by plain sockets."""
+    """Side that sends models to workers over plain sockets."""
 
     most = MODELS
 
@@ -115,7 +115,7 @@ class Plain:
         where = self._socket.last_endpoint.decode(), is_checked
         self._workers = [place.start(subscribe, *where).pipe for _ in range(WORKERS)]
         deadline = time.monotonic() + TIMEOUT
-        while not all(each.poll(0.1) for each in self._workers):  # a subscription is there some time later
+        while not all(each.poll(0.1) for each in self._workers):  # a subscription takes effect after some time
             assert time.monotonic() < deadline
             self._socket.send(b"")
         self._socket.send(b"last")
@@ -135,7 +135,7 @@ class Plain:
 
 
 class Place:
-    """A server, and the processes that send to it and follow it, until `close`."""
+    """Server, and the processes that send to it and follow it, until `close`."""
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
@@ -143,8 +143,8 @@ class Place:
         self._readers: list[memoire.Reader] = []
         self.endpoint = self.start(both_tables, folder).first_answer
 
-    def start(self, target: Any, *given: object) -> Child:
-        self.processes.append(Child(target, *given))
+    def start(self, target: Any, *args: object) -> Child:
+        self.processes.append(Child(target, *args))
         return self.processes[-1]
 
     def reader(self, table: str) -> memoire.Reader:
@@ -152,7 +152,7 @@ class Place:
         return self._readers[-1]
 
     def close(self) -> None:
-        """End all that was started here; then a folder of keys may go."""
+        """End all readers and processes; afterwards the folder of keys may be deleted."""
         close(*self._readers)
         for child in self.processes:
             child.process.kill()
@@ -161,7 +161,7 @@ class Place:
 
 
 class Packets:
-    """Packets from one worker, as columns or as samples of any form."""
+    """Side that receives packets from one worker, as columns or as samples of any form."""
 
     def __init__(self, place: Place, table: str, length: int) -> None:
         self.most = SENT // length
@@ -185,7 +185,7 @@ class Packets:
 
 
 class Models:
-    """A model to all workers, until each has it."""
+    """Side that sends models to all workers, and waits until each worker has each model."""
 
     most = MODELS
 
@@ -204,7 +204,7 @@ class Models:
 
 
 def samples(report: Report, what: str, keys: str | None, security: str | None, rounds: int) -> None:
-    """Rows for two lengths of packets, and two forms of samples."""
+    """Add the rows for two lengths of packets and two forms of samples."""
     for length in LENGTHS:
         place = Place(keys)
         theirs = report.company.sides({"tlspyo": ("Samples", security, length)}, most=SENT // length)
@@ -219,7 +219,7 @@ def samples(report: Report, what: str, keys: str | None, security: str | None, r
 
 
 def models(report: Report, what: str, keys: str | None, security: str | None, rounds: int) -> None:
-    """A model, beside tlspyo and plain sockets."""
+    """Add the rows of a model, beside tlspyo and plain sockets."""
     title = f"1 MB to {WORKERS} workers{what}"
     if report.wants(title):
         place = Place(keys)

@@ -1,4 +1,4 @@
-"""How much of its time does a learner wait for batches of 256 Atari stacks while 4 actors push and steps take 10 ms?"""
+"""Share of its time that a learner waits for batches of 256 Atari stacks, with 4 actors and steps of 10 ms."""
 
 import time
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ import memoire
 
 ACTORS = 4
 STEP = 0.010
-"""Seconds of a training step, in which the learner's processor has nothing to do: it waits for an accelerator."""
+"""Seconds of a training step, in which the learner's processor is idle: the learner waits for an accelerator."""
 PACE = 0.9 * ACTORS * STEP
-"""Seconds between two caches of an actor: all of them together push somewhat more than is drawn."""
+"""Seconds between two caches of an actor: all actors together push slightly more than the learner draws."""
 BYTES = 1 << 30
 FACTS = f"""{w2(10_000).described}. A step is a sleep of {STEP * 1000:.0f} ms, for an accelerator that computes.
 Each of {ACTORS} actors, a process of its own, draws a cache of {BATCH} samples and pushes it over TCP every
-{PACE * 1000:.0f} ms, so that what is drawn is new. The ratio is the share of its time for which the learner waited
-inside of `next(batches)`, over stretches of steps: the less the better. *embedded*: the server is in the learner's
+{PACE * 1000:.0f} ms, so that drawn samples are new. The ratio is the share of time that the learner waited in
+`next(batches)`, over stretches of steps: smaller is better. *embedded*: the server is in the learner's
 process. *remote*: it is a process of its own, and batches come over TCP. A remote learner asks for about as
 many samples a second as one [far from its server](farlearner.md) can get on two cores."""
 
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
-    """Push a cache every `PACE` seconds until told to end."""
+    """Run an actor, which pushes a cache every `PACE` seconds until the pipe has an order."""
     with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="skip", timeout=60) as client:
         workload.fill(client.memory, rank)
         client.update(timeout=60)
@@ -42,12 +42,12 @@ def server_of(workload: Workload) -> memoire.Server:
 
 
 def alone(pipe: Connection, workload: Workload) -> None:
-    """A server in a process of its own."""
+    """Run a server in a process of its own."""
     serve(pipe, server_of(workload))
 
 
 def waits(batches: Iterator[Any], steps: int, stretches: int) -> tuple[list[float], list[float]]:
-    """Seconds waited and seconds in all, for each step, of each stretch; the first one is not counted."""
+    """Return the mean seconds of a step that were waited, and of the whole step, for each stretch but the first."""
     waited: list[float] = []
     whole: list[float] = []
     for stretch in range(stretches + 1):

@@ -1,4 +1,4 @@
-"""Does a server take in caches over TCP as fast as plain ZeroMQ moves as many bytes between two processes?"""
+"""Rate of caches into a server over TCP, beside plain ZeroMQ that moves as many bytes between two processes."""
 
 import tempfile
 import time
@@ -21,24 +21,24 @@ from memoire.wire import messages as wire
 from memoire.wire.frames import encode, name_hash
 
 W1_BYTES = 152_256
-"""Of a cache of W1: frames hardly ever cross twice."""
+"""Bytes of a cache of W1, in which hardly any frame belongs to two samples."""
 HELD_BYTES = 256 << 20
 """Bytes of caches that a server holds before it overwrites the oldest."""
 UNDRAWN_BYTES = 2 << 30
-"""Room for all that one turn pushes: a cache that is overwritten would be waited for in vain."""
+"""Byte limit of a server that fits all caches of a turn: an overwritten cache would never be drawn."""
 DISTINCT_BYTES = 256 << 20
-"""Bytes that a sender cycles through: more than the processor's caches hold."""
+"""Bytes of the messages through which a sender cycles: more than the processor's caches hold."""
 FACTS = """W1 and W2 are those of benchmarks/workloads.py, in caches of 256 samples. The baseline moves messages of as
-many bytes, cycles through as many distinct ones, and looks at none; its high-water marks are those of memoire's sockets
-for such caches. It takes its memory as the C library gives it, where memoire has it keep some
-([sockets.md](../sockets.md)); a row shows one that does the same. *Ingest* is the way into a server that checks and
-holds everything and that nobody draws from. *End to end* is everything: actors draw caches from their memories, build
+many bytes, cycles through as many distinct ones, and reads none; its high-water marks are those of memoire's sockets
+for such caches. It uses the C library's default allocation, while memoire has the library keep some memory
+([sockets.md](../sockets.md)); one row has a baseline that does the same. *Ingest* is the way into a server that
+checks and holds all caches, without draws. *End to end* is everything: actors draw caches from their memories, build
 and push them, and a learner draws a batch for each. For W2 the bytes of the samples in these batches count, and the
 baseline moves messages of just these bytes: overlapping stacks cross the wire once."""
 
 
 def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
-    """PUSH distinct messages of `size` bytes, without copying them."""
+    """Run a PUSH socket, which sends distinct messages of `size` bytes without copying them."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.set(zmq.SNDHWM, sockets.data_mark(size))
         push.connect(endpoint)
@@ -52,10 +52,10 @@ def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
 
 
 def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool = False) -> None:
-    """PULL as many messages as it is told, and look at none; says how long that took, and the process's own seconds.
+    """Run a PULL socket, which receives as many messages as each order says; answer with the seconds and CPU seconds.
 
     Args:
-        keeps: Tell the C library what memoire tells it (docs/sockets.md).
+        keeps: Tune the C library as memoire does (docs/sockets.md).
     """
     if keeps:
         process.tune()
@@ -70,14 +70,14 @@ def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool = False
 
 
 class Raw:
-    """Plain ZeroMQ in processes of its own: a PULL socket that takes messages and looks at none."""
+    """Plain ZeroMQ in processes of its own: a PULL socket that receives messages without reading them."""
 
     def __init__(self, size: int, most: int, senders: int = 1, endpoint: str = TCP, *, keeps: bool = False) -> None:
         self.most = most
         self.receiver = Child(raw_receiver, endpoint, size, keeps)
         self.senders = [Child(raw_sender, self.receiver.first_answer, size) for _ in range(senders)]
         self.spent = 0.0
-        """CPU seconds of the process that received, in the last turn."""
+        """CPU seconds of the receiving process in the last turn."""
 
     def clock(self, count: int) -> float:
         self.receiver.tell(count)
@@ -90,7 +90,7 @@ class Raw:
 
 
 def episode(workload: Workload, rank: int) -> np.ndarray:
-    """The container of an episode."""
+    """Return the container of an episode of the workload, with values by rank."""
     columns = dict(zip(workload.schema.entry_names, workload.episode(np.random.default_rng(rank)), strict=True))
 
     def fill_column(name: str, target: np.ndarray) -> None:
@@ -101,7 +101,7 @@ def episode(workload: Workload, rank: int) -> np.ndarray:
 
 
 def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) -> None:
-    """PUSH messages that were made beforehand, each with a number of its own: only the way into the server is timed."""
+    """Run a PUSH socket, which sends numbered caches or episodes; all are built before a turn is timed."""
     memory = Memory(workload.schema, workload.ring, workload.parameters, seed=0)
     workload.fill(memory, 0)
 
@@ -136,7 +136,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
 
 
 class Ingest:
-    """A server that takes caches in, or episodes: parses, checks, sums up, holds them; there are no draws."""
+    """Side with a server that receives caches or episodes: it parses, checks, sums up and holds them, without draws."""
 
     def __init__(self, workload: Workload, most: int, storage: str = "caches", endpoint: str = TCP) -> None:
         self.most = most
@@ -150,7 +150,7 @@ class Ingest:
         """CPU seconds of this process in the last turn."""
 
     def clock(self, count: int) -> float:
-        begin, spent, told = self.server.total_caches, time.process_time(), time.perf_counter()
+        begin, spent, start = self.server.total_caches, time.process_time(), time.perf_counter()
         self.sender.tell(count)
         while (came := self.server.total_caches) == begin:
             time.sleep(0.0001)
@@ -158,15 +158,15 @@ class Ingest:
         while self.server.total_caches < end:
             time.sleep(0.005)
         seconds, self.spent = time.perf_counter() - began, time.process_time() - spent
-        left = end - came  # none where so few were asked for that the first look sees all of them
-        return seconds * count / left if left else began - told
+        remaining = end - came  # 0 if all of a small count had arrived at the first look
+        return seconds * count / remaining if remaining else began - start
 
     def close(self) -> None:
         close(self.sender, self.server)
 
 
 def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> None:
-    """A client that draws caches from its memory and pushes them, as fast as it may."""
+    """Run a client, which draws as many caches from its memory as each order says, and pushes them."""
     with memoire.connect(endpoint, seed=rank, capacity=workload.ring, on_full="block", timeout=30) as client:
         workload.fill(client.memory, rank)
         client.update(timeout=30)
@@ -178,7 +178,7 @@ def actor(pipe: Connection, endpoint: str, workload: Workload, rank: int) -> Non
 
 
 def ingest(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
-    """Into a server over TCP, and what the receiving process spends on that: all of its threads, and the system."""
+    """Yield the rows of ingest over TCP, and of the CPU time of all threads of the receiving process."""
     name, ours = workload.name, Ingest(workload, count)
     size = ours.message_bytes
     for baseline, keeps in (("PULL socket, 1 sender", False), (KEEPS, True)):
@@ -195,13 +195,13 @@ def ingest(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
 
 
 def spend(side: Ingest | Raw) -> float:
-    """CPU seconds for a million samples."""
+    """Run a turn; return the CPU seconds for a million samples."""
     side.clock(side.most)
     return side.spent / (side.most * BATCH) * 1e6
 
 
 def ingest_over_ipc(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
-    """Through a Unix socket, as from the other containers of a Pod."""
+    """Yield the row of ingest through a Unix socket, as from other containers of the same Pod."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Ingest(workload, count // 2, endpoint=f"ipc://{folder}/memoire")
         theirs = Raw(ours.message_bytes, count // 2, endpoint=f"ipc://{folder}/plain")
@@ -217,21 +217,21 @@ def ingest_of_episodes(workload: Workload, count: int, rounds: int) -> Iterable[
 
 
 def beside(what: str, ours: Ingest, baseline: str, theirs: Raw, rounds: int, aim: str = "") -> list[Result]:
-    """A row of bytes a second."""
+    """Return the row of both sides in bytes a second, and close the sides."""
     settings = {"per_call": ours.message_bytes, "unit": "B/s", "aims": {baseline: aim}}
-    found = contest(what, ours, {baseline: theirs}, rounds=rounds, **settings)
+    rows = contest(what, ours, {baseline: theirs}, rounds=rounds, **settings)
     close(ours, theirs)
-    return found
+    return rows
 
 
 def batch_bytes(workload: Workload) -> int:
-    """Bytes of a batch's samples: both stacks of states, and the other columns."""
+    """Return the bytes of a batch's samples: both stacks of states, and the other columns."""
     stacks = 2 * workload.parameters.frame_stack
     return BATCH * sum(column.nbytes * (stacks if column.role == "state" else 1) for column in workload.schema.values())
 
 
 def end_to_end(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
-    """Actors draw and push caches, a learner draws batches of as many samples; all that happens in between counts."""
+    """Yield the rows of actors that draw and push caches, and a learner that draws batches of as many samples."""
     is_large, count = workload.name == "W2", max(8, count // 2)
     size = batch_bytes(workload) if is_large else W1_BYTES
     settings = {"per_call": size, "unit": "B/s"} if is_large else {"per_call": BATCH, "unit": " samples/s"}

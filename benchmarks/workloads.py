@@ -1,7 +1,7 @@
-"""The workloads that every benchmark shares.
+"""Workloads that the benchmarks share, with their memories, pools and servers.
 
 W1: state float32[64], action float32[8], reward float32[1], n-step 1: many small samples.
-W2: state uint8[84, 84], stack 4, action int32[1], n-step 3: few large ones, 56 kB each with both stacks.
+W2: state uint8[84, 84], stack 4, action int32[1], n-step 3: few large samples, 56 kB each with both stacks.
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from memoire.wire import containers
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """A schema, how it is sampled, and how many entries are stored; the same object is the same workload."""
+    """Schema, parameters of its sampling, and sizes of its stores; workloads are equal if they are the same object."""
 
     name: str
     schema: memoire.Schema
     parameters: memoire.Parameters
     entries: int
-    """Entries of the memory that is drawn from: more than fit into a processor's caches."""
+    """Entries of the memory for draws: more than fit into a processor's caches."""
     ring: int
-    """Entries of the ring that is written to, a few episodes: writing is compared while memory is warm."""
+    """Entries of the ring for writes, a few episodes: writes are compared while memory is warm."""
     held: int
-    """Caches held by a pool that is drawn from."""
+    """Caches that a pool for draws holds."""
 
     @property
     def described(self) -> str:
@@ -41,12 +41,12 @@ class Workload:
         return f"{self.name}: {columns}; stack {p.frame_stack}, n-step {p.multi_step}, {self.entries} entries"
 
     def episode(self, random: np.random.Generator, length: int = EPISODE) -> tuple[np.ndarray, ...]:
-        """Distinct values for every column: [length, *shape] each."""
-        given = [column for column in self.schema.values() if column.role != "return"]
-        return tuple(distinct(random, (length, *column.shape), str(column.dtype)) for column in given)
+        """Return distinct values of every column but the return: [length, *shape] each."""
+        columns = [column for column in self.schema.values() if column.role != "return"]
+        return tuple(distinct(random, (length, *column.shape), str(column.dtype)) for column in columns)
 
     def fill(self, memory: Memory, seed: int) -> None:
-        """Closed episodes with varied priorities, until a memory is full."""
+        """Write closed episodes with varied priorities until a memory is full."""
         random = np.random.default_rng(seed)
         values = self.episode(random)
         for _ in range(memory.capacity // EPISODE):
@@ -56,7 +56,7 @@ class Workload:
 
     @cache  # noqa: B019, a workload lives as long as its benchmark
     def filled(self) -> Memory:
-        """The memory that is drawn from, full: one for all rows, since it takes its time to write."""
+        """Return the full memory for draws, which all rows share, since filling is slow."""
         memory = Memory(self.schema, self.entries, self.parameters, seed=0)
         self.fill(memory, 0)
         return memory
@@ -74,19 +74,19 @@ def w2(entries: int = 50_000) -> Workload:
 
 
 def steps_of(dtype: str, shape: tuple[int, ...], action: memoire.Column) -> memoire.Schema:
-    """Steps with states of this dtype and shape."""
+    """Return the schema of steps with states of this dtype and shape."""
     reward = memoire.Column("float32", (1,), "reward")
     return memoire.Schema({"state": memoire.Column(dtype, shape, "state"), "action": action, "reward": reward})
 
 
 @cache
 def received(workload: Workload, count: int = 0) -> list[np.ndarray]:
-    """Cache payloads as they come off the wire: so many, or more bytes than a processor's caches hold."""
+    """Return `count` cache payloads as they arrive from the wire; by default `held` of the workload."""
     return [containers.build(workload.filled(), BATCH, now=0.0) for _ in range(count or workload.held)]
 
 
 def pool_of(workload: Workload, *, reuse: bool, count: int = 0) -> Pool:
-    """A pool that holds those caches, of four clients."""
+    """Return a pool that holds the received caches, from four clients."""
     parameters = workload.parameters.replace(reuse_cache=reuse)
     pool = Pool(workload.schema, parameters, byte_limit=1 << 40, seed=0)
     for sequence, payload in enumerate(received(workload, count)):
@@ -94,7 +94,7 @@ def pool_of(workload: Workload, *, reuse: bool, count: int = 0) -> Pool:
     return pool
 
 
-# The same workloads as peers are given them
+# The same workloads as tasks, which peers receive, too
 
 
 def schema_of(task: Task) -> memoire.Schema:
@@ -108,9 +108,7 @@ def schema_of(task: Task) -> memoire.Schema:
 
 
 def play(pipe: Connection, client: memoire.Client, task: Task, ring: int) -> None:
-    """An actor's turns: its memory, which has room for `ring` entries, is full before the first, and in each it steps
-    until the pipe says something.
-    """
+    """Run an actor: fill its memory of `ring` entries, then in each turn record steps until the pipe has an order."""
     rows = list(zip(task.frames[:EPISODE], task.actions, task.rewards, task.frames[1 : EPISODE + 1], strict=True))
     place, info, writer = 0, {}, client.writer(check=False)  # type: int, dict[str, Any], Any
 
@@ -131,7 +129,7 @@ def play(pipe: Connection, client: memoire.Client, task: Task, ring: int) -> Non
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """How samples are drawn, by a memory or at a server."""
+    """Return the settings of sampling, for a memory or for a server."""
     sampler = memoire.Prioritized(ALPHA, beta=BETA)
     return {"sampler": sampler, "discount": 0.99, "multi_step": task.multi_step, "frame_stack": task.stack, "seed": 0}
 
@@ -141,26 +139,26 @@ def buffer_of(task: Task, entries: int) -> memoire.Buffer:
 
 
 def server_of(task: Task, storage: str = "caches", **settings: Any) -> memoire.Server:
-    """A server for a task; `settings` are more arguments of it."""
+    """Return a server for a task; `settings` are further arguments of `memoire.Server`."""
     capacity = task.entries if storage == "episodes" else 0
     return memoire.Server(TCP, schema_of(task), storage=storage, capacity=capacity, **settings_of(task), **settings)
 
 
 def extend(memory: Memory, task: Task) -> None:
-    """A whole episode of a task into a memory."""
+    """Write a whole episode of a task into a memory, and close it."""
     memory.open()
     memory.extend(0, (task.frames[:EPISODE], task.actions, task.rewards))
     memory.close(terminated=True, final_state=task.frames[EPISODE])
 
 
 class NumpyRing:
-    """The limit: arrays of a ring, and the least that NumPy can do with them.
+    """Ring of NumPy arrays, the lower limit of the work: the row numbers are fixed beforehand.
 
-    It is given the row numbers, so that it draws nothing, looks nothing up and computes nothing.
+    So the ring draws no rows, looks up no indexes and computes nothing.
 
     Args:
         values: An episode's states, actions and rewards.
-        entries: Of the ring, which is full of them.
+        entries: Capacity of the ring, which is full.
         stack, step: States of a stack, and entries from one stack to the next.
     """
 
@@ -191,14 +189,14 @@ class NumpyRing:
         self.row = (begin + EPISODE) % self.entries
 
     def gather(self) -> list[np.ndarray]:
-        """One batch, into new arrays."""
+        """Return a batch in new arrays."""
         last, before, after = next(self.turns)
         states, actions, rewards = self.columns
         return [states[before], states[after], actions[last], rewards[last]]
 
     def over(self) -> None:
-        """One batch, over the first one: no memory is asked for."""
+        """Write a batch over the first batch, without allocating memory."""
         last, *frames = next(self.turns)
         states, *columns = self.columns
         for column, places, out in zip((states, states, *columns), (*frames, last, last), self.out, strict=True):
-            np.take(column, places, axis=0, out=out, mode="clip")  # any other mode goes through a copy
+            np.take(column, places, axis=0, out=out, mode="clip")  # any other mode makes a copy

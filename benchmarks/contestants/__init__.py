@@ -1,1 +1,1 @@
-"""The sides of contest.py: programs that learn a task, each in its own environment; and what is made of their runs."""
+"""Sides of contest.py, programs that learn a task in environments of their own; evaluation and page of their runs."""

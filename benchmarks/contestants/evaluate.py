@@ -1,6 +1,6 @@
-"""Plays with the networks that a run has left: python evaluate.py GAME FOLDER writes FOLDER/curve.json, a row for each.
+"""Evaluation of a run's networks: python evaluate.py GAME FOLDER writes FOLDER/curve.json with a row for each network.
 
-Twenty greedy episodes side by side, with the same seeds for everybody; a process for each core.
+Each network plays twenty greedy episodes side by side, with the same seeds for all networks; a process for each core.
 """
 
 import json
@@ -20,23 +20,23 @@ EPISODES, SEED = 20, 1_000_000
 
 
 def policy_of(game: str, arrays: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """Observations [B, *F] to the most probable actions [B]."""
+    """Return a function from observations [B, *F] to the most probable actions [B]."""
     algorithm, env = GAMES[game].algorithm, MAKERS[game][1]()
     space, shape = env.action_space, env.observation_space.shape
     if algorithm == "dqn":
         return q_policy(shape, arrays)
     if algorithm == "sac":
-        arrays = arrays[:-2]  # behind the layer of the means there is the deviations'
+        arrays = arrays[:-2]  # drop the last layer, which gives the deviations
     activation = np.tanh if algorithm == "ppo" else lambda hidden: np.maximum(hidden, 0.0)
 
     def act(obs: np.ndarray) -> np.ndarray:
         hidden = obs.astype(np.float32)
         for place in range(0, len(arrays) - 2, 2):
             hidden = activation(hidden @ arrays[place].T + arrays[place + 1])
-        found = hidden @ arrays[-2].T + arrays[-1]
+        outputs = hidden @ arrays[-2].T + arrays[-1]
         if algorithm == "ppo":
-            return found.argmax(1)
-        return 0.5 * (space.high + space.low) + 0.5 * (space.high - space.low) * np.tanh(found)
+            return outputs.argmax(1)
+        return 0.5 * (space.high + space.low) + 0.5 * (space.high - space.low) * np.tanh(outputs)
 
     return act
 
@@ -56,7 +56,7 @@ def q_policy(shape: tuple[int, ...], arrays: list[np.ndarray]) -> Callable[[np.n
 
 
 def mean_return(game: str, act: Callable[[np.ndarray], np.ndarray], episodes: int = EPISODES) -> float:
-    """Of episodes that are played side by side."""
+    """Return the mean return of episodes that are played side by side."""
     envs = [MAKERS[game][1]() for _ in range(episodes)]
     seen = {place: env.reset(seed=SEED + place)[0] for place, env in enumerate(envs)}
     total = np.zeros(episodes)
@@ -72,7 +72,7 @@ def mean_return(game: str, act: Callable[[np.ndarray], np.ndarray], episodes: in
 
 
 def point_of(game: str, path: Path) -> tuple[str, list[float]]:
-    """A snapshot's name, and its row: seconds, steps, mean return."""
+    """Evaluate a snapshot; return its name and its row: seconds, steps, mean return."""
     seconds, steps, arrays = load(path)
     return path.name, [round(seconds, 2), steps, round(mean_return(game, policy_of(game, arrays)), 3)]
 

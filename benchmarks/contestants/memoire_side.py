@@ -1,4 +1,4 @@
-"""memoire's side: double DQN, SAC and PPO, and how long a learner waited."""
+"""Side of memoire: double DQN, SAC and PPO, with the share of time that the learner waits."""
 
 import multiprocessing
 import time
@@ -20,7 +20,7 @@ from memoire import Server, rl
 class Actors:
     """Processes that call `act` with the server's address, their number and the run, until the run is over.
 
-    They are made before there is a server: a fork has everything imported, and nothing has begun yet.
+    The processes are forked before the server starts: all imports are done, and no thread is running yet.
     """
 
     def __init__(self, act: Callable[[str, int, Run], None], count: int, run: Run) -> None:
@@ -38,7 +38,7 @@ class Actors:
 
     @contextmanager
     def working_for(self, server: Server) -> Iterator[None]:
-        """Actors at work until the learner has ended; then the run is over."""
+        """Give the actors the server's address; after the block, finish the run and join the actors."""
         for pipe in self.pipes:
             pipe.send(server.endpoint)
         yield
@@ -48,14 +48,14 @@ class Actors:
 
 
 class Waiting:
-    """The share of its time that a learner waits, from its first batch on."""
+    """Share of its time that a learner waits, from its first batch on."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.first: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """A batch is here."""
+        """Begin to count at the learner's first batch; later calls do nothing."""
         if self.first is None:
             self.first = time.monotonic(), self.server.stats().waited
 
@@ -71,24 +71,24 @@ def server_of(run: Run, table: memoire.Table) -> Server:
 
 ENVS = 8
 BATCHES = 10
-"""Drawn at once, and told their priorities at once: a whole number of times between two copies of the target."""
+"""Batches of one draw and of one update of priorities; divides the updates between two copies of the target."""
 DQN_PUBLISH_INTERVAL = 100
 """Updates between two versions of the network."""
 DQN_LEAD = 1000
-"""Steps that each actor may be ahead of the learner, or behind it."""
+"""Steps that each actor may be ahead of the learner or behind it."""
 DQN_LONGEST = 25
-"""Steps after which an actor sends what it has of an episode of Pong, which has a thousand."""
+"""Steps after which an actor sends a part of an episode of Pong, which has a thousand steps."""
 
 
 def dqn_act(url: str, number: int, run: Run) -> None:
-    """An actor: plays with the newest network until the run is over."""
+    """Run an actor, which plays with the newest network until the run is over."""
     same_step, stack = gym.vector.AutoresetMode.SAME_STEP, run.task.stack
     envs = gym.vector.SyncVectorEnv([MAKERS[run.game][1]] * ENVS, autoreset_mode=same_step)
     rng, actions = np.random.default_rng([run.seed, number]), int(envs.single_action_space.n)
     net, steps, version = q_network(run.make().observation_space.shape, actions), 0, 0
     longest, room = (DQN_LONGEST, 4 * DQN_LONGEST * ENVS) if stack > 1 else (None, None)
-    told = {"seed": number, "timeout": 60.0, "on_full": "block", "name": f"actor-{number}", "capacity": room}
-    with memoire.connect(url, **told) as client:
+    options = {"seed": number, "timeout": 60.0, "on_full": "block", "name": f"actor-{number}", "capacity": room}
+    with memoire.connect(url, **options) as client:
         policy, writer = client.model("policy"), client.writer(envs, longest=longest)
         version = memoire.torch.load(policy.wait(timeout=60.0), net)
         obs, _ = envs.reset(seed=1000 * run.seed + 100 * number)
@@ -108,7 +108,7 @@ def dqn_act(url: str, number: int, run: Run) -> None:
 
 
 def table_of(env: gym.Env, run: Run) -> memoire.Table:
-    """Whole episodes, each frame once, and so many samples for each step."""
+    """Return a table of episodes that stores each frame once and fixes the ratio of samples to steps."""
     ratio = BATCH / UPDATE_INTERVAL
     is_uniform = run.options.get("sampler") == "uniform"
     columns = {"obs": memoire.Column(np.uint8, env.observation_space.shape, "state"), "action": np.int64}
@@ -127,7 +127,7 @@ def table_of(env: gym.Env, run: Run) -> memoire.Table:
 
 
 def dqn_learn(server: memoire.Server, dqn: DoubleDqn, run: Run) -> None:
-    """The learner, until the time is up."""
+    """Run the learner until the time is up."""
     memoire.torch.publish(server, "policy", dqn.net)
     waiting, steps = Waiting(server), 0
 
@@ -158,9 +158,9 @@ def dqn(run: Run) -> None:
 SAC_PUBLISH_INTERVAL = 50
 """Updates between two versions of the policy."""
 SAC_LONGEST = 25
-"""Steps after which an actor sends what it has of an episode: one takes seconds."""
+"""Steps after which an actor sends a part of an episode, since an episode takes seconds."""
 SAC_LEAD = 1000
-"""Steps that actors may be ahead of the learner, or behind it."""
+"""Steps that actors together may be ahead of the learner or behind it."""
 
 
 def policy_of(env: gym.Env) -> rl.GaussianPolicy:
@@ -168,7 +168,7 @@ def policy_of(env: gym.Env) -> rl.GaussianPolicy:
 
 
 def sac_act(url: str, number: int, run: Run) -> None:
-    """An actor: plays with the newest policy until the run is over."""
+    """Run an actor, which plays with the newest policy until the run is over."""
     torch.manual_seed(100 * run.seed + number)
     env = run.make()
     policy = policy_of(env)
@@ -186,7 +186,7 @@ def sac_act(url: str, number: int, run: Run) -> None:
 
 
 def sac_learn(server: memoire.Server, agent: rl.SAC, run: Run) -> None:
-    """The learner, until the time is up."""
+    """Run the learner until the time is up."""
     memoire.torch.publish(server, "policy", agent.policy)
     waiting, updates, steps = Waiting(server), 0, 0
     for batch in server.batches(settings.SAC_BATCH, 60.0, ahead=1):
@@ -234,21 +234,21 @@ COLLECTORS, LENGTH = 2, 256
 
 
 def collect(url: str, number: int, run: Run) -> None:
-    """A collector, until the run is over."""
+    """Run a collector until the run is over."""
     envs = gym.vector.SyncVectorEnv([run.make] * (settings.PPO_ENVS // COLLECTORS))
     with rl.Collector(url, envs, seed=1000 * run.seed + 100 * number) as collector:
         collector.run()
 
 
 def ppo_learn(learner: rl.OnPolicyLearner, run: Run) -> None:
-    """The learner, until the time is up."""
+    """Run the learner until the time is up."""
     ppo = rl.PPO(
         learner.net,
         settings.PPO_RATE,
         settings.PPO_EPOCHS,
         settings.PPO_MINIBATCH,
         clip=settings.PPO_CLIP,
-        value_coef=2.0 * settings.PPO_VALUE,  # its loss is half of the mean square
+        value_coef=2.0 * settings.PPO_VALUE,  # the value loss is half of the mean square
         entropy_coef=settings.PPO_ENTROPY,
         lam=settings.PPO_LAMBDA,
         max_grad_norm=settings.PPO_MAX_GRAD_NORM,

@@ -1,4 +1,4 @@
-"""The records of a contest's runs, and docs/benchmarks/contest.md, .json and SVGs, which are made of them."""
+"""Records of a contest's runs, and the page, figures and plots in docs/benchmarks that are rendered from them."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from measure import Spread, cells, family_of, head, plot
 
-from contestants.settings import GAMES, PONG_CAPACITY, SAID, Game
+from contestants.settings import DESCRIPTIONS, GAMES, PONG_CAPACITY, Game
 
 HERE = Path(__file__).resolve().parent
 TITLES = {
@@ -24,38 +24,37 @@ TITLES = {
     "uniform": "memoire, uniform draws",
     "inference": "memoire, actions by the learner",
 }
-"""What a reader calls a side, in the order of the tables."""
+"""Title of each side, in the order of the tables."""
 HEAD = head(
     "side", "reach it", "seconds, median (quartiles)", "steps", "return later", "updates a second", "by memoire's"
 )
 RATES_HEAD = head("side", "steps a second", "updates a second", "by memoire's", "memory, MiB", "steps in it")
 PAGE = """# benchmarks/contest.py
 
-How many seconds until a task is learned, with memoire and with what one would use instead, on the same machine?
+Seconds until a task is learned, with memoire, with other libraries and with a plain loop, on the same machine.
 
 Sides take turns, one run at a time, each in an environment of its own with the same Gymnasium, MuJoCo, MinAtar and
 torch ({versions}). All have the same network, optimiser, ratio of updates to steps, rule for targets and schedule of
-exploration: `benchmarks/contestants/settings.py` has the numbers. A program of that folder is all of a side. Seconds
+exploration: `benchmarks/contestants/settings.py` has the numbers. Each side is one program of that folder. Seconds
 count from the start of a program, imports and processes included. Every three seconds a side writes its network. When
-its run is over, one evaluator plays 20 greedy episodes with each network, the same ones for everybody. A run that never
-reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run. "By
-memoire's" is the ratio in each seed: above 1, memoire is faster.
+its run is over, one evaluator plays 20 greedy episodes with each network, the same episodes for all sides. A run that
+never reaches the score counts its limit and all of its steps. "Return later" is the mean over the second half of a run.
+"By memoire's" is the ratio for each seed: above 1, memoire is faster.
 
 {sections}
 {sides}
-`make contest PART=A GAME=breakout CONTEST_ARGS="--seeds 5"` adds runs that are missing, and writes this page again;
-`build/contest` has a
-record of each. Next: [curves.md](curves.md) runs the examples that are one file each.
+`make contest PART=A GAME=breakout CONTEST_ARGS="--seeds 5"` adds missing runs and rewrites this page;
+`build/contest` has a record of each run. Next: [curves.md](curves.md) runs the examples that are one file each.
 """
 SIDES = """## What each side is
 
 {lines}
 
-Where a side may choose, it has what is fastest for it here: eight environments in one process for Stable-Baselines3 and
-the plain loop, whose acting is then a small part of their time; one thread for torch, since two wait for each other.
-Of double DQN, memoire and the plain loop have the same update, whose weights are one array. memoire's learner has what
-the target makes of next states computed on a thread of its own (`memoire.prefetch`), while it learns from the batches
-before.
+If a side has a choice, the fastest option on this machine is used: eight environments in one process for
+Stable-Baselines3 and the plain loop, whose acting is then a small part of their time; one thread for torch, since two
+threads wait for each other. For double DQN, memoire and the plain loop share the same update, whose weights are one
+array. memoire's learner computes the target's values of next states on a thread of its own (`memoire.prefetch`), while
+it learns from the previous batches.
 """
 RATES = """## {title}: rates
 
@@ -66,10 +65,10 @@ in which it made updates.
 
 {table}
 
-Median and quartiles. "By memoire's" is what memoire makes a second over what that side makes: above 1, memoire is
-faster. Memory is the most that all processes of a side have at a time; what several share counts once. How well a side
-plays is not looked at. memoire's actors send each frame once, in pieces of episodes, and stacks are made where they
-are drawn. The first three steps of a piece are not drawn: they lack a whole stack.
+Median and quartiles. "By memoire's" is memoire's updates a second divided by the side's: above 1, memoire is faster.
+Memory is the maximum of all processes of a side together; shared memory counts once. The quality of play is not
+measured. memoire's actors send each frame once, in pieces of episodes, and the server stacks frames when drawing. The
+first three steps of a piece are not drawn: they lack a whole stack.
 
 ![Steps over seconds: median and quartiles of each side](contest-{name}.svg)
 
@@ -89,22 +88,22 @@ SECTION = """## {title}: a score of {score:g}
 
 @dataclass(frozen=True)
 class Record:
-    """One run: what a side has learned with one seed."""
+    """Record of a run: the learning curve of a side with a seed."""
 
     game: str
     side: str
     seed: int
     limit: float
-    """Seconds that it had."""
+    """Seconds that the run was allowed."""
     curve: tuple[tuple[float, int, float], ...]
-    """Seconds since the program was started, steps, mean return of 20 greedy episodes; where only rates are compared,
-    updates in place of a return.
+    """Points of seconds since the program's start, steps, and mean return of 20 greedy episodes; in games in which only
+    rates are compared, updates in place of a return.
     """
     facts: dict[str, Any]
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Record":
-        """One that was JSON."""
+        """Return a record from its row of JSON."""
         return cls(**row | {"curve": tuple(map(tuple, row["curve"]))})
 
     @property
@@ -112,21 +111,22 @@ class Record:
         return self.game, self.side, self.seed
 
     def reached(self, score: float) -> tuple[float, int] | None:
-        """Seconds and steps of the first network that returns so much; None if there is none."""
+        """Return the seconds and steps of the first network with this score; None if no network reaches the score."""
         return next(((seconds, steps) for seconds, steps, returned in self.curve if returned >= score), None)
 
     def counted(self, score: float) -> tuple[float, int]:
-        """The same; a run that never gets there counts its limit, and all of its steps."""
+        """Return the result of `reached`, or the limit and all steps of a run that never reaches the score."""
         return self.reached(score) or (self.limit, self.curve[-1][1] if self.curve else 0)
 
     def later_return(self) -> float:
-        """Mean of the returns in the second half of the run: how well it plays when it has learned for a while."""
+        """Return the mean of the returns in the second half of the run."""
         later = [returned for seconds, _, returned in self.curve if seconds >= self.limit / 2]
         return sum(later) / len(later) if later else float("nan")
 
     def rates(self) -> tuple[float, float]:
-        """Steps and updates a second of a game without a score, in the second half of the time from its first updates
-        on; nan for a run that hardly got so far.
+        """Return the steps and updates a second in the second half of the time from the first updates on.
+
+        Both are nan if that half has fewer than two points.
         """
         learned = [point for point in self.curve if point[2] > 0]
         later = [point for point in learned if point[0] >= (learned[0][0] + learned[-1][0]) / 2]
@@ -137,13 +137,13 @@ class Record:
 
 
 class Records:
-    """A folder with a record for each run that is over; it is made when the first one comes."""
+    """Folder with a record for each finished run; the first record creates the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def keep(self, record: Record) -> None:
-        """Write one, which is there as a whole or not at all."""
+        """Write the record of a run atomically."""
         path = self.folder / record.game / f"{record.side}-{record.seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".part")
@@ -156,8 +156,9 @@ class Records:
     def missing(
         self, game: str, sides: Sequence[str], seeds: int, is_enough: Callable[[Record], bool] = lambda _: True
     ) -> list[tuple[int, str]]:
-        """Seeds and sides that have no record, or one that is not enough, in the order of their turns: every other seed
-        the other way round, so that nobody is always first.
+        """Return the seeds and sides without a sufficient record, in the order of their turns.
+
+        Sides run in reverse order for every other seed.
         """
         turns = [(seed, side) for seed in range(seeds) for side in sides[:: -1 if seed % 2 else 1]]
         known = {each.key for each in self.all() if is_enough(each)}
@@ -165,21 +166,21 @@ class Records:
 
 
 def merged(known: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """All of them, in the order of their keys; of one run that is in both, the new one."""
-    found = {each.key: each for each in (*known, *new)}
-    return [found[key] for key in sorted(found)]
+    """Return all records in the order of their keys; a new record replaces a known record of the same run."""
+    by_key = {each.key: each for each in (*known, *new)}
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Runs of the same seed."""
+    """Return the pairs of runs that have the same seed."""
     return [(mine, each) for mine in ours for each in theirs if mine.seed == each.seed]
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of a process and of all that come from it. What n of them share counts in each as an n-th."""
+    """Return the bytes of a process and its descendants. Memory that n processes share counts 1/n in each of them."""
     total = 0
     for each in family_of(pid):
-        with suppress(OSError):  # it is gone
+        with suppress(OSError):  # the process has ended
             lines = Path(f"/proc/{each}/smaps_rollup").read_text("utf-8").splitlines()
             total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total
@@ -190,7 +191,7 @@ def of(records: Sequence[Record], game: str, side: str) -> list[Record]:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Median and quartiles, which lie between the least and the most also of two or three runs."""
+    """Return median and quartiles, which lie between the minimum and the maximum even for two or three runs."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return Spread(float(low), float(middle), float(high))
 
@@ -201,12 +202,12 @@ def cell(values: Sequence[float], form: str = ",.0f") -> str:
 
 
 def ratios(ours: Sequence[Record], theirs: Sequence[Record], score: float, which: int = 0) -> list[float]:
-    """Of each seed: their seconds over ours, or with `which` 1 their steps."""
+    """Return for each seed their seconds divided by ours, or the steps if `which` is 1."""
     return [b.counted(score)[which] / a.counted(score)[which] for a, b in paired(ours, theirs)]
 
 
 def table(records: Sequence[Record], name: str, game: Game) -> str:
-    """A row for each side."""
+    """Return the table of a game, with a row for each side."""
     rows, ours = [RATES_HEAD if game.score is None else HEAD], of(records, name, "memoire")
     for side, title in TITLES.items():
         if theirs := of(records, name, side):
@@ -221,7 +222,7 @@ def table(records: Sequence[Record], name: str, game: Game) -> str:
 
 
 def scores_of(runs: Sequence[Record], game: Game, compared: str) -> list[str]:
-    """The cells of a side."""
+    """Return the cells of a side in a game with a score."""
     counted = [each.counted(game.score) for each in runs]
     reached = sum(each.reached(game.score) is not None for each in runs)
     updates = [each.facts["updates"] / each.limit for each in runs if "updates" in each.facts]
@@ -236,7 +237,7 @@ def scores_of(runs: Sequence[Record], game: Game, compared: str) -> list[str]:
 
 
 def rates_of(runs: Sequence[Record], compared: str) -> list[str]:
-    """The cells of a side of a game without a score."""
+    """Return the cells of a side in a game without a score."""
     rates = [each.rates() for each in runs]
     return [
         cell([steps for steps, _ in rates]),
@@ -248,33 +249,33 @@ def rates_of(runs: Sequence[Record], compared: str) -> list[str]:
 
 
 def waiting(records: Sequence[Record]) -> str:
-    """How long the learner of memoire's runs waited."""
+    """Return a sentence with the shares of time that memoire's learner waited, or ""."""
     shares = [f"{each.facts['waited']:.1%}" for each in records if "waited" in each.facts]
     return f"Of its time, memoire's learner waited {', '.join(shares)}: a share for each seed.\n" if shares else ""
 
 
 def aims(records: Sequence[Record]) -> dict[str, Spread]:
-    """By the key of a row of aims.toml what answers it."""
-    found = {}
+    """Return the measured ratios, by the keys of their rows of aims.toml."""
+    spreads = {}
     for name, game in GAMES.items():
         ours = of(records, name, "memoire") if game.score is not None else []
         for side in TITLES:
             theirs = of(records, name, side)
             if side != "memoire" and (seconds := ratios(ours, theirs, game.score)):
-                found[f"contest-{name}-{side}"] = spread_of(seconds)
+                spreads[f"contest-{name}-{side}"] = spread_of(seconds)
             if side == "uniform" and (steps := ratios(theirs, ours, game.score, 1)):
-                found[f"contest-{name}-steps"] = spread_of(steps)
-    return found
+                spreads[f"contest-{name}-steps"] = spread_of(steps)
+    return spreads
 
 
 def limits(runs: Sequence[Record]) -> str:
-    """The seconds that runs of a game have, in words."""
+    """Return the time limits of the runs of a game, in words."""
     most, *less = sorted({each.limit for each in runs}, reverse=True)
     return f"{most:g} s" + "".join(f", or {each:g} s if it reached the score by then" for each in less)
 
 
 def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
-    """Return over seconds, or steps, where there is no score: the median over seeds as a line, quartiles as a band."""
+    """Draw the return over seconds, or the steps of a game without a score: medians and a band of quartiles."""
     with plot(path, 7, 3.6) as axes:
         for place, (side, title) in enumerate(TITLES.items()):
             runs = [each for each in of(records, name, side) if each.curve]
@@ -294,21 +295,27 @@ def draw(records: Sequence[Record], name: str, game: Game, path: Path) -> None:
 
 
 def held(record: Record, grid: np.ndarray, column: int = 2) -> np.ndarray:
-    """The return of the newest network at each time, of the first one before there was one; or steps, from none on."""
+    """Return the value of the newest point at each time of the grid.
+
+    Before the first point, that is the return of the first network, or 0 steps.
+    """
     points = record.curve if column == 2 else [(0.0, 0, 0), *record.curve]
     seconds, values = (np.array([point[place] for point in points]) for place in (0, column))
     return values[np.maximum(np.searchsorted(seconds, grid, side="right") - 1, 0)]
 
 
 def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[str, Spread]], None]) -> None:
-    """The page, its pictures, and all records."""
+    """Write the page, its plots, and all records."""
     sections = []
     for name, game in GAMES.items():
         runs = [each for each in records if each.game == name]
         if runs:
             draw(records, name, game, folder / f"contest-{name}.svg")
             facts = {"machine": str(runs[0].facts.get("machine", "")), "limit": limits(runs)}
-            facts |= {"settings": SAID.get(name, SAID[game.algorithm]), "versions": runs[0].facts.get("packages", "")}
+            facts |= {
+                "settings": DESCRIPTIONS.get(name, DESCRIPTIONS[game.algorithm]),
+                "versions": runs[0].facts.get("packages", ""),
+            }
             parts = {"table": table(records, name, game), "waiting": waiting(of(records, name, "memoire"))}
             form = RATES if game.score is None else SECTION
             sections.append(form.format(title=game.title, score=game.score, name=name, **facts, **parts))
@@ -322,19 +329,19 @@ def write(folder: Path, records: Sequence[Record], record_aims: Callable[[dict[s
 
 
 def described() -> str:
-    """What the functions of the sides say of themselves, a line each."""
+    """Return a list of the sides' functions, each with the first line of its docstring."""
     played, link = dict.fromkeys(game.algorithm for game in GAMES.values()), "../../benchmarks/contestants"
     lines = []
     for path in sorted(HERE.glob("*_side.py")):
         for part in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(part, ast.FunctionDef) and part.name in played:
-                said = (ast.get_docstring(part) or "").split("\n")[0]
-                lines.append(f"* [{path.name}]({link}/{path.name}), `{part.name}`: {said}")
+                text = (ast.get_docstring(part) or "").split("\n")[0]
+                lines.append(f"* [{path.name}]({link}/{path.name}), `{part.name}`: {text}")
     return "\n".join(lines)
 
 
 def wrapped(page: str) -> str:
-    """The page with paragraphs of a hundred columns; tables, headings and pictures stay as they are."""
+    """Return the page with paragraphs wrapped at 100 columns; tables, headings and pictures are unchanged."""
     parts = []
     for part in filter(None, map(str.strip, page.split("\n\n"))):
         bullets = part.startswith("* ")
@@ -345,6 +352,6 @@ def wrapped(page: str) -> str:
 
 
 def read(folder: Path) -> list[Record]:
-    """The records that a page was written from; none if there is no page."""
+    """Return the records from which a page was written; an empty list if there is no page."""
     path = folder / "contest.json"
     return [Record.of(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []

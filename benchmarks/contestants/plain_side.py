@@ -1,6 +1,6 @@
-"""A single loop of our own, and nothing else.
+"""Side of a plain loop, written without a library.
 
-It is what one writes without a library. Vectorized where that is easy: a whole batch goes down the tree at once.
+The loop is vectorized if that is easy: a whole batch descends the tree at once.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ ENVS = 8
 
 
 class SumTree:
-    """Weights by place: node n has the children 2 n and 2 n + 1."""
+    """Sum tree over weights: node n has the children 2 n and 2 n + 1."""
 
     def __init__(self, capacity: int) -> None:
         self.leaves = 1 << (capacity - 1).bit_length()
@@ -28,7 +28,7 @@ class SumTree:
             self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
 
     def draw(self, count: int, random):
-        """Places [count], one from each of as many equal parts of the whole weight."""
+        """Draw places [count], one from each of `count` equal parts of the total weight."""
         mass = (np.arange(count) + random.random(count)) * (self.nodes[1] / count)
         nodes = np.ones(count, np.int64)
         while nodes[0] < self.leaves:
@@ -40,7 +40,7 @@ class SumTree:
 
 
 class Replay:
-    """A ring of transitions with returns of three steps, drawn by priority."""
+    """Ring of transitions with returns of three steps, drawn by priority."""
 
     def __init__(self, capacity: int, shape, seed: int) -> None:
         self.capacity = capacity
@@ -58,7 +58,7 @@ class Replay:
         self.added += 1
 
     def draw(self):
-        """Places, importance, and the columns of a batch."""
+        """Draw a batch; return its places, its importance, and its columns."""
         places = self.tree.draw(settings.BATCH, self.random)
         chance = self.tree.nodes[places + self.tree.leaves] / self.tree.nodes[1]
         importance = (chance * min(self.added, self.capacity)) ** -settings.BETA
@@ -73,7 +73,7 @@ class Replay:
 
 
 class Window:
-    """The newest steps of one environment, of which transitions are made."""
+    """Newest steps of an environment, from which transitions are built."""
 
     def __init__(self) -> None:
         self.steps = deque()

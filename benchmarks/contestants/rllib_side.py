@@ -1,4 +1,4 @@
-"""RLlib's side: its DQN, its SAC, its PPO; Ray with its cores, and Adam as the other sides have it."""
+"""Side of RLlib: its DQN, its SAC, its PPO; Ray with its cores, and Adam with the settings of the other sides."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,24 +21,24 @@ from ray.tune.registry import register_env
 from tasks import Run, q_network, tanh_network
 
 ENVIRONMENT = "contest"
-"""The name of the environment of the run."""
+"""Name under which the environment of the run is registered."""
 
 
 def train(
     run: Run, config: AlgorithmConfig, batch: int, parameters: Callable[[TorchRLModule], Iterable], eps: float = 1e-8
 ) -> AlgorithmConfig:
-    """Learn until the time is up; returns the settings as RLlib has them then.
+    """Learn until the time is up; return the settings that RLlib has then.
 
-    It has no setting for its optimisers' eps, nor for a fused step.
+    RLlib has no setting for the eps of its optimisers or for a fused step, so both are set afterwards.
 
     Args:
         batch: Rows of one update.
-        parameters: Those of the network that acts, in the order of the other sides.
+        parameters: Returns the parameters of the network that acts, in the order of the other sides.
     """
     ray.init(num_cpus=run.task.players + run.task.on_gpu, include_dashboard=False, log_to_driver=False)
     register_env(ENVIRONMENT, lambda config: run.make())
     algorithm = config.debugging(seed=run.seed, log_level="ERROR").build_algo()
-    learner = algorithm.learner_group._learner  # it is in this process
+    learner = algorithm.learner_group._learner  # the learner is in this process
     for optimizer in learner._named_optimizers.values():
         for group in optimizer.param_groups:
             group.update(eps=eps, fused=True)
@@ -58,7 +58,7 @@ EPSILON = [[0, 1.0], [settings.EPSILON_STEPS, settings.EPSILON]]
 
 
 class DqnEncoder(torch.nn.Module):
-    """All of the network but its last layer."""
+    """Shared network of all sides without its last layer."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DqnEncoder(torch.nn.Module):
 
 
 class DqnModule(DefaultDQNTorchRLModule):
-    """Its own DQN around the network of all sides."""
+    """RLlib's own DQN around the network of all sides."""
 
     def setup(self) -> None:
         self.uses_dueling, self.uses_double_q, self.num_atoms = False, True, 1
@@ -116,11 +116,11 @@ def dqn(run: Run) -> None:
 
 
 SAC_STEPS = 4
-"""Of each environment before as many updates follow: it steps once more when an episode ends meanwhile."""
+"""Steps of each environment before as many updates; RLlib makes one more step if an episode ends meanwhile."""
 
 
 class SacEncoder(torch.nn.Module):
-    """The hidden layers, of observations, or of observations and actions."""
+    """Hidden layers over observations, or over observations and actions."""
 
     def __init__(self, inputs: int, *names: str) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class SacEncoder(torch.nn.Module):
 
 
 class SacModule(DefaultSACTorchRLModule):
-    """Its own SAC around the networks of all sides."""
+    """RLlib's own SAC around the networks of all sides."""
 
     def setup(self) -> None:
         self.twin_q = True
@@ -172,7 +172,7 @@ def sac(run: Run) -> None:
     )
 
     def parameters(module):
-        """Of the layer that gives means and deviations, each in its turn."""
+        """Return the parameters of the policy; the last layer is split into its means and its deviations."""
         head = [half for pair in zip(*(each.chunk(2) for each in module.pi.parameters()), strict=True) for half in pair]
         return [*module.pi_encoder.parameters(), *head]
 
@@ -183,14 +183,14 @@ RUNNERS = 2
 
 
 class PpoModule(TorchRLModule, ValueFunctionAPI):
-    """The networks of all sides."""
+    """Networks of policy and value, which all sides share."""
 
     def setup(self) -> None:
         inputs, hidden = self.observation_space.shape[0], settings.PPO_HIDDEN
         self.policy = tanh_network(inputs, hidden, int(self.action_space.n), 0.01)
         self.value = tanh_network(inputs, hidden, 1, 1.0)
 
-    def _forward(self, batch, **given):
+    def _forward(self, batch, **kwargs):
         return {"action_dist_inputs": self.policy(batch["obs"])}
 
     def compute_values(self, batch, embeddings=None):
@@ -198,13 +198,13 @@ class PpoModule(TorchRLModule, ValueFunctionAPI):
 
 
 class Learner(PPOTorchLearner):
-    """Its own loss, of advantages that are normalised in each minibatch."""
+    """RLlib's own loss, with advantages that are normalised in each minibatch."""
 
-    def compute_loss_for_module(self, *, batch, **given):
+    def compute_loss_for_module(self, *, batch, **kwargs):
         advantage = batch["advantages"]
         mask = batch.get("loss_mask", advantage.new_ones(len(advantage), dtype=bool))
         batch["advantages"] = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
-        return super().compute_loss_for_module(batch=batch, **given)
+        return super().compute_loss_for_module(batch=batch, **kwargs)
 
 
 def ppo(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's side: its DQN, its SAC, its PPO."""
+"""Side of Stable-Baselines3: its DQN, its SAC, its PPO."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,14 +13,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from tasks import Run, q_network
 from torch.nn import functional
 
-ENDLESS = 10_000_000
-"""Steps: more than there is time for."""
+MAX_STEPS = 10_000_000
+"""Limit of steps that no run reaches in its time."""
 FUSED = {"optimizer_kwargs": {"fused": True}}
-"""For policies: Adam in one pass, as the other sides have it."""
+"""Arguments of policies: fused Adam, as on the other sides."""
 
 
 class Watch(BaseCallback):
-    """Called after each step of the environments."""
+    """Callback after each step of the environments, which ends the run when its time is up."""
 
     def __init__(self, run: Run, parameters: Callable[[], Iterable]) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Watch(BaseCallback):
 
 
 def learn(run: Run, model: BaseAlgorithm, parameters: Callable[[], Iterable]) -> None:
-    """Until the time is up."""
-    model.learn(ENDLESS, Watch(run, parameters))
+    """Learn until the time is up, and report the number of updates."""
+    model.learn(MAX_STEPS, Watch(run, parameters))
     run.report(updates=model._n_updates)
 
 
 class Features(BaseFeaturesExtractor):
-    """All of the network but its last layer."""
+    """Shared network of all sides without its last layer."""
 
     def __init__(self, space: spaces.Box) -> None:
         net = q_network(space.shape, 1)
@@ -49,7 +49,7 @@ class Features(BaseFeaturesExtractor):
 
 
 class DoubleDQN(DQN):
-    """Its own update, but for the action of the next state, which the network chooses and the target values."""
+    """DQN with double estimates: the network chooses the action of the next state, and the target evaluates it."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         self.policy.set_training_mode(True)
@@ -84,7 +84,7 @@ def dqn(run: Run) -> None:
         gradient_steps=max(1, count // settings.UPDATE_INTERVAL),
         n_steps=settings.MULTI_STEP,
         target_update_interval=settings.TARGET_INTERVAL,
-        exploration_fraction=settings.EPSILON_STEPS / ENDLESS,
+        exploration_fraction=settings.EPSILON_STEPS / MAX_STEPS,
         exploration_final_eps=settings.EPSILON,
         max_grad_norm=settings.MAX_GRAD_NORM,
         policy_kwargs={"features_extractor_class": Features, "net_arch": [], "normalize_images": False} | FUSED,

@@ -1,37 +1,37 @@
-"""What contest.py learns, with which numbers, the same for all sides, and how its page says them."""
+"""Tasks and hyperparameters of contest.py, the same for all sides, and their description on its page."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Game:
-    """A task, the same for all sides."""
+    """Task that all sides learn."""
 
     part: str
     algorithm: str
-    """What programs of this folder begin with."""
+    """Name of the function that the sides' programs run: "dqn", "sac" or "ppo"."""
     title: str
     score: float | None
     """Mean return of 20 greedy episodes, fixed by a pilot: Stable-Baselines3 reaches it in one to two minutes. None:
     only rates are compared.
     """
     seconds: float
-    """Of each run, and what a run counts that never reaches the score."""
+    """Time limit of each run in seconds, which also counts for a run that never reaches the score."""
     stack: int = 1
-    """Frames in an observation."""
+    """Number of frames in an observation."""
     packages: str = ""
-    """An environment of peers/versions.toml whose packages all sides find besides."""
+    """Name of an environment of peers/versions.toml whose packages all sides can import, or ""."""
     on_gpu: bool = False
-    """Whether networks learn on a GPU, beside which there are many cores."""
+    """True if networks learn on a GPU, in a machine with many cores."""
 
     @property
     def players(self) -> int:
-        """Processes that play, of a side that has some: so many as keep the cores of the machine busy."""
+        """Number of processes that play, on sides with such processes: enough to keep the cores of the machine busy."""
         return 8 if self.on_gpu else 2
 
     @property
     def device(self) -> str:
-        """Where networks learn, as torch calls it."""
+        """Device on which networks learn, by its name in torch."""
         return "cuda" if self.on_gpu else "cpu"
 
 
@@ -49,16 +49,16 @@ GAMES = {
 
 GAMMA, RATE, BATCH, MULTI_STEP = 0.99, 5e-4, 32, 3
 UPDATE_INTERVAL = 4
-"""Steps of environments for each update."""
+"""Environment steps for each update."""
 TARGET_INTERVAL = 1000
 """Steps between two copies of the network into the target."""
 CAPACITY, FIRST_UPDATE = 100_000, 2000
 PONG_CAPACITY, PONG_FIRST_UPDATE = 20_000, 5000
-"""The same for Pong, whose frames are large."""
+"""Capacity and first update of Pong, whose frames are large."""
 ALPHA, BETA = 0.6, 0.4
 MAX_GRAD_NORM = 10.0
 EPSILON, EPSILON_STEPS = 0.02, 20_000
-"""Chance of a random action: from 1 down to this, in so many steps."""
+"""Final probability of a random action, and the steps in which the probability falls from 1 to it."""
 
 # Soft actor-critic, with an update for each step.
 
@@ -70,11 +70,11 @@ POLYAK = 0.995
 PPO_ENVS, PPO_STEPS, PPO_RATE, PPO_EPOCHS, PPO_MINIBATCH, PPO_HIDDEN = 16, 8192, 1e-3, 6, 256, (64, 64)
 PPO_GAMMA, PPO_LAMBDA, PPO_ENTROPY = 0.995, 0.95, 0.005
 PPO_CLIP, PPO_MAX_GRAD_NORM, PPO_VALUE, PPO_EPS = 0.2, 0.5, 0.5, 1e-5
-"""The value's loss is this times the mean of squares; EPS is Adam's."""
+"""Clipping range, limit of the gradient's norm, factor of the value's mean square in the loss, and Adam's eps."""
 
 
 def double_dqn(network: str, first: int, capacity: int) -> str:
-    """What is said of it, with a network, with the step of the first update, and with room for so many steps."""
+    """Return the page's description of double DQN with a network, a first update and a capacity in steps."""
     return (
         f"Double DQN: {network}, returns of {MULTI_STEP} steps, discount {GAMMA}, "
         f"Adam at {RATE:g}, batches of {BATCH}, an update each {UPDATE_INTERVAL} steps from step "
@@ -89,7 +89,7 @@ PONG = (
     + " A step is four of the emulator's frames, the brighter of the last two, 84 x 84 bytes; an observation has the "
     "newest four."
 )
-SAID = {
+DESCRIPTIONS = {
     "dqn": double_dqn("16 filters of 3 x 3 and 128 units", FIRST_UPDATE, CAPACITY),
     "pong": PONG,
     "pong_gpu": PONG
@@ -112,4 +112,4 @@ SAID = {
         f"{PPO_VALUE}."
     ),
 }
-"""By the algorithm; by the game, where it has numbers of its own."""
+"""Description by algorithm, or by game if the game has numbers of its own."""

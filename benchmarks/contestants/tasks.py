@@ -1,8 +1,8 @@
-"""What every side of contest.py is given: tasks, environments, networks and settings; and where it leaves its networks.
+"""Environments, networks and run state that all sides of contest.py share, and snapshots of the learned networks.
 
-A side is a program of this folder, such as sb3_side.py. It learns until its time is up. Every few seconds it writes the
-network that acts, with the time and its steps: evaluate.py plays with these networks when the run is over, so that
-nobody's time goes to evaluation.
+A side is a program of this folder, such as sb3_side.py, which learns until its time is up. Every few seconds the side
+writes the network that acts, with the time and its steps. evaluate.py plays with these networks after the run, so that
+evaluation takes no time from any side.
 """
 
 import copy
@@ -24,13 +24,13 @@ from settings import GAMES, Game
 from torch import nn
 
 SNAPSHOT_INTERVAL = 3.0
-"""Seconds between two networks that are evaluated."""
+"""Seconds between two snapshots of the network."""
 MAX_STEPS = 1000
-"""Of an episode of MinAtar, which would go on as long as nothing is missed."""
+"""Limit of the steps of a MinAtar episode, which a perfect player would never end."""
 
 
 class Frames(gym.Wrapper):
-    """A MinAtar game whose frames have channels first, as networks take them: uint8 [C, 10, 10]."""
+    """MinAtar game whose frames have channels first, as networks take them: uint8 [C, 10, 10]."""
 
     def __init__(self, game: str) -> None:
         from minatar.gym import BaseEnv
@@ -57,7 +57,7 @@ def minatar(game: str) -> gym.Env:
 
 
 def pong(stack: int) -> gym.Env:
-    """Frames of 84 x 84, one for four of the emulator's: single ones, or so many in an observation."""
+    """Return Pong with frames of 84 x 84, one for four frames of the emulator, and `stack` frames in an observation."""
     import ale_py
 
     gym.register_envs(ale_py)
@@ -67,7 +67,7 @@ def pong(stack: int) -> gym.Env:
 
 
 class Slow(gym.Wrapper):
-    """Each step takes 2 ms, and one in fifty 200 ms, as robots and browsers do."""
+    """Environment with slow steps: each takes 2 ms, and one in fifty 200 ms, as with robots and browsers."""
 
     STEP, TAIL, SHARE = 0.002, 0.2, 0.02
 
@@ -93,11 +93,11 @@ MAKERS: dict[str, tuple[Callable[[], gym.Env], Callable[[], gym.Env]]] = {
     "pong": (partial(pong, GAMES["pong"].stack), partial(pong, 1)),
     "pong_gpu": (partial(pong, GAMES["pong_gpu"].stack), partial(pong, 1)),
 }
-"""By the game: an environment to learn from, and one to be evaluated in; of Pong, one of single frames."""
+"""Constructors of the environments for learning and for evaluation, by game; Pong's second has single frames."""
 
 
 def with_newest(stacks, frames, is_first):
-    """[E, K, *F]: stacks with the newest frames [E, *F] at their end; where an episode begins, that frame alone."""
+    """Append the newest frames [E, *F] to stacks [E, K, *F]; a stack at an episode's start repeats its first frame."""
     stacks = np.concatenate([stacks[:, 1:], frames[:, None]], 1)
     stacks[is_first] = frames[is_first, None]
     return stacks
@@ -108,21 +108,22 @@ def epsilon_at(steps: int) -> float:
 
 
 def q_network(shape: tuple[int, ...], actions: int):
-    """Frames [B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as of the authors of MinAtar. Larger ones,
-    [B, C, 84, 84], have the three layers of filters and the 512 units that are usual for Atari games.
+    """Return a network of frames [B, C, 10, 10] -> [B, A]: 16 filters of 3 x 3 and 128 units, as by MinAtar's authors.
+
+    Networks for frames [B, C, 84, 84] have the three layers of filters and the 512 units that are usual for Atari.
     """
     channels, size, _ = shape
     if size == 10:
         filters, width, units = [nn.Conv2d(channels, 16, 3), nn.ReLU()], 1024, 128
     else:
         layers = nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3)
-        layers[0].weight.data /= 255.0  # of what comes as bytes
+        layers[0].weight.data /= 255.0  # inputs are bytes
         filters, width, units = [module for layer in layers for module in (layer, nn.ReLU())], 3136, 512
     return nn.Sequential(*filters, nn.Flatten(), nn.Linear(width, units), nn.ReLU(), nn.Linear(units, actions))
 
 
 def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
-    """[B, inputs] -> [B, outputs]: layers of tanh with orthogonal weights, the last one's of this size."""
+    """Return a network [B, inputs] -> [B, outputs]: tanh layers, orthogonal weights, the last of scale `last`."""
     layers, widths = [], [inputs, *hidden, outputs]
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Tanh()]
@@ -133,8 +134,9 @@ def tanh_network(inputs: int, hidden: Iterable[int], outputs: int, last: float):
 
 
 def double_errors(net, later, obs, action, reward, discount, next_obs):
-    """TD errors [B] of double Q-learning. Frames are uint8, discount is 0 behind a terminal state; `later` [B, A] is
-    what the target makes of the next states.
+    """Return the TD errors [B] of double Q-learning. Frames are uint8; the discount is 0 after a terminal state.
+
+    `later` [B, A] has the target's values of the next states.
     """
     q = net(obs.float()).gather(1, action[:, None])[:, 0]
     with torch.no_grad():
@@ -144,8 +146,9 @@ def double_errors(net, later, obs, action, reward, discount, next_obs):
 
 
 def as_one(net):
-    """One parameter [N] in which all of a network's lie behind each other, and their gradients likewise: an optimiser
-    steps once in place of once for each.
+    """Return one parameter [N] that concatenates all parameters of a network, which become views of it.
+
+    Gradients are concatenated, too, so that an optimiser makes one step instead of one for each parameter.
     """
     parameters = list(net.parameters())
     one = torch.nn.Parameter(torch.cat([each.detach().flatten() for each in parameters]))
@@ -157,7 +160,7 @@ def as_one(net):
 
 
 class DoubleDqn:
-    """Network, target and optimiser of a side that brings no algorithm of its own."""
+    """Network, target and optimiser of a side without an algorithm of its own."""
 
     def __init__(self, env: gym.Env, device: str = "cpu") -> None:
         self.net = q_network(env.observation_space.shape, int(env.action_space.n)).to(device)
@@ -167,18 +170,17 @@ class DoubleDqn:
         self.updates = 0
 
     def later(self, next_obs):
-        """The target, and what it makes of next states [N, ...]: [N, A]. Other threads may ask while one updates."""
+        """Return the target and its values [N, A] of next states [N, ...]. Safe while another thread updates."""
         target = self.target
         with torch.no_grad():
             return target, target(next_obs.float())
 
     def update(self, *columns, known=(None, None)):
-        """As many steps as there are whole batches in these columns, importance first and next states last; the TD
-        errors of all their rows.
+        """Update once for each batch in these columns, importance first and next states last; return all TD errors.
 
         Args:
-            known: What `later` made of these next states, if that was asked before: the target may have become another
-                one since.
+            known: Result of an earlier call of `later` for these next states, which is ignored if the target has
+                changed since.
         """
         _, later = known if known[0] is self.target else self.later(columns[-1])
         batches = zip(*(each.split(settings.BATCH) for each in (later, *columns)), strict=True)
@@ -200,20 +202,20 @@ class DoubleDqn:
 
 @dataclass
 class Run:
-    """One side's run of one seed, as the environment variable CONTEST describes it."""
+    """Run of a side with a seed, as the environment variable CONTEST describes it."""
 
     game: str
     seed: int
     seconds: float
     folder: str
     began: float
-    """When the program was started, by the clock that all processes of a machine share."""
+    """Start time of the program in seconds, by the monotonic clock that all processes of a machine share."""
     options: dict[str, str]
     written: float = 0.0
 
     @classmethod
     def learn(cls, *algorithms: Callable[["Run"], None]) -> None:
-        """Learn what the environment says by that one of these functions which has the algorithm's name."""
+        """Read the run from CONTEST, and call the function that has the name of its algorithm."""
         run = cls(**json.loads(os.environ["CONTEST"]))
         torch.set_num_threads(1)
         torch.manual_seed(run.seed)
@@ -221,7 +223,7 @@ class Run:
 
     @property
     def make(self) -> Callable[[], gym.Env]:
-        """Makes an environment to learn from."""
+        """Constructor of the environment for learning."""
         return MAKERS[self.game][0]
 
     @property
@@ -230,12 +232,12 @@ class Run:
 
     @property
     def capacity(self) -> int:
-        """Steps for which a replay memory has room."""
+        """Capacity of a replay memory in steps."""
         return settings.PONG_CAPACITY if self.task.stack > 1 else settings.CAPACITY
 
     @property
     def first_update(self) -> int:
-        """Steps before the first update."""
+        """Number of steps before the first update."""
         return settings.PONG_FIRST_UPDATE if self.task.stack > 1 else settings.FIRST_UPDATE
 
     @property
@@ -244,12 +246,13 @@ class Run:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write where the run is."""
+        """True if it is time to write a snapshot of the run."""
         return self.elapsed - self.written >= SNAPSHOT_INTERVAL or self.written < self.seconds <= self.elapsed
 
     def goes_on(self, steps: int, parameters: Callable[[], Iterable], updates: int = 0) -> bool:
-        """Whether there is time left. Writes the network's parameters, in their order, if it is time for that; or,
-        where only rates are compared, seconds, steps and updates.
+        """Return True while the run has time left, and write a snapshot if one is due.
+
+        A snapshot has the network's parameters in order, or seconds, steps and updates if only rates are compared.
         """
         now = self.elapsed
         if self.is_due:
@@ -261,7 +264,7 @@ class Run:
         return now < self.seconds
 
     def report(self, **facts: object) -> None:
-        """Say more about this run, for the page."""
+        """Add facts about the run, for the page."""
         if self.task.on_gpu:
             facts["gpu"] = torch.cuda.get_device_name()
         self._keep("facts.json", facts)
@@ -273,7 +276,7 @@ class Run:
 
 
 def save(folder: Path, seconds: float, steps: int, arrays: list[np.ndarray]) -> None:
-    """A snapshot, there as a whole or not at all."""
+    """Write a snapshot of the network atomically."""
     name = f"{int(seconds * 1000):09d}.npz"
     named = {f"p{place}": each for place, each in enumerate(arrays)}
     with (folder / f".{name}").open("wb") as file:
@@ -282,7 +285,7 @@ def save(folder: Path, seconds: float, steps: int, arrays: list[np.ndarray]) -> 
 
 
 def load(path: Path) -> tuple[float, int, list[np.ndarray]]:
-    """Seconds, steps and parameters of a snapshot."""
+    """Return the seconds, steps and parameters of a snapshot."""
     with np.load(path) as file:
         arrays = [file[f"p{place}"] for place in range(len(file.files) - 2)]
         return float(file["seconds"]), int(file["steps"]), arrays

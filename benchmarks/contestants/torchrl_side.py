@@ -1,4 +1,4 @@
-"""TorchRL's side: its DQN, its SAC, its PPO."""
+"""Side of TorchRL: its DQN, its SAC, its PPO."""
 
 import copy
 from functools import partial
@@ -24,11 +24,11 @@ from torchrl.objectives.value import GAE
 
 ENVS = 8
 DQN_STEPS = 32
-"""Of each environment in what a process hands over."""
+"""Steps of each environment in a batch of a collector's process."""
 
 
 def minimize(loss: torch.Tensor, optimizer: torch.optim.Optimizer, limit: float = float("inf")) -> None:
-    """One step, with gradients that are clipped to a limit of their norm."""
+    """Make one step of the optimizer, with gradients clipped to a limit of their norm."""
     optimizer.zero_grad()
     loss.backward()
     if limit < float("inf"):
@@ -37,7 +37,7 @@ def minimize(loss: torch.Tensor, optimizer: torch.optim.Optimizer, limit: float 
 
 
 class Floats(torch.nn.Module):
-    """Frames as floats."""
+    """Layer that converts frames to floats."""
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return obs.float()
@@ -96,11 +96,11 @@ def dqn(run: Run) -> None:
 
 
 SAC_STEPS = 25
-"""Of an environment in what a process hands over, and updates between two versions of the policy."""
+"""Steps of a batch of a collector's process, and updates between two versions of the policy."""
 
 
 class Policy(torch.nn.Module):
-    """Observations to means and deviations, by the layers that the other sides have."""
+    """Network from observations to means and deviations, with the layers of the other sides."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def sac_environment(game: str):
 
 
 def sac_networks(env: GymWrapper) -> tuple[Policy, ProbabilisticActor, ValueOperator]:
-    """The policy, what acts with it, and a value of observations and actions."""
+    """Return the policy, an actor with the policy, and a value of observations and actions."""
     inputs, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
     policy = Policy(inputs, spec.shape[-1])
     actor = ProbabilisticActor(
@@ -135,7 +135,7 @@ def sac_networks(env: GymWrapper) -> tuple[Policy, ProbabilisticActor, ValueOper
 
 def sac(run: Run) -> None:
     """Its SAC over an asynchronous collector of eight forked processes of one environment each."""
-    torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported eight times more
+    torch.multiprocessing.set_start_method("fork", force=True)  # forked processes do not repeat the imports
     policy, actor, value = sac_networks(sac_environment(run.game))
     replay = TensorDictReplayBuffer(storage=LazyTensorStorage(settings.CAPACITY), batch_size=settings.SAC_BATCH)
     loss = SACLoss(actor, value, loss_function="l2", alpha_init=settings.SAC_ALPHA)
@@ -155,8 +155,8 @@ def sac(run: Run) -> None:
         steps += data.numel()
         replay.extend(data)
         for _ in range(data.numel() if steps >= settings.SAC_FIRST_UPDATE else 0):
-            found = loss(replay.sample())
-            minimize(found["loss_actor"] + found["loss_qvalue"] + found["loss_alpha"], optimizer)
+            losses = loss(replay.sample())
+            minimize(losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"], optimizer)
             updater.step()
             updates += 1
         collector.update_policy_weights_()
@@ -170,13 +170,13 @@ WORKERS = 2
 
 
 def ppo_environments(game: str, count: int):
-    """Of a worker. TorchRL resets those whose episodes are over."""
+    """Return the environments of a worker; TorchRL resets environments whose episodes are over."""
     envs = gym.vector.SyncVectorEnv([MAKERS[game][0]] * count, autoreset_mode=gym.vector.AutoresetMode.DISABLED)
     return GymWrapper(envs, categorical_action_encoding=True, device="cpu")
 
 
 def ppo_networks(env: GymWrapper) -> tuple[ProbabilisticActor, ValueOperator]:
-    """What acts, and a value of observations."""
+    """Return the actor, and a value of observations."""
     inputs, spec = env.observation_spec["observation"].shape[-1], env.action_spec_unbatched
     policy = tanh_network(inputs, settings.PPO_HIDDEN, int(spec.n), 0.01)
     actor = ProbabilisticActor(
@@ -191,7 +191,7 @@ def ppo_networks(env: GymWrapper) -> tuple[ProbabilisticActor, ValueOperator]:
 
 def ppo(run: Run) -> None:
     """Its PPO over a collector of two forked processes, which step eight environments each at a time."""
-    torch.multiprocessing.set_start_method("fork", force=True)  # nothing is imported once more
+    torch.multiprocessing.set_start_method("fork", force=True)  # forked processes do not repeat the imports
     make = partial(ppo_environments, run.game, settings.PPO_ENVS // WORKERS)
     actor, value = ppo_networks(make())
     advantage = GAE(gamma=settings.PPO_GAMMA, lmbda=settings.PPO_LAMBDA, value_network=value)
@@ -219,8 +219,8 @@ def ppo(run: Run) -> None:
         batches.extend(data.reshape(-1))
         for _ in range(settings.PPO_EPOCHS):
             for batch in batches:
-                found = loss(batch)
-                whole = found["loss_objective"] + found["loss_critic"] + found["loss_entropy"]
+                losses = loss(batch)
+                whole = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
                 minimize(whole, optimizer, settings.PPO_MAX_GRAD_NORM)
                 updates += 1
         collector.update_policy_weights_()

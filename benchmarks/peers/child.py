@@ -1,4 +1,4 @@
-"""A peer's process: makes sides of a comparison and takes their turns, as lines of JSON ask for."""
+"""Process of a peer, which creates sides of a comparison and runs their turns on requests in lines of JSON."""
 
 import importlib
 import json
@@ -10,23 +10,23 @@ from tasks import clock
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     module = importlib.import_module(sys.argv[1])
     sides = []
     for line in sys.stdin:
-        what, *given = json.loads(line)
+        what, *arguments = json.loads(line)
         answer = None
         if what == "make":
-            sides.append(getattr(module, given[0])(*given[1]))
+            sides.append(getattr(module, arguments[0])(*arguments[1]))
             answer = len(sides) - 1
         elif what == "clock":
-            answer = clock(sides[given[0]], given[1])
+            answer = clock(sides[arguments[0]], arguments[1])
         elif what == "times":
-            answer = sides[given[0]].times
+            answer = sides[arguments[0]].times
         print(json.dumps(answer), file=answers, flush=True)
     for side in sides:
         getattr(side, "close", lambda: None)()
-    os._exit(0)  # a server that somebody still draws from would wait for ever
+    os._exit(0)  # a server with open draws would never end
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps that every side of a comparison is given, from NumPy alone: W1 has small ones, W2 stacks of frames."""
+"""Tasks that all sides of a comparison share, with NumPy alone: W1 has small steps, W2 stacks of frames."""
 
 import functools
 import gc
@@ -14,11 +14,11 @@ ALPHA, BETA = 0.6, 0.4
 
 
 class Task:
-    """Steps of a made-up environment: W1 of 64 numbers, W2 with stacks of 4 frames, of which 3 were seen before."""
+    """Steps of an artificial environment: W1 with 64 numbers, W2 with stacks of 4 frames, 3 of earlier steps."""
 
     def __init__(self, name: str, entries: int) -> None:
         self.name, self.entries = name, entries
-        self.ring = min(entries, 5_000 if name == "W2" else 50_000)  # inserts are timed where memory is warm
+        self.ring = min(entries, 5_000 if name == "W2" else 50_000)  # inserts are timed with warm memory
         self.stack, self.multi_step = (4, 3) if name == "W2" else (1, 1)
         self.shape, self.dtype = ((84, 84), "uint8") if name == "W2" else ((64,), "float32")
         self.action_shape, self.action_dtype = ((1,), "int32") if name == "W2" else ((8,), "float32")
@@ -37,7 +37,7 @@ class Task:
         )
 
     def observations(self, begin: int, *, frames_last: bool = True) -> np.ndarray:
-        """The episode's observations as an environment shows them, stacked where there are several frames."""
+        """Return the episode's observations as an environment returns them: stacked if the task has several frames."""
         seen = self.frames
         if self.stack > 1:
             seen = np.lib.stride_tricks.sliding_window_view(seen, self.stack, axis=0)
@@ -52,7 +52,7 @@ TASK = functools.cache(Task)
 
 
 def distinct(random: np.random.Generator, shape: tuple, dtype: str) -> np.ndarray:
-    """Values that no compression or page sharing can make smaller."""
+    """Return random values that neither compression nor page sharing can shrink."""
     if np.dtype(dtype).kind == "f":
         return random.standard_normal(shape, dtype="float32").astype(dtype, copy=False)
     return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype)
@@ -63,7 +63,7 @@ FRACTIONS = np.random.default_rng(5).random((64, BATCH))
 
 
 def leaf_updates(leaves: int) -> tuple[np.ndarray, np.ndarray]:
-    """64 updates of a tree: places and values."""
+    """Return 64 updates of a tree: leaves [64, 256] and weights [64, 256]."""
     random = np.random.default_rng(6)
     return random.integers(0, leaves, (64, BATCH)), random.uniform(0.1, 2.0, (64, BATCH))
 
@@ -73,22 +73,22 @@ def leaf_weights(leaves: int) -> np.ndarray:
 
 
 def in_rotation(call: Callable[..., object], *columns: Sequence) -> Callable[[], object]:
-    """A side that calls with the next item of each column, over and over."""
+    """Return a side that calls `call` with the next item of each column, in rotation."""
     rows = itertools.cycle(list(zip(*columns, strict=True)))
     return lambda: call(*next(rows))
 
 
 class Acting:
-    """Actors in processes of their own, which are told how many blocks of steps to insert, and a learner here."""
+    """Side with actors in processes of their own, which insert so many blocks of steps, and a learner here."""
 
-    def start(self, context, actors: int, act: Callable[..., None], *given: object) -> None:
-        """Start processes that call `act` with their end of a pipe, and wait until each says that it is ready. None
-        over the pipe ends them.
+    def start(self, context, actors: int, act: Callable[..., None], *args: object) -> None:
+        """Start processes that call `act` with their end of a pipe, and wait until each reports that it is ready. None
+        over the pipe ends a process.
         """
         self.pipes, self.actors = [], []
         for _ in range(actors):
             ours, theirs = context.Pipe()
-            process = context.Process(target=act, args=(theirs, *given), daemon=True)
+            process = context.Process(target=act, args=(theirs, *args), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.actors.append(process)
@@ -96,11 +96,11 @@ class Acting:
             pipe.recv()
 
     def draw(self) -> None:
-        """The learner's next batch."""
+        """Draw the learner's next batch; subclasses override the method."""
         raise NotImplementedError
 
     def clock(self, count: int) -> float:
-        """Seconds for `count` batches, from the first on; `times` has those of each."""
+        """Return the seconds for `count` batches, timed from the first on; `times` has the seconds of each batch."""
         for pipe in self.pipes:
             pipe.send(count // len(self.pipes))
         self.draw()
@@ -115,7 +115,7 @@ class Acting:
 
 
 def from_the_first(draw: Callable[[], object], count: int) -> float:
-    """Seconds for `count` batches, timed from the first on."""
+    """Return the seconds for `count` batches, timed from the first batch on and scaled to all."""
     draw()
     began = time.perf_counter()
     for _ in range(count - 1):
@@ -124,7 +124,7 @@ def from_the_first(draw: Callable[[], object], count: int) -> float:
 
 
 def times_of(ask: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of `count` calls."""
+    """Make `count` calls, and return the seconds of each."""
     moments = [time.perf_counter()]
     for _ in range(count):
         ask()
@@ -133,14 +133,14 @@ def times_of(ask: Callable[[], object], count: int) -> list[float]:
 
 
 def answer_orders(pipe, ask: Callable[[], object]) -> None:
-    """Ask so many times as each order says; send the seconds of each."""
+    """Call `ask` as many times as each order says; answer with the seconds of each call."""
     pipe.send("ready")
     while (count := pipe.recv()) is not None:
         pipe.send(times_of(ask, count))
 
 
 def clock(side: Callable[[], object], count: int) -> float:
-    """Seconds for `count` calls of a side, which it takes itself if it has a `clock`."""
+    """Return the seconds for `count` calls of a side, measured by the side itself if it has a `clock`."""
     if hasattr(side, "clock"):
         return float(side.clock(count))
     gc.collect()
@@ -154,7 +154,7 @@ def clock(side: Callable[[], object], count: int) -> float:
         gc.enable()
 
 
-# The network that inference nodes compute beside each other: 8 numbers in, two layers of 64, 4 out.
+# The network that all inference nodes compute: 8 numbers in, two layers of 64, 4 out.
 
 INPUTS, HIDDEN, OUTPUTS = 8, 64, 4
 _RANDOM = np.random.default_rng(0)
@@ -162,11 +162,11 @@ LAYERS = [
     (_RANDOM.standard_normal((a, b), np.float32) / np.sqrt(a, dtype=np.float32), np.zeros(b, np.float32))
     for a, b in ((INPUTS, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, OUTPUTS))
 ]
-"""Weights and biases."""
+"""Weight and bias of each layer."""
 
 
 def computed(inputs):
-    """Rows [B, 8] to rows [B, 4]."""
+    """Compute the network: rows [B, 8] to rows [B, 4]."""
     for depth, (weight, bias) in enumerate(LAYERS, start=1):
         inputs = inputs @ weight + bias
         if depth < len(LAYERS):
@@ -174,15 +174,15 @@ def computed(inputs):
     return inputs
 
 
-# What goes from a worker to a trainer and back: packets of samples of a drone, and a model.
+# Packets of samples of a drone, from a worker to a trainer, and a model in return.
 
 PACKETS = 16
-"""Different ones, which are sent over and over."""
+"""Number of different packets, which are sent in rotation."""
 MODEL_BYTES = 1_000_000
 
 
 def columns(length):
-    """Packets of so many samples as columns [T, *F]: the observation is four numbers, the action two."""
+    """Yield packets of so many samples as columns [T, *F]: the observation has four numbers, the action two."""
     random = np.random.default_rng(0)
     for _ in range(PACKETS):
         yield {
@@ -194,7 +194,7 @@ def columns(length):
 
 
 def packets(length):
-    """The same as lists of samples (act, obs, rew, done, info), as TMRL's workers make them."""
+    """Yield the packets of `columns` as lists of samples (act, obs, rew, done, info), as TMRL's workers make them."""
     for packet in columns(length):
         obs = [tuple(row.reshape(4, 1)) for row in packet["obs"]]
         rest = packet["action"], obs, packet["reward"].tolist(), packet["terminated"].tolist()
@@ -205,5 +205,5 @@ def packets(length):
 
 
 def model():
-    """Weights of about a megabyte, as a model's file has them."""
+    """Return a model of about a megabyte: random bytes in place of weights."""
     return np.random.default_rng(1).integers(0, 256, MODEL_BYTES, np.uint8).tobytes()

@@ -1,12 +1,12 @@
-"""Does verl 0.9.1's replay buffer, and its reissue of prompts in flight, work on memoire if one import is replaced?
+"""Check that verl 0.9.1's replay buffer and its reissue of prompts in flight work on memoire with one replaced import.
 
     python benchmarks/peers/verl_replay.py memoire            # in an environment with verl; transfer_queue is replaced
     python benchmarks/peers/verl_replay.py transfer_queue     # the same on TransferQueue, which needs Ray
 
 verl's own classes run: `ReplayBufferAsync` with group filtering, stale groups and failed ones, `ReplayBuffer`, and the
-trainer's `_submit_batch_to_rollout` and `_reissue_inflight_prompts`. Prompts are answered by a stand-in, which writes
-what verl's agent loops write. Half way a checkpoint is saved, everything is closed, and a new queue loads it. Each line
-that is printed is the same on both, but for the first one.
+trainer's `_submit_batch_to_rollout` and `_reissue_inflight_prompts`. A stand-in answers prompts: it writes the same as
+verl's agent loops. Half way a checkpoint is saved, everything is closed, and a new queue loads the checkpoint. All
+printed lines except the first are the same on both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore")
 
 
 def queue_of(name):
-    """The module that verl imports as transfer_queue."""
+    """Return the module that verl imports as transfer_queue."""
     if name == "memoire":
         import memoire.tq as tq
 
@@ -40,14 +40,14 @@ def queue_of(name):
 
 
 def as_batch(rows):
-    """Rows as verl makes a batch of them; its module is read when transfer_queue is what it shall be."""
+    """Return a batch of rows as verl makes it; verl is imported late, after transfer_queue has been replaced."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     return list_of_dict_to_tensordict(rows)
 
 
 class Answerer:
-    """Answers prompts as verl's agent loops do, until it is told to leave some in flight."""
+    """Stand-in for verl's agent loops that answers prompts, except those in `left`, which stay in flight."""
 
     def __init__(self, tq) -> None:
         self.tq, self.left, self.asked = tq, set(), []
@@ -60,7 +60,7 @@ class Answerer:
 
     def answer(self, uid, index) -> None:
         if index in self.left and index % 2:
-            return  # it stays pending
+            return  # the prompt stays pending
         self.tq.kv_put(uid, "train", tag={"status": "running"})
         answers = ANSWERS // 2 if index in self.left else ANSWERS
         for session in range(answers):
@@ -85,7 +85,7 @@ class Answerer:
 
 
 def prompts_of(indexes):
-    """A batch as verl's data loader gives it."""
+    """Return a batch of prompts as verl's data loader makes it."""
     rows = [
         {"uid": f"u{index}", "index": torch.tensor(index), "raw_prompt": [{"role": "user", "content": str(index)}]}
         for index in indexes
@@ -94,7 +94,7 @@ def prompts_of(indexes):
 
 
 def trained(tq, meta):
-    """The groups of a batch, with a sum over what they hold; taken away afterwards, as verl's loop does."""
+    """Return the groups, the rows and the sum of the values of a batch; clear the batch, as verl's loop does."""
     data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=["responses", "rm_scores", "loss_mask"])
     total = sum(float(each.sum()) for name in sorted(data.keys()) for each in data[name].unbind())
     tq.kv_clear(keys=meta.keys, partition_id=meta.partition_id)
@@ -110,7 +110,7 @@ def main(name) -> None:
     began = time.perf_counter()
     tq.init()
     answerer, fresh, seen = Answerer(tq), iter(range(PROMPTS, 10 * PROMPTS)), []
-    # what the two methods of verl's trainer read of it
+    # the attributes that the two methods of verl's trainer read
     trainer = types.SimpleNamespace(trainer_mode="separate_async", global_steps=1, agent_loop_manager=answerer)
 
     def refill(count) -> None:

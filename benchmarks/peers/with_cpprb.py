@@ -1,4 +1,4 @@
-"""cpprb's sides. A frame is stored once (`next_of`, `stack_compress`), n-step sums are made at insertion (`Nstep`)."""
+"""Sides of cpprb. A frame is stored once (`next_of`, `stack_compress`), n-step sums are made at insertion (`Nstep`)."""
 
 import multiprocessing
 from functools import cache, partial
@@ -21,7 +21,7 @@ def columns_of(task: Task) -> dict:
 def buffer_of(task: Task, entries: int) -> cpprb.PrioritizedReplayBuffer:
     columns = columns_of(task)
     form = {"next_of": "obs"}
-    if task.multi_step > 1:  # which n-step windows exclude here
+    if task.multi_step > 1:  # `next_of` excludes n-step windows
         columns["next_obs"] = columns["obs"]
         several = {"size": task.multi_step, "gamma": 0.99, "rew": "rew", "next": "next_obs"}
         form = {"Nstep": several, "stack_compress": ["obs", "next_obs"]}
@@ -29,7 +29,7 @@ def buffer_of(task: Task, entries: int) -> cpprb.PrioritizedReplayBuffer:
 
 
 def block_of(task: Task) -> dict:
-    """An episode as one call takes it."""
+    """Return an episode in the form that one call inserts."""
     return {
         "obs": task.observations(0),
         "act": task.actions,
@@ -51,7 +51,7 @@ def filled(name: str, entries: int) -> cpprb.PrioritizedReplayBuffer:
 
 
 def steps(name: str, entries: int):
-    """An episode, a step a call."""
+    """Return a call that inserts an episode step by step."""
     task = TASK(name, entries)
     replay, block = buffer_of(task, task.ring), block_of(task)
     rows = [{column: values[step] for column, values in block.items()} for step in range(EPISODE)]
@@ -65,7 +65,7 @@ def steps(name: str, entries: int):
 
 
 def episodes(name: str, entries: int):
-    """An episode in one call."""
+    """Return a call that inserts an episode at once."""
     task = TASK(name, entries)
     replay, block = buffer_of(task, task.ring), block_of(task)
 
@@ -88,7 +88,7 @@ def updates(name: str, entries: int):
 
 @cache
 def tree(leaves: int) -> cpprb.PrioritizedReplayBuffer:
-    """Its trees have no door of their own: the buffer of the least column."""
+    """Return a buffer with one int8 column, since cpprb has no public interface to its trees."""
     replay = cpprb.PrioritizedReplayBuffer(leaves, {"a": {"dtype": np.int8}}, alpha=1.0)
     replay.add(a=np.zeros(leaves, np.int8), priorities=leaf_weights(leaves))
     return replay
@@ -107,10 +107,10 @@ AHEAD = 8
 
 
 class EndToEnd(Acting):
-    """Its form for several processes, Ape-X with shared memory: actors insert blocks of 256 steps, a learner draws.
+    """cpprb's buffer for several processes, Ape-X with shared memory: actors insert blocks of steps, a learner draws.
 
-    It knows neither n-step sums nor shared frames: actors hand in both stacks. As in the others, each step is drawn
-    once on average: a batch is drawn for each block.
+    The buffer has neither n-step sums nor shared frames: actors insert both stacks. As on the other sides, each step
+    is drawn once on average: a batch is drawn for each block.
     """
 
     def __init__(self, name: str, entries: int, actors: int) -> None:

@@ -1,4 +1,4 @@
-"""Ray Serve's sides: a deployment that batches, and clients that are Ray's own processes and hold its handle."""
+"""Sides of Ray Serve: a deployment that batches, and clients in processes of Ray that hold its handle."""
 
 import time
 from functools import cache
@@ -9,7 +9,7 @@ from ray import serve
 from tasks import INPUTS, computed, times_of
 
 MAX_BATCH, MAX_WAIT = 256, 0.005
-"""As of memoire's node."""
+"""Rows, and seconds: the settings of memoire's node."""
 
 
 @serve.deployment(max_ongoing_requests=MAX_BATCH)
@@ -33,20 +33,20 @@ class Client:
 def clients_of(count):
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     handle = serve.run(Node.bind())
-    made = [Client.remote(handle) for _ in range(count)]
-    ray.get([each.ask.remote(3) for each in made])
-    return made
+    clients = [Client.remote(handle) for _ in range(count)]
+    ray.get([each.ask.remote(3) for each in clients])
+    return clients
 
 
 class Rows:
-    """All clients ask for one row after the other; `times` has the seconds of each answer of the newest turn."""
+    """Clients that request one row after another; `times` has the seconds of each answer of the newest turn."""
 
     def __init__(self, count):
         self.clients = clients_of(count)
 
     def clock(self, count):
         began = time.perf_counter()
-        found = ray.get([each.ask.remote(max(1, count // len(self.clients))) for each in self.clients])
+        answers = ray.get([each.ask.remote(max(1, count // len(self.clients))) for each in self.clients])
         seconds = time.perf_counter() - began
-        self.times = [each for took in found for each in took]
+        self.times = [each for took in answers for each in took]
         return seconds

@@ -1,7 +1,7 @@
-"""Reverb's sides: its structured writer makes an item of each step, a TensorFlow data set draws batches of them.
+"""Sides of Reverb: its structured writer makes an item of each step, a TensorFlow data set draws batches of items.
 
-A frame crosses the wire once, in chunks that it sizes by itself; a W2 item is the 7 frames of both stacks, which are
-left for the learner to stack. Samples in flight: twice a batch for each worker, as its documentation advises.
+A frame crosses the wire once, in chunks whose size Reverb chooses; a W2 item is the 7 frames of both stacks, which the
+learner would have to stack. Samples in flight: twice a batch for each worker, as its documentation advises.
 """
 
 import itertools
@@ -20,7 +20,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Steps:
-    """What an actor writes: a step at a time, an item for each with the window that it needs."""
+    """Steps of an actor, which are written one at a time, with an item for each step and its window."""
 
     def __init__(self, task: Task) -> None:
         self.frames = task.stack + task.multi_step
@@ -60,12 +60,12 @@ def table_of(steps: Steps, entries: int, *, limiter, once: bool = False) -> reve
 
 
 def data_of(address: str):
-    found = reverb.TrajectoryDataset.from_table_signature(address, TABLE, max_in_flight_samples_per_worker=2 * BATCH)
-    return iter(found.batch(BATCH, drop_remainder=True).prefetch(2))
+    dataset = reverb.TrajectoryDataset.from_table_signature(address, TABLE, max_in_flight_samples_per_worker=2 * BATCH)
+    return iter(dataset.batch(BATCH, drop_remainder=True).prefetch(2))
 
 
 class Local:
-    """Server and client in one process: no wire in between."""
+    """Server and client in one process, without a wire in between."""
 
     def __init__(self, name: str, entries: int) -> None:
         task = TASK(name, entries)
@@ -76,7 +76,7 @@ class Local:
         self.writer = self.steps.writer(self.client)
 
     def insert(self) -> None:
-        """An episode, a step a call."""
+        """Insert an episode step by step."""
         for place, row in enumerate(self.steps.rows):
             self.writer.append(row)
             if place % BATCH == 0:
@@ -90,7 +90,7 @@ class Local:
 
 
 TASK_ITEMS = 20_000
-"""Items that are drawn from: fewer than the others hold, since it takes no whole episodes."""
+"""Maximum of items for draws: fewer than other sides hold, since Reverb cannot insert whole episodes at once."""
 
 filled = cache(lambda name, entries: Local(name, entries).filled())
 
@@ -100,7 +100,7 @@ def steps(name: str, entries: int):
 
 
 class Draws:
-    """Batches of a data set, which fetches ahead: what it has fetched between two turns is not counted."""
+    """Draws from a data set that prefetches; batches that were prefetched between two turns are not timed."""
 
     def __init__(self, name: str, entries: int) -> None:
         local = filled(name, entries)
@@ -117,7 +117,7 @@ class Draws:
 
 
 FETCHED = 40
-"""Batches: more than its workers and the data set keep ready."""
+"""Untimed batches of a turn: more than Reverb's workers and the data set keep ready."""
 
 draws = Draws
 
@@ -134,7 +134,7 @@ def updates(name: str, entries: int):
 
 
 AHEAD = 64 * BATCH
-"""Items that actors may insert before they are drawn: more than its data set keeps in flight."""
+"""Items that actors may insert before they are drawn: more than the data set keeps in flight."""
 
 
 def act(pipe, name: str, entries: int, port: int) -> None:
@@ -155,20 +155,20 @@ def act(pipe, name: str, entries: int, port: int) -> None:
 
 
 def queue_of(name: str, entries: int) -> reverb.Server:
-    """A server whose items are drawn once each, and wait for that."""
+    """Return a server whose items are drawn once each; inserts wait if AHEAD items are undrawn."""
     limiter = reverb.rate_limiters.Queue(AHEAD)
     return reverb.Server([table_of(Steps(TASK(name, entries)), 2 * AHEAD, limiter=limiter, once=True)], port=None)
 
 
 class DataSet(Acting):
-    """A learner that draws from a data set."""
+    """Side with actors and a learner that draws from a data set."""
 
     def draw(self) -> None:
         next(self.data)
 
 
 class EndToEnd(DataSet):
-    """A server in the learner's process, actors in others: each step makes an item, which is drawn once."""
+    """Server in the learner's process and actors in others: each step makes an item, which is drawn once."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
         self.server = queue_of(name, entries)
@@ -186,7 +186,7 @@ def serve(pipe, name: str, entries: int) -> None:
 
 
 class FarEndToEnd(EndToEnd):
-    """The same with the server in a process of its own."""
+    """Variant of `EndToEnd` with the server in a process of its own."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
         self.end, theirs = SPAWN.Pipe()
@@ -195,11 +195,11 @@ class FarEndToEnd(EndToEnd):
 
 
 QUEUE, TAKEN = "fragments", 8
-"""Its table of fragments, and how many of them the learner takes at a time."""
+"""Name of the table of fragments, and the number of fragments that the learner takes at a time."""
 
 
 def row_of(task: Task, place: int) -> dict:
-    """A step as actors of an on-policy learner record it."""
+    """Return a step as actors of an on-policy learner record it."""
     return {
         "obs": task.frames[place],
         "action": task.actions[place],
@@ -229,7 +229,7 @@ def write_fragments(pipe, name: str, length: int, envs: int, port: int) -> None:
 
 
 class Fragments(DataSet):
-    """A queue in the learner's process, of fragments that actors write step by step; each is drawn once."""
+    """Queue in the learner's process with fragments that actors write step by step; each fragment is drawn once."""
 
     def __init__(self, name: str, length: int, envs: int, actors: int) -> None:
         row = row_of(TASK(name, EPISODE), 0)

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's sides: its uniform buffer on the CPU, with n-step sums made when drawing; it knows no priorities.
+"""Sides of Stable-Baselines3: its uniform buffer on the CPU, with n-step sums made when drawing, without priorities.
 
 Both stacks of a W2 step are stored, as its documentation does by default.
 """
@@ -25,7 +25,7 @@ def buffer_of(task: Task, entries: int) -> ReplayBuffer:
 
 
 def rows_of(task: Task) -> list:
-    """Steps as its algorithms hand them in: with an axis for the environments, and a list of infos."""
+    """Return steps as its algorithms insert them: with an axis for the environments, and a list of infos."""
     before, after = task.observations(0, frames_last=False), task.observations(1, frames_last=False)
     infos = [{}]
     return [
@@ -36,7 +36,7 @@ def rows_of(task: Task) -> list:
 
 
 def steps(name: str, entries: int):
-    """An episode, a step a call."""
+    """Return a call that inserts an episode step by step."""
     task = TASK(name, entries)
     replay, rows = buffer_of(task, task.ring), rows_of(task)
 

@@ -1,4 +1,4 @@
-"""tlspyo's sides: a relay, a trainer's endpoint, and endpoints of workers in their own processes, as TMRL has them."""
+"""Sides of tlspyo: a relay, a trainer's endpoint, and endpoints of workers in their own processes, as TMRL has them."""
 
 import multiprocessing
 import os
@@ -17,11 +17,11 @@ from tasks import model, packets
 from tlspyo import Endpoint, Relay
 
 MAX_BUFFER = 536_870_912
-"""What TMRL gives its endpoints as `max_buf_len`."""
+"""Bytes: the `max_buf_len` of TMRL's endpoints."""
 
 
 class Buffer:
-    """What TMRL's workers send: samples, and figures of the newest episodes."""
+    """Buffer as TMRL's workers send it: samples, and figures of the newest episodes."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -36,14 +36,17 @@ def free_port():
 
 
 def keys_folder():
-    """A key and a certificate for the host that endpoints expect. tlspyo's own generator needs an older pyOpenSSL."""
+    """Return a folder with a key and a certificate for the host that endpoints expect.
+
+    tlspyo's own generator needs an older pyOpenSSL.
+    """
     folder, key = Path(tempfile.mkdtemp()), rsa.generate_private_key(65537, 2048)
     name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "default")]), datetime.now(UTC)
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("default")]), critical=False)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    cert = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
+    cert = cert.add_extension(x509.SubjectAlternativeName([x509.DNSName("default")]), critical=False)
+    cert = cert.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     pem = serialization.Encoding.PEM
-    (folder / "certificate.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    (folder / "certificate.pem").write_bytes(cert.sign(key, hashes.SHA256()).public_bytes(pem))
     form, secret = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(pem, form, secret))
     return str(folder)
@@ -51,8 +54,8 @@ def keys_folder():
 
 @cache
 def relay(security):
-    """(port, folder of keys), and the relay that has them."""
-    os.setpgid(0, 0)  # a group of all processes that are started here: they end together
+    """Start a relay; return its port, its folder of keys, and the relay."""
+    os.setpgid(0, 0)  # one process group for all processes of the side, which end together
     folder, port = keys_folder(), free_port()
     return port, folder, Relay(port, "password", local_com_port=free_port(), security=security, keys_dir=folder)
 
@@ -65,39 +68,39 @@ def endpoint(group, security, port, folder, mode="asynchronous"):
 
 
 def send(pipe, length, *where):
-    """A worker that sends as many packets as it is told."""
-    made, ready = endpoint("workers", *where, "synchronous"), [Buffer(each) for each in packets(length)]
+    """Run a worker, which sends as many packets as each order says."""
+    worker, ready = endpoint("workers", *where, "synchronous"), [Buffer(each) for each in packets(length)]
     pipe.send("ready")
     while (count := pipe.recv()) is not None:
         for number in range(count):
-            made.produce(ready[number % len(ready)], "trainers")
-    made.stop()
+            worker.produce(ready[number % len(ready)], "trainers")
+    worker.stop()
 
 
 def follow(pipe, *where):
-    """A worker that says which models it has got."""
-    made = endpoint("workers", *where, "synchronous")
+    """Run a worker, which reports the number of each model that it receives."""
+    worker = endpoint("workers", *where, "synchronous")
     while True:
-        for number, _ in made.receive_all(blocking=True):
+        for number, _ in worker.receive_all(blocking=True):
             pipe.send(number)
 
 
-def started(target, *given):
+def started(target, *args):
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    spawn.Process(target=target, args=(there, *given)).start()
-    return here
+    ours, theirs = spawn.Pipe()
+    spawn.Process(target=target, args=(theirs, *args)).start()
+    return ours
 
 
 class Side:
-    """Ends with all processes that were started here."""
+    """Side whose `close` kills all processes of the process group."""
 
     def close(self):
         os.killpg(0, signal.SIGKILL)
 
 
 class Samples(Side):
-    """Packets of one worker, as objects in the trainer."""
+    """Side that receives packets from one worker, as objects in the trainer."""
 
     def __init__(self, security, length):
         where = security, *relay(security)[:2]
@@ -116,14 +119,14 @@ class Samples(Side):
 
 
 class Models(Side):
-    """A model to all workers, until each has it."""
+    """Side that sends models to all workers, and waits until each worker has each model."""
 
     def __init__(self, security, workers):
         where = security, *relay(security)[:2]
         self.trainer, self.body, self.number = endpoint("trainers", *where), model(), 0
         self.workers = [started(follow, *where) for _ in range(workers)]
         deadline = time.monotonic() + 60.0
-        while not all(each.poll(1.0) for each in self.workers):  # who connects gets the newest
+        while not all(each.poll(1.0) for each in self.workers):  # a new endpoint receives the newest model
             assert time.monotonic() < deadline
             if not self.number:
                 self.publish()

@@ -1,4 +1,4 @@
-"""TorchRL's sides: a prioritized buffer over preallocated tensors. Both stacks are stored, n-step sums are given."""
+"""Sides of TorchRL: a prioritized buffer over preallocated tensors, with both stacks and ready n-step sums."""
 
 import multiprocessing
 import time
@@ -24,7 +24,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def block_of(task: Task) -> TensorDict:
-    """An episode: both observations of each step, and what its n-step transform would have made of the rewards."""
+    """Return an episode: both observations of each step, and the reward in place of its n-step sum."""
     after = {
         "observation": tensor(task.observations(1)),
         "reward": tensor(task.rewards[:, None]),
@@ -45,7 +45,7 @@ def filled(name: str, entries: int) -> TensorDictPrioritizedReplayBuffer:
 
 
 def steps(name: str, entries: int):
-    """An episode, a step a call."""
+    """Return a call that inserts an episode step by step."""
     task = TASK(name, entries)
     replay, rows = buffer_of(task.ring), list(block_of(task).unbind(0))
 
@@ -57,7 +57,7 @@ def steps(name: str, entries: int):
 
 
 def episodes(name: str, entries: int):
-    """An episode in one call."""
+    """Return a call that inserts an episode at once."""
     task = TASK(name, entries)
     replay, block = buffer_of(task.ring), block_of(task)
     return lambda: replay.extend(block)
@@ -75,25 +75,25 @@ def updates(name: str, entries: int):
 
 @cache
 def tree(leaves: int):
-    """The C++ tree itself, by NumPy arrays as memoire's."""
-    from torchrl._torchrl import SumSegmentTreeFp64  # absent where its extension does not fit the torch that is there
+    """Return the C++ tree itself, which takes NumPy arrays like memoire's."""
+    from torchrl._torchrl import SumSegmentTreeFp64  # missing if the extension does not fit the installed torch
 
-    made = SumSegmentTreeFp64(leaves)
-    made.update(np.arange(leaves), tasks.leaf_weights(leaves))
-    return made
+    segment_tree = SumSegmentTreeFp64(leaves)
+    segment_tree.update(np.arange(leaves), tasks.leaf_weights(leaves))
+    return segment_tree
 
 
 def tree_draws(leaves: int):
-    made = tree(leaves)
-    total = made.query(0, leaves)
-    return in_rotation(lambda fractions: made.scan_lower_bound(fractions * total), tasks.FRACTIONS)
+    segment_tree = tree(leaves)
+    total = segment_tree.query(0, leaves)
+    return in_rotation(lambda fractions: segment_tree.scan_lower_bound(fractions * total), tasks.FRACTIONS)
 
 
 def tree_updates(leaves: int):
     return in_rotation(tree(leaves).update, *tasks.leaf_updates(leaves))
 
 
-# Its inference server in a process of its own, with slots in shared memory, and clients that are processes.
+# TorchRL's inference server in a process of its own, with slots in shared memory, and clients in processes.
 
 
 def policy():
@@ -125,7 +125,7 @@ def pipes_of(count):
         policy_factory=policy,
         transport=ProcessSlotTransport(request, response, num_slots=count, ctx=context),
         request_spec=request,
-        max_batch_size=count,  # it waits for no others: a batch is what has come
+        max_batch_size=count,  # the server does not wait for more: a batch is the requests that have arrived
         policy_device="cpu",
         output_device="cpu",
         policy_version_key=None,
@@ -133,16 +133,16 @@ def pipes_of(count):
     ).start()
     pipes = []
     for client in server.clients(count):
-        here, there = context.Pipe()
-        context.Process(target=ask, args=(there, client), daemon=True).start()
-        pipes.append(here)
+        ours, theirs = context.Pipe()
+        context.Process(target=ask, args=(theirs, client), daemon=True).start()
+        pipes.append(ours)
     for pipe in pipes:
         pipe.recv()
     return server, pipes
 
 
 class Rows:
-    """All clients ask for one row after the other; `times` has the seconds of each answer of the newest turn."""
+    """Clients that request one row after another; `times` has the seconds of each answer of the newest turn."""
 
     def __init__(self, count):
         self.server, self.pipes = pipes_of(count)

@@ -1,7 +1,7 @@
-"""TorchRL's prioritized buffer as an actor of Ray: other actors extend it by blocks of steps, a learner samples.
+"""Side of TorchRL over Ray: its prioritized buffer is an actor, other actors extend it by blocks, a learner samples.
 
-Both stacks are stored, n-step sums are given, as in with_torchrl.py. Nothing ties draws to inserts there: a turn lasts
-until as many batches are drawn as blocks are inserted, and neither waits for the other.
+Both stacks are stored with ready n-step sums, as in with_torchrl.py. The buffer does not tie draws to inserts: a turn
+lasts until as many batches are drawn as blocks are inserted, and neither waits for the other.
 """
 
 import time
@@ -18,7 +18,7 @@ NO_CPU = {"num_cpus": 0}
 
 @ray.remote(num_cpus=0)
 class Writer:
-    """An actor of reinforcement learning: it puts blocks of 256 steps into the buffer."""
+    """Actor of Ray that stands for an RL actor: it inserts blocks of 256 steps into the buffer."""
 
     def __init__(self, buffer, blocks: list) -> None:
         torch.set_num_threads(1)
@@ -30,7 +30,7 @@ class Writer:
 
 
 class FarEndToEnd:
-    """Buffer, writers and learner are processes of their own."""
+    """Side with the buffer, the writers and the learner in processes of their own."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
         ray.init(**RUNTIME, ignore_reinit_error=True)
@@ -45,7 +45,7 @@ class FarEndToEnd:
         self.times = []
 
     def clock(self, count: int) -> float:
-        """Seconds for `count` batches and as many blocks; `times` has those of each batch."""
+        """Return the seconds for `count` batches and as many blocks; `times` has the seconds of each batch."""
         began = time.perf_counter()
         inserted = [each.insert.remote(count // len(self.writers)) for each in self.writers]
         self.times = times_of(self.buffer.sample, count)

@@ -1,16 +1,16 @@
-"""TransferQueue's side of benchmarks/groups.py: whole groups of answers from two processes to a trainer.
+"""Side of TransferQueue in benchmarks/groups.py: whole groups of answers from two processes to a trainer.
 
     python benchmarks/peers/with_transferqueue.py 1024 padded 32   # with TransferQueue 0.1.11 and Ray
 
-That is 1024 prompts, a way to do it, and the groups in one put; prompts are a multiple of twice these. The load is that
-of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a mask and a
-reward; steps of 64 groups; each step is taken away when it was read. There are two storage units, and three ways:
+The arguments are the number of prompts, a method, and the groups in one put; prompts are a multiple of twice these.
+The load is that of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a
+mask and a reward. A step has 64 groups and is cleared after it is read. There are two storage units, and three methods:
 
-    keys       as verl does it: `kv_batch_put` of a group, then the tag of its prompt; the trainer lists the tags until
-               64 prompts are finished, reads their rows by key, and clears them
-    sampler    as its tutorial does it: the controller's GRPOGroupNSampler chooses 64 whole groups (`get_meta`), the
-               trainer reads them (`get_data`) and clears them
-    padded     the same, where the rows of a group are padded to one length before they are put
+    keys       as in verl. `kv_batch_put` of a group, then the tag of its prompt. The trainer lists the tags until 64
+               prompts are finished, reads their rows by key, and clears the rows.
+    sampler    as in its tutorial. The controller's GRPOGroupNSampler chooses 64 whole groups (`get_meta`). The trainer
+               reads (`get_data`) and clears these groups.
+    padded     as `sampler`, with the rows of a group padded to one length before a put.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensordict import TensorDict
 GROUP, GROUPS, WORKERS = 8, 64, 2
 FIELDS = ["tokens", "logprob", "mask", "reward"]
 POLL = 0.005
-"""Seconds between two looks at the tags."""
+"""Seconds between two requests for the tags."""
 
 
 def answer_of(rng, mean=380.0):
@@ -38,7 +38,7 @@ def answer_of(rng, mean=380.0):
 
 
 def rows_of(answers, padded):
-    """Answers as TransferQueue takes them: nested tensors, or padded ones."""
+    """Return answers as TransferQueue takes them: nested tensors, or padded tensors."""
     columns = {}
     for name in FIELDS:
         rows = [each[name] for each in answers]
@@ -53,36 +53,36 @@ def rows_of(answers, padded):
 
 @ray.remote(num_cpus=0)
 class Worker:
-    """Puts groups that were made before."""
+    """Worker process that puts groups of answers, which are created beforehand."""
 
     def __init__(self, number, way, batch) -> None:
         torch.set_num_threads(1)
         tq.init()
         rng = np.random.default_rng(number)
-        made = [answer_of(rng) for _ in range(256)]
+        answers = [answer_of(rng) for _ in range(256)]
         self.number, self.way, self.batch = number, way, batch
         self.rows = {
             count: [
-                rows_of([made[pick] for pick in rng.integers(0, 256, count * GROUP)], way == "padded")
+                rows_of([answers[pick] for pick in rng.integers(0, 256, count * GROUP)], way == "padded")
                 for _ in range(max(1, 64 // count))
             ]
             for count in {1, batch}
         }
 
     def put(self, groups, partition) -> None:
-        """Put so many groups, `batch` of them at once."""
+        """Put so many groups into a partition, `batch` groups at once."""
         count = min(self.batch, groups)
         for first in range(0, groups, count):
             uids = [f"{self.number}-{place}" for place in range(first, first + count)]
             keys, tags = [f"{uid}_{i}_0" for uid in uids for i in range(GROUP)], [{"seq_len": 380}] * (GROUP * count)
-            made = self.rows[count]
-            tq.kv_batch_put(keys, partition, made[first // count % len(made)], tags)
+            batches = self.rows[count]
+            tq.kv_batch_put(keys, partition, batches[first // count % len(batches)], tags)
             if self.way == "keys":
                 tq.kv_batch_put(uids, partition, tags=[{"is_prompt": True, "status": "finished"}] * count)
 
 
 def by_keys(prompts, partition):
-    """Answers read, group by group of what is finished."""
+    """Read the answers of finished prompts by key; return the number of answers."""
     read = 0
     while read < prompts * GROUP:
         finished = [key for key, tag in tq.kv_list(partition).get(partition, {}).items() if tag.get("is_prompt")]
@@ -98,7 +98,7 @@ def by_keys(prompts, partition):
 
 
 def by_sampler(prompts, partition):
-    """Answers read, as the controller chooses them."""
+    """Read the answers that the controller's sampler chooses; return the number of answers."""
     client, read = tq.get_client(), 0
     while read < prompts * GROUP:
         wanted = min(GROUPS * GROUP, prompts * GROUP - read)
@@ -114,7 +114,7 @@ def by_sampler(prompts, partition):
 
 
 def main(prompts: int, way: str, batch: int) -> None:
-    """Print answers a second from the first put to the last read, and seconds from the start to the first group."""
+    """Print the answers a second from the first put to the last read, and the seconds until the first group."""
     began = time.perf_counter()
     torch.set_num_threads(1)
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
