@@ -160,12 +160,12 @@ class PushLimits(NamedTuple):
         if fitting < 1:
             raise ParameterError(limit, allowed, f"at least {size_of(1)}, the bytes of one {one}")
         reason = f"{count} {what} take {size_of(count)} bytes, and {limit} is {allowed}"
-        advice = f"pass {name}={fitting} to the server, Table or configure"
-        larger = f"{limit} must be larger"
+        where = f"{name}={fitting} is an argument of every server, of Table and of configure"
+        larger = f"{limit} must be larger; {where}"
         if limit == "message_bytes" and allowed < self.message_bytes:
             reason = f"{count} {what} take {size_of(count)} bytes, and a push to this server has at most {allowed}"
             larger = f"the server must start with {name}={count}"
-        raise ParameterError(name, count, f"at most {fitting} ({advice}), or {larger}, because {reason}")
+        raise ParameterError(name, count, f"at most {fitting} ({reason}), or {larger}")
 
 
 ONLY_AGAIN: Final = {

@@ -173,7 +173,7 @@ def test_weights_come_by_the_key_of_an_inference_node_which_may_push_nothing(key
 def test_servers_and_proxies_say_whom_to_ask(keep):
     server = keep(memoire.Server(HERE, {"obs": np.float32, "reward": np.float32}))
     for node in (server, keep(memoire.Proxy(HERE, [server.endpoint]))):
-        with pytest.raises(Refused, match="Ask the address of the inference node") as caught:
+        with pytest.raises(Refused, match="Send it to the address of the inference node") as caught:
             act(node)
         assert caught.value.code == "unexpected"
 

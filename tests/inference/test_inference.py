@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -248,6 +249,8 @@ def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
         return node.stats().queue_rows or node.stats().expired
 
     until(has_come)
+    due = time.monotonic() + 0.1  # the node counts the patience of a request from its arrival
+    until(lambda: time.monotonic() > due)
     go.set()
     assert first.result()["value"][0] == 1
     until(lambda: node.stats().expired >= 1)

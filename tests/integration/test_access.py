@@ -160,7 +160,7 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
             said = []
             assert doctor.examine(node.endpoint, timeout=100.0, say=said.append) == doctor.REFUSED
             assert re.search(
-                "FAIL the proxy or relay there is refused itself: not let in at tcp://.*proxy/other", said[-2]
+                "FAIL its servers deny the proxy or relay access: not let in at tcp://.*proxy/other", said[-2]
             )
             until(lambda: re.search(r"\(denied\): not let in at tcp://.*proxy/other", sent_away(node)))  # noqa: B023
         warnings = [each.message for each in caplog.records if each.name == "memoire.net.channel"]
@@ -416,7 +416,7 @@ def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys)
     said = capsys.readouterr().out
     assert "keys: actor/actors" in said and "asks for a key" in said and "came back unchanged" in said
     with Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless:
-        wrong = (server, None, "Connect with keys"), (careless, keys, "asks for no key")
+        wrong = (server, None, "Connect with keys"), (careless, keys, "uses no keys")
         for node, given, words in (*wrong, (server, another_key(keys), "does not know the key actor/other")):
             assert doctor.examine(node.endpoint, keys=given, timeout=2.0) == doctor.REFUSED
             assert words in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_a_server_whose_disk_fails_says_so_and_ends_and_its_clients_heal_the_nex
 
 def test_a_run_is_begun_and_ended_from_the_command_line() -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home") as server:
-        for options, words in ([], "counted from now on at home"), (["--finish"], "over at home"):
+        for options, words in ([], "the current run at home"), (["--finish"], "finished at home"):
             command = [sys.executable, "-m", "memoire", "run", "next", server.endpoint, *options]
             said = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=True).stdout
             assert f"run 'next' is {words}" in said

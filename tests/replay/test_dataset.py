@@ -419,14 +419,14 @@ def test_episodes_that_are_not_whole_are_named():
     for wrong, said in (
         ({"observations": np.zeros(3)}, "3 values of 'obs' and 3 rewards"),
         ({"rewards": np.ones(0)}, "0 rewards"),
-        ({"infos": {"other": 1}}, "has no info 'logp', but 'other'"),
+        ({"infos": {"other": 1}}, "has no info 'logp'; its infos are 'other'"),
     ):
         with pytest.raises(DataError, match=f"episode 7, .*{said}"):
             memoire.minari.fill(memory, [Made(**{"infos": {"logp": np.zeros(3)}} | whole | wrong)])
     assert memory.num_entries == 0
     assert memoire.minari.fill(memory, [Made(**whole, infos={"logp": np.arange(3.0)})]) == 1
     assert memory.num_episodes == 1
-    with pytest.raises(ParameterError, match="final state is known"):
+    with pytest.raises(ParameterError, match="a final state"):
         memoire.minari.write(Memory(memory.schema, 4), "test/none-v0")
     with pytest.raises(ParameterError, match="obs, action and a scalar reward"):
         memoire.minari.write(Memory(Schema({"state": np.float32}), 4), "test/none-v0")

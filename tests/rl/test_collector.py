@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused(cluster):
         Collector(server.endpoint, envs)
     with pytest.raises(ParameterError, match="a vector environment"):
         Collector(server.endpoint, Counter())
-    with pytest.raises(ParameterError, match="reset themselves"):
+    with pytest.raises(ParameterError, match="mode next_step or same_step"):
         Collector(server.endpoint, envs_of(mode=AutoresetMode.DISABLED))
 
 

@@ -453,9 +453,9 @@ def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
 @pytest.mark.parametrize(
     ("of_worker", "of_memory", "error", "says"),
     [
-        ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples with the codec none.*Give both the same"),
-        ({"sample_compressor": five}, WITH_CODEC, CodecMismatch, "^a worker .* its sample_compressor is not a "),
-        ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them by none"),
+        ({}, WITH_CODEC, CodecMismatch, "^a worker compresses samples with the codec None.*Give both the same"),
+        ({"sample_compressor": five}, WITH_CODEC, CodecMismatch, "^a worker .*its sample_compressor is not a "),
+        ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them with none"),
         (WITH_FUNCTION, {}, ParameterError, "^obs_preprocessor must be source:.*that of a worker.* got None"),
         ({}, WITH_FUNCTION, ParameterError, "^obs_preprocessor must be None, that of a worker.* got 'source:"),
         ({"crc_debug": True}, {}, CrcOneSided, "set for .*, but not for GenericMemory"),
