@@ -161,7 +161,7 @@ def errors_of_two(folder):
 )  # fmt: skip
 def test_a_checkpoint_that_lacks_a_fact_is_refused_by_name(tmp_path, facts):
     saved_learner(tmp_path, facts=facts)
-    with pytest.raises(DataError, match=r"rank-0-1.safetensors is no checkpoint of a learner"):
+    with pytest.raises(DataError, match=r"rank-0-1.safetensors is not a checkpoint of a learner"):
         begun(tmp_path)
 
 

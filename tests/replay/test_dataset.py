@@ -433,5 +433,5 @@ def test_episodes_that_are_not_whole_are_named():
     for column, value in (((np.int16, (None,)), [1, 2]), ((np.uint8, (None,)), [255, 0])):
         buffer = Buffer({"obs": column, "action": np.int64, "reward": np.float32}, 9)
         buffer.writer().step(value, 0, 1.0, True, False, value)
-        with pytest.raises(ParameterError, match="ragged columns are text in UTF-8.*got \"one with 'obs'"):
+        with pytest.raises(ParameterError, match="ragged columns are text in UTF-8.*got \"column 'obs'"):
             memoire.minari.write(buffer.memory, "test/none-v0")
