@@ -11,8 +11,7 @@ checked at that hop, and a proxy names the peer whose message it forwards (`role
     frames ──▶ Gate: which key? ──▶ parse: which message? ──▶ may this key send it, for this client? ──▶ Message
                    └─────────────────────┴───────────────────────┴── ProtocolError ──▶ counted, logged, answered
 
-A server parses whole messages and binds client ids to keys (`Admission`). A proxy parses only headers, and forwards
-messages.
+A server parses messages and binds client ids to keys (`Admission`). A proxy only parses headers and forwards them.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_a_checkpoint_that_lacks_a_fact_is_refused_by_name(tmp_path, facts):
 def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_path):
     saved_learner(tmp_path / "fewer")
     for error in errors_of_two(tmp_path / "fewer"):
-        assert isinstance(error, ParameterError) and "at most 1, as in" in str(error)
+        assert isinstance(error, ParameterError) and "at most 1, the number of ranks" in str(error)
     for rank in range(2):
         saved_learner(tmp_path / "damaged", rank, FACTS | {"settings": {"ranks": 2, "checkpoint_every": 1}})
     path = tmp_path / "damaged" / "rank-1-1.safetensors"

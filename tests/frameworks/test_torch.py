@@ -155,7 +155,9 @@ def test_a_network_travels_from_a_server_to_an_actor():
         with Reader([server.endpoint]) as learner:
             assert memoire.torch.publish(learner, "policy", net.state_dict(), dtype=torch.bfloat16) == 2
         model = policy.wait(timeout=100.0, after=1)
-        with pytest.raises(WrongModel, match=r"model 'policy' version 2 has '0.weight' as BF16\[8, 4\], where .* F32"):
+        with pytest.raises(
+            WrongModel, match=r"model 'policy' version 2 has '0.weight' as BF16\[8, 4\], but the network has F32"
+        ):
             memoire.torch.load(model, there)
         assert memoire.torch.load(model, there, cast=True) == 2
         assert torch.equal(there[0].weight, net[0].weight.bfloat16().float())
@@ -212,7 +214,7 @@ def test_what_is_no_network_is_refused():
             memoire.torch.body_of({"x": odd})
     with pytest.raises(ParameterError, match="dtype must be a floating-point dtype"):
         memoire.torch.body_of(network(1), torch.int8)
-    with pytest.raises(WrongType, match="model must be what client.model"):
+    with pytest.raises(WrongType, match="model must be a model from client.model"):
         memoire.torch.load(None, network(1))
 
 

@@ -1,4 +1,4 @@
-"""Loaded by each Python that a test starts while its functions or the texts of memoire are recorded."""
+"""Loaded by each Python that a test starts while tests are recorded."""
 
 import os
 
@@ -7,8 +7,3 @@ if _test and os.environ.get("MEMOIRE_RECORD"):
     import calls
 
     calls.record_child(_test.rpartition(" (")[0])
-
-if os.environ.get("MEMOIRE_MESSAGES"):
-    import messagekit
-
-    messagekit.install()
