@@ -395,4 +395,4 @@ def test_make_image_says_what_could_not_be_built(engine):
     done = make(FAILS="memoire-demo")
     assert done.returncode != 0 and "could not build memoire-demo:" in done.stderr and "kind load" not in done.stdout
     missing = make("ENGINE=no-such-engine")
-    assert missing.returncode != 0 and "there is no no-such-engine on PATH" in missing.stderr
+    assert missing.returncode != 0 and "no-such-engine is not on PATH" in missing.stderr
