@@ -88,7 +88,7 @@ class Page:
     def is_plain(self) -> bool:
         """True if the page is within all bounds."""
         lengths = self.share(0.5) <= MEDIAN and self.share(0.9) <= NINE_IN_TEN and self.longest <= LONGEST
-        return lengths and not self.wide
+        return lengths and not self.wide and not self.awkward
 
     def faults(self) -> Iterator[str]:
         """Yield a line for each passage to rewrite."""
@@ -222,7 +222,7 @@ class Code:
 
     @property
     def faults(self) -> dict[str, list[tuple[str, str]]]:
-        """Place and text of all that counts, by the figure that it counts for."""
+        """Place and text of each passage or name that a figure counts, by the name of the figure."""
         texts = (*self.docstrings, *self.texts)
         long = [(place, each) for place, text in self.docstrings for each in sentences_of(text)]
         return {
@@ -235,7 +235,7 @@ class Code:
         }
 
     def figures(self) -> dict[str, int]:
-        """Return what has a ceiling."""
+        """Return the number of these places for each figure."""
         return {name: len(places) for name, places in self.faults.items()}
 
 
@@ -263,7 +263,7 @@ def documented(node: ast.AST) -> Iterator[ast.Expr]:
 
 
 def bound(node: ast.AST) -> list[str]:
-    """Return the names that a node binds: targets of assignments, arguments and attributes."""
+    """Return the names that a node binds, as a target of an assignment or as an argument."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return [node.id]
     return [node.arg] if isinstance(node, ast.arg) else []
@@ -350,10 +350,7 @@ def main() -> int:
     if args.paths:
         return int(args.check and not all(page.is_plain for page in looked))
     figures = {area: code.figures() for area, code in measured.items()}
-    figures["pages"] = {
-        "awkward": sum(len(page.awkward) for page in looked),
-        "stretches_on_two_pages": len(doubled(pages())),
-    }
+    figures["pages"] = {"stretches_on_two_pages": len(doubled(pages()))}
     print(figures["pages"])
     if args.record:
         record(figures)

@@ -158,7 +158,7 @@ class AccountsHandler:
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
             self._fold_run(run, now, feedback)
-        # Of clients that made a round trip and are gone, or silent, only the sums stay.
+        # Fold the accounts of silent clients that only probed the server: their sums stay.
         probes, since = self._state.probes, now - self._state.limits.client_timeout
         for account in list(probes):
             if account.last_seen < since:
