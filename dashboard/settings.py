@@ -72,14 +72,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.open is not None and self.nodes:
-            raise ParameterError("--open", self.open, "used without --node: it shows a file, not a cluster")
+            raise ParameterError.with_text("--open shows a file and cannot be combined with --node.")
         if not self.nodes and self.open is None:
-            raise ParameterError("--node", "", "the address of at least one node's pages, such as http://host:8080")
+            raise ParameterError.with_text("Give the address of at least one node's pages: --node http://host:8080.")
         for node in self.nodes:
             if not node.startswith(("http://", "dns:")):
                 raise ParameterError("--node", node, "http://HOST:PORT, or dns:NAME:PORT")
         if not self.poll_every > 0.0 or not self.silent_after > 0.0:
-            raise ParameterError("poll_every, silent_after", (self.poll_every, self.silent_after), "seconds above 0")
+            raise ParameterError.with_text(
+                f"poll_every and silent_after must be above 0 s, got {self.poll_every:g} s and {self.silent_after:g} s."
+            )
         check_settings(self)
         object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         if self.root_path and not self.root_path.startswith("/"):

@@ -74,7 +74,7 @@ def renamed(**names: str) -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        if isinstance(error, UnknownName) or error.name not in names:
+        if isinstance(error, UnknownName) or error.sentence is not None or error.name not in names:
             raise
         raise ParameterError(names[error.name], error.value, error.expected) from None
 

@@ -11,7 +11,7 @@ import errno
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, dataclass_transform
+from typing import Any, Self, dataclass_transform
 
 
 @dataclass_transform(eq_default=False)
@@ -37,6 +37,14 @@ class MemoireError(Exception):
         for name, also_text in (("__init__", _facts_or_text), ("__str__", _sentence_or_facts)):
             if name in vars(cls):
                 setattr(cls, name, also_text(vars(cls)[name]))
+
+    @classmethod
+    def with_text(cls, text: str) -> Self:
+        """Return an error of this class that has this text, and no facts."""
+        error = cls.__new__(cls, text)
+        Exception.__init__(error, text)
+        error.sentence = text
+        return error
 
     def __post_init__(self) -> None:
         self.args = tuple(vars(self).values())  # pickling calls the class with these, in the order of the fields
@@ -283,7 +291,7 @@ class EntryError(MemoireError, ValueError):
     column: str
     expected: str
     received: str
-    advice: str = "Convert the value, or declare the column so."
+    advice: str = "Convert the value, or change the column's declaration."
 
     def __str__(self) -> str:
         mistake = f"column {self.column!r} stores {self.expected}, but got {self.received}"
@@ -409,14 +417,12 @@ class NotEnoughSamples(MemoireError, RuntimeError):
     clients: int
     waited: float = 0.0
     reason: str = ""
+    advice: str = "Wait for actors to push (timeout=)."
 
     def __str__(self) -> str:
         after = f" after waiting {self.waited:.1f} s" if self.waited else ""
         if self.reason:
-            return (
-                f"a batch of {self.wanted} has to wait: {self.reason}{after}. No sample was taken. "
-                f"Wait for actors to push (timeout=)."
-            )
+            return f"a batch of {self.wanted} has to wait: {self.reason}{after}. No sample was taken. {self.advice}"
         return (
             f"a batch of {self.wanted} needs {self.wanted} unused samples, but {self.unused} are held in "
             f"{self.caches} caches of {self.clients} clients{after}. No sample was taken. "
@@ -588,7 +594,7 @@ class ChildDied(MemoireError, RuntimeError):
 
     def __str__(self) -> str:
         words = "\n    ".join(map(escape, self.last_words)) or "(it printed nothing)"
-        return f"{self.name} {self.how}, and with it the cluster on this machine. Its last words:\n    {words}"
+        return f"{self.name} {self.how}, so the cluster on this machine was stopped. Its last output:\n    {words}"
 
 
 class KeyFileError(MemoireError, ValueError):
@@ -606,7 +612,7 @@ class AuthError(MemoireError, PermissionError):
     endpoint: str
     reason: str
     advice: str
-    TEXT = "not let in at {endpoint}: {reason}. {advice}"
+    TEXT = "{endpoint} denied access: {reason}. {advice}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -618,7 +624,7 @@ class DataError(MemoireError, ValueError):
 
     path: str
     problem: str
-    TEXT = "{path} {problem}. Nothing of it is used. Take another copy, or save it again."
+    TEXT = "{path} {problem}. Nothing was loaded. Use another copy of the file, or save it again."
 
 
 class BufferLocked(MemoireError, RuntimeError):

@@ -286,11 +286,11 @@ class Reservation:
             return
         self._note(self._container, part, former)
         reserved = f", of which other buffers and nodes of this process may fill {_mib(others)}" if others else ""
-        expected = (
-            f"smaller (it makes {_mib(size)} of memory, and the limit of this process's container is "
-            f"{_mib(limit.size)} in {limit.file}{reserved}), or the limit larger"
+        raise ParameterError.with_text(
+            f"{name}={value!r} needs {_mib(size)} of memory, but the limit of this process's container is "
+            f"{_mib(limit.size)} ({limit.file}){reserved}. Set a smaller {name}, or raise the limit. Nothing was "
+            f"changed."
         )
-        raise ParameterError(name, value, expected)
 
     def _note(self, container: Container, part: str, size: int) -> None:
         self._parts[part] = size
@@ -314,11 +314,10 @@ class Reservation:
             return usual
         left = (limit.size - others) // share
         if left < 1:
-            expected = (
-                f"set: the limit of this process's container is {_mib(limit.size)} in {limit.file}, and other buffers "
-                f"and nodes of this process may fill {_mib(others)}, which leaves nothing for a default"
+            raise ParameterError.with_text(
+                f"{name} has no default here: the limit of this process's container is {_mib(limit.size)} "
+                f"({limit.file}), and other buffers and nodes of this process may fill {_mib(others)}. Set {name}."
             )
-            raise ParameterError(name, 0, expected)
         return min(usual or left, left)
 
     def limits(self, limits: Limits, others: Callable[[Limits], Limits], **copies: int) -> Limits:

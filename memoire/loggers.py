@@ -259,7 +259,10 @@ def keywords_of(partial: Any, where: str = "training_cls") -> dict[str, Any]:
     """
     if getattr(partial, "args", ()):
         name = getattr(getattr(partial, "func", partial), "__qualname__", repr(partial))
-        raise ParameterError(where, f"{name} with positional arguments: {partial.args!r:.80}", "keyword arguments only")
+        raise ParameterError.with_text(
+            f"{where}: the partial of {name} has positional arguments {partial.args!r:.80}. Pass keyword arguments "
+            f"only."
+        )
     keywords: dict[str, Any] = {}
     for name, value in getattr(partial, "keywords", {}).items():
         inner = keywords_of(value, f"{where}.{name}") if hasattr(value, "keywords") else None

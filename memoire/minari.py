@@ -127,10 +127,10 @@ def write(memory: Memory, dataset_id: str, **about: Any) -> Any:
     schema = memory.schema
     missing = [root for root in ("obs", "action", "reward") if root not in schema.roots]
     if missing or schema["reward"].shape:
-        raise ParameterError("memory", repr(schema), "one with columns obs, action and a scalar reward")
+        raise ParameterError.with_text(f"The memory needs columns obs, action and a scalar reward; it has {schema!r}.")
     buffers = [_buffer(schema, number, each) for number, each in enumerate(_complete_episodes(memory))]
     if not buffers:
-        raise ParameterError("memory", repr(memory), "one with an episode that has a final state")
+        raise ParameterError.with_text(f"The memory has no episode with a final state: {memory!r}.")
     return minari.create_dataset_from_buffers(dataset_id, buffers, **about)
 
 
@@ -174,8 +174,9 @@ def _texts(schema: Schema, name: str, values: Any) -> list[str]:
             return [value.tobytes().decode() for value in values]
     except UnicodeDecodeError:
         pass
-    expected = "one whose ragged columns are text in UTF-8 (Minari stores no other values of different lengths)"
-    raise ParameterError("memory", f"column {name!r}, {column}", expected)
+    raise ParameterError.with_text(
+        f"Minari stores values of different lengths only if they are text in UTF-8; column {name!r} is {column}."
+    )
 
 
 def _nested(schema: Schema, root: str, columns: Mapping[str, Any]) -> Any:

@@ -98,7 +98,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # The parent's constructor would allocate arrays.
         super(buffers.ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         if (writer is None) != (source is None):
-            raise ParameterError("source", source, "set together with `writer`, or both left out")
+            raise ParameterError.with_text("Pass both writer= and source=, or neither.")
         self._steps = _common_value(multi_step=multi_step, n_steps=n_steps) or 1
         self._discount: float | None = _common_value(discount=discount, gamma=gamma)
         if self._steps == 1 and self._discount is not None:
@@ -312,7 +312,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def importance(self) -> torch.Tensor:
         """Return the factors [B, 1] of the newest batch's losses, sample by sample."""
         if self.batch is None:
-            raise ParameterError("batch", None, "drawn first: call sample()")
+            raise ParameterError.with_text("No batch has been drawn yet: call sample() first.")
         return TorchBatch(self.batch, self.device)["importance"].reshape(-1, 1)
 
     def update_priorities(self, td_errors: Iterable[torch.Tensor]) -> None:

@@ -454,7 +454,9 @@ def search(
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
             if answer.status == 400 and "run" not in wanted:
-                raise ParameterError("logs", dict(wanted), answer.text)
+                raise ParameterError.with_text(
+                    f"The servers refused the request for log lines {dict(wanted)}: {answer.text}"
+                )
             if answer.status != 400:  # else the server does not know this run, so it has no lines of the run
                 missing.append(name)
             continue

@@ -137,7 +137,7 @@ class LogServers:
         )
         refusals = [each for each in answers.values() if isinstance(each, NodeError) and each.status == 400]
         if refusals and len(refusals) == len(answers):
-            raise ParameterError("logs", self._nodes, escape(refusals[0].text))
+            raise ParameterError.with_text(f"All servers refused the request for log lines: {escape(refusals[0].text)}")
         for name, answer in answers.items():
             if isinstance(answer, NodeError) and answer.status != 400:
                 self.silent[self.servers[name].url] = str(answer)
@@ -183,7 +183,7 @@ def tail(
         ParameterError: An address is malformed, or no server knows the run.
     """
     if not every > 0.0 or not timeout > 0.0:
-        raise ParameterError("--every, --timeout", (every, timeout), "seconds above 0")
+        raise ParameterError.with_text(f"--every and --timeout must be above 0 s, got {every:g} s and {timeout:g} s.")
     sources = LogServers(nodes, token, timeout, complain)
     try:
         sources.look()

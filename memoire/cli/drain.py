@@ -150,7 +150,7 @@ def _leaving_server(url: str, reader: Reader) -> str:
         advice = (
             f"{reader.trouble_at(url)} Only a running server can hand over its accounts: start it again, then drain it."
         )
-        raise MemoireTimeout("answer of the server that leaves", url, LEFT_OUT_TIMEOUT, advice)
+        raise MemoireTimeout("answer", url, LEFT_OUT_TIMEOUT, advice)
     return names[0]
 
 
@@ -159,7 +159,7 @@ def _staying_servers(to: Sequence[str], name: str, reader: Reader, say: Callable
     silent = [url for url in to if not reader.servers_at(url)]
     if len(silent) == len(to):
         advice = f"{reader.trouble_at(silent[0])} Nothing was drained: {name}'s accounts need a server that keeps them."
-        raise MemoireTimeout("answer of a server that stays", ", ".join(silent), LEFT_OUT_TIMEOUT, advice)
+        raise MemoireTimeout("answer", ", ".join(silent), LEFT_OUT_TIMEOUT, advice)
     for url in silent:
         say(f"no server answers at {url}, so that it gets no accounts. {reader.trouble_at(url)}")
     return [other for url in to for other in reader.servers_at(url) if other != name]
@@ -209,7 +209,7 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
                 f"{len(clients) + guests} clients have not left: {', '.join(ids)}. Clients that know only this "
                 "server's address cannot move: end them, or give them a proxy's address. Then drain again."
             )
-            raise MemoireTimeout("departure of all clients", name, time.monotonic() - began, advice)
+            raise MemoireTimeout("report that all clients have left", name, time.monotonic() - began, advice)
         time.sleep(POLL_INTERVAL)
 
 
@@ -225,7 +225,9 @@ def _await_unfinished(reader: Reader, name: str, deadline: float, say: Callable[
                 f"{name} and restore it into the servers that stay (for memoire.tq: save a checkpoint and load it "
                 f"there); then {name} may be stopped. Clients and counts have moved already."
             )
-            raise MemoireTimeout("completion of all prompts and rows", name, time.monotonic() - began, advice)
+            raise MemoireTimeout(
+                "report that all prompts and rows are finished", name, time.monotonic() - began, advice
+            )
         time.sleep(POLL_INTERVAL)
         unfinished = _accounts(reader, [name], deadline)[name].unfinished
 
@@ -256,7 +258,7 @@ def _copy(reader: Reader, name: str, heir: str, run: str, deadline: float) -> in
     copied = _accounts(reader, [heir], deadline, run)[heir].rows
     if not _has_all(copied, accounts.rows):
         advice = f"{heir} lacks some of the copied accounts; drain again."
-        raise MemoireTimeout(f"complete accounts of run {run!r}", heir, 0.0, advice)
+        raise MemoireTimeout(f"complete copy of the accounts of run {run!r}", heir, 0.0, advice)
     return len(accounts.rows)
 
 

@@ -163,7 +163,7 @@ class ApiServer:
     def _raise_if_final(self, status: int, text: str) -> None:
         if status in (401, 403):
             if time.monotonic() >= self._forbidden_deadline:
-                raise AuthError(self._account.url, f"status {status}, {text}", PERMISSION_ADVICE)
+                raise AuthError(self._account.url, f"HTTP status {status}, {text}", PERMISSION_ADVICE)
         elif status not in RETRIED_STATUSES:
             raise Refused(self._account.url, str(status), text)
 
@@ -443,7 +443,7 @@ def revoke(folder: str, which: Sequence[str], say: Say = print) -> int:
         missing += [name] * (not revoked)
     if missing:
         advice = "`memoire keys list` shows fingerprints, and names as ROLE/NAME."
-        raise KeyFileError(folder, f"does not let in {', '.join(missing)}", advice)
+        raise KeyFileError(folder, f"does not admit {', '.join(missing)}", advice)
     return 0
 
 

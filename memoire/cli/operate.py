@@ -211,7 +211,7 @@ def _snapshot(args: argparse.Namespace) -> int:
         return roles.show(args.show, check=args.check, as_json=args.json)
     if args.show is None and args.endpoint is not None and args.to is not None:
         return roles.order(endpoint_of(args.endpoint), args.to, timeout=args.timeout, keys=args.keys)
-    raise ParameterError("ENDPOINT", args.endpoint, "an address together with --to NAME, or left out with --show FILE")
+    raise ParameterError.with_text("Give either ENDPOINT and --to NAME, to save a snapshot, or --show FILE alone.")
 
 
 class KeysFolder(Options):

@@ -125,8 +125,9 @@ class Workload:
             expected = "a share of the states' bytes, above 0 and at most 1"
             raise ParameterError("compressed", self.compressed, expected)
         if self.compressed < 1 and self.parameters.compression == "none":
-            expected = "1 without compression (or combined with --set compression=lz4)"
-            raise ParameterError("compressed", self.compressed, expected)
+            raise ParameterError.with_text(
+                f"compressed={self.compressed:g} needs a table with compression: --set compression=lz4."
+            )
         if not (math.isfinite(self.model_bytes) and self.model_bytes >= 0):
             raise ParameterError("model_bytes", self.model_bytes, "a number of bytes, at least 0")
 

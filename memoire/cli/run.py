@@ -80,10 +80,10 @@ def _launch(args: argparse.Namespace) -> int:
 def _nodes(args: argparse.Namespace) -> "Nodes | None":
     if (args.schema, args.env, args.tables) == (None, None, None):
         if args.set:
-            raise ParameterError("--set", args.set, "combined with --env, --schema or --tables, or left out")
+            raise ParameterError.with_text("--set needs --env, --schema or --tables.")
         return None
     if args.endpoint is not None:
-        raise ParameterError("--endpoint", args.endpoint, "left out with --env, --schema or --tables")
+        raise ParameterError.with_text("--endpoint cannot be combined with --env, --schema or --tables.")
     return nodes_of(args)
 
 
@@ -114,8 +114,9 @@ def tables_of(args: argparse.Namespace) -> "dict[str, Table] | None":
     if args.tables is None:
         return None
     if args.set:
-        expected = 'left out with --tables: each table in that file has its own "parameters"'
-        raise ParameterError("--set", args.set, expected)
+        raise ParameterError.with_text(
+            '--set cannot be combined with --tables: each table in that file has its own "parameters".'
+        )
     return read_tables(args.tables)
 
 
@@ -263,9 +264,10 @@ def state_of(args: argparse.Namespace) -> State | None:
     """Return the state folder's settings, or None without --state-dir."""
     options = said_of(args, State)
     if options and "folder" not in options:
-        name, value = next(iter(options.items()))
-        flag = declared(State)[name].setting.flag or name.replace("_", "-")
-        raise ParameterError(f"--{flag}", value, "combined with --state-dir FOLDER, or left out")
+        name = next(iter(options))
+        raise ParameterError.with_text(
+            f"--{declared(State)[name].setting.flag or name.replace('_', '-')} needs --state-dir FOLDER."
+        )
     return State(**options) if options else None
 
 
@@ -276,7 +278,7 @@ def _proxy(args: argparse.Namespace) -> int:
 
     use_io_threads(args.io_threads)
     if bool(args.servers) == bool(args.servers_file):
-        raise ParameterError("SERVER", args.servers, "addresses of servers, or left out with --servers-file")
+        raise ParameterError.with_text("Give either addresses of servers (SERVER ...), or --servers-file FILE.")
     return roles.relay(
         args.endpoint,
         [endpoint_of(server) for server in args.servers or ()],

@@ -189,7 +189,7 @@ def _logs(args: argparse.Namespace) -> int:
     if args.last is not None and args.last < 1:
         raise ParameterError("--last", args.last, "a number of lines above 0")
     if args.follow and args.until is not None:
-        raise ParameterError("--until", args.until, "left out with --follow")
+        raise ParameterError.with_text("--until cannot be combined with --follow.")
     pages, is_wanted = pages_of(args.nodes, args.keys), wanted_lines(**all_of(args, LineFilter))
     return tail(pages, is_wanted, token=tokens(args.token_file), **all_of(args, Logs))
 

@@ -122,8 +122,11 @@ class CachesSide(ActorSide):
         payload = containers.build(memory, now=pusher.clock(), compression=pusher.codec())
         pusher.spend(began)
         if payload.nbytes > session.most_bytes:
-            expected = f"smaller: a cache of {payload.nbytes} bytes exceeds {session.most_bytes} (limits.message_bytes)"
-            raise ParameterError("cache_size", session.parameters.cache_size, expected)
+            raise ParameterError.with_text(
+                f"A cache of cache_size={session.parameters.cache_size} samples takes {payload.nbytes} bytes; the "
+                f"limit is {session.most_bytes} bytes (limits.message_bytes). Set a smaller cache_size. The cache was "
+                f"not pushed."
+            )
         return payload
 
 

@@ -167,7 +167,9 @@ class OpenEpisodes(Memory):
         first = values[schema.entry_names[0]]
         count = len(first) if isinstance(first, list | tuple | Ragged) or np.ndim(first) else 0
         if count == 0:
-            raise ParameterError("columns", "no entries", "at least one entry in each column, [T, ...]")
+            raise ParameterError.with_text(
+                "An episode needs at least one entry: each column is an array [T, ...] with T of 1 or more."
+            )
         arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
         for name in schema.finite:
             finite(name, schema[name], arrays[name])
@@ -224,9 +226,13 @@ def by_column(schema: Schema, values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in schema.roots and name != schema.qvest:
             columns.update(zip(schema.leaves(name), schema.flatten(name, value), strict=True))
         else:
-            raise EntryError(name, f"nothing: the columns are {', '.join(schema.entry_names)}", f"{name}=...")
+            raise EntryError.with_text(
+                f"There is no column {name!r}; the columns are {', '.join(schema.entry_names)}. Nothing was added."
+            )
     if missing := [name for name in schema.entry_names if name not in columns]:
-        raise EntryError(missing[0], f"[T] of {schema[missing[0]]}", "nothing")
+        raise EntryError.with_text(
+            f"Column {missing[0]!r} is missing: pass an array [T] of {schema[missing[0]]}. Nothing was added."
+        )
     return {name: columns[name] for name in schema.entry_names}
 
 
@@ -347,8 +353,10 @@ class EpisodesSide(ActorSide):
         pusher.waiting.check_shipping()
         size, most_bytes = shipment.payload.nbytes, self.session.most_bytes
         if size > most_bytes:
-            expected = f"at most {most_bytes} (limits.message_bytes) in an episode; close or cut the episode earlier"
-            raise ParameterError("payload bytes", size, expected)
+            raise ParameterError.with_text(
+                f"The episode takes {size} bytes; the limit is {most_bytes} bytes (limits.message_bytes). Close or cut "
+                f"episodes earlier. The episode was not pushed."
+            )
         deadline = pusher.waiting.now() + patience
         is_granted = is_granted or pusher.is_granted(deadline)
         if not (is_granted and pusher.has_room(size, deadline)):

@@ -330,16 +330,17 @@ class ActorSide(ABC):
 
     def push_cache(self, patience: float) -> bool:
         """Push a cache drawn from the memory: see `Client.push_cache`. Raises ParameterError."""
-        raise self._refused("'caches' for push_cache")
+        raise self._refused("push_cache")
 
     def push_episode(self, *episode: Any, **options: Any) -> bool:
         """Push an episode of a caller's arrays: see `EpisodesSide.push_episode`. Raises ParameterError."""
-        raise self._refused("'episodes' or 'rollouts' for push_episode")
+        raise self._refused("push_episode")
 
-    def _refused(self, expected: str) -> ParameterError:
-        welcome = self.session.told
-        stored = f"{expected}; server {welcome.home_name!r} stores {self.STORED}"
-        return ParameterError("storage", welcome.storage, stored)
+    def _refused(self, call: str) -> ParameterError:
+        server = self.session.told.home_name
+        return ParameterError.with_text(
+            f"{call}() cannot be called: server {server!r} stores {self.STORED}. Nothing was pushed."
+        )
 
 
 _log = logging.getLogger(__name__)

@@ -157,13 +157,15 @@ def packed_rows(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, byt
 def _packed_slowly(schema: RowSchema, columns: Mapping[str, Any]) -> tuple[int, bytes]:
     try:
         flat = flat_columns(schema, columns)
-    except ValueError as error:
-        raise ParameterError("columns", list(columns), str(error)) from None
+    except ProtocolError as error:
+        raise ParameterError.with_text(f"columns do not fit the schema: {error.detail}. Nothing was sent.") from None
     values = unpadded(schema, flat)
     first = values[schema.names[0]]
     rows = len(first) if isinstance(first, list | tuple) or np.ndim(first) else 0
     if not rows:
-        raise ParameterError("columns", f"{schema.names[0]!r} without rows", "arrays with a leading axis of 1 or more")
+        raise ParameterError.with_text(
+            f"columns[{schema.names[0]!r}] has no rows; each array has a leading axis of 1 or more."
+        )
     checked = exact_rows(schema, values, rows)
     for name in schema.finite:
         if not is_finite(checked[name]):

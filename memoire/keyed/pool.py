@@ -248,7 +248,9 @@ class KeyedPool(LastingPool, HasCalls):
         for part in (part for change in changes for part in change.staged):
             end = part.start + part.bytes
             if end > len(staged):
-                raise ProtocolError("value", f"bytes {part.start} to {end} of an upload of {len(staged)}")
+                raise ProtocolError(
+                    "value", f"bytes {part.start} to {end} were requested of an upload of {len(staged)} bytes"
+                )
         return staged
 
     def unstage(self, client: bytes, upload: int) -> None:

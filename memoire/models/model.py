@@ -81,7 +81,7 @@ def make(topic: str, content: bytes | bytearray | memoryview | str, version: int
     """Return a model with this content; bytes-like content is copied unless it is `bytes`."""
     is_text = isinstance(content, str)
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
-        raise WrongType("a model", "bytes or str", type(content).__name__, "serialize it first.")
+        raise WrongType("a model", "bytes or str", type(content).__name__, "Serialize it first.")
     body = text("content", content).encode() if isinstance(content, str) else bytes(content)
     return Model(check_topic(topic), version, body, is_text, _bytes.checksum(body))
 
@@ -148,7 +148,9 @@ class ModelStore:
             raise StaleVersion(model.topic, version, newest)
         known = self._topics.keys() | self._numbered.keys()
         if model.topic not in known and len(known) >= MAX_TOPICS:
-            raise ParameterError("topic", model.topic, f"a known topic: a node keeps at most {MAX_TOPICS} topics")
+            raise ParameterError.with_text(
+                f"A node keeps at most {MAX_TOPICS} topics: {model.topic!r} cannot be published."
+            )
         numbered = self._numbered[model.topic] = replace(model, version=version or newest + 1)
         return numbered
 

@@ -64,7 +64,9 @@ def pack(arrays: Mapping[Any, Array]) -> bytes:
         ParameterError: there are no arrays, or too many, or a name is not allowed.
     """
     if not 0 < len(arrays) <= MAX_ARRAYS:
-        raise ParameterError("net", f"{len(arrays)} arrays", f"a state_dict of 1 to {MAX_ARRAYS} arrays")
+        raise ParameterError.with_text(
+            f"net has {len(arrays)} arrays; a model has 1 to {MAX_ARRAYS}. Nothing was published."
+        )
     facts, offset = {}, 0
     for name, array in arrays.items():
         if not isinstance(name, str) or name == _METADATA:
@@ -74,8 +76,10 @@ def pack(arrays: Mapping[Any, Array]) -> bytes:
     header = msgspec.json.encode(facts)
     header += b" " * (-(8 + len(header)) % _ALIGNMENT)
     if len(header) > MAX_HEADER_BYTES:
-        expected = f"arrays whose names take at most {MAX_HEADER_BYTES} bytes"
-        raise ParameterError("net", f"names of {len(header)} bytes", expected)
+        raise ParameterError.with_text(
+            f"The names of net's arrays take {len(header)} bytes; the limit is {MAX_HEADER_BYTES}. Nothing was "
+            f"published."
+        )
     return b"".join([len(header).to_bytes(8, "little"), header, *(array.data for array in arrays.values())])
 
 

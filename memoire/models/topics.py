@@ -75,7 +75,9 @@ class ReceivedModels:
             if name in self._subscriptions:
                 return False
             if len(self._subscriptions) >= MAX_TOPICS:
-                raise ParameterError("topic", name, f"a followed topic: a client follows at most {MAX_TOPICS} topics")
+                raise ParameterError.with_text(
+                    f"A client follows at most {MAX_TOPICS} topics: it cannot follow {name!r}."
+                )
             self._subscriptions[name] = []
             return True
 

@@ -127,7 +127,11 @@ class Gate:
         if key.role not in LISTENING_ROLES:
             socket.close(0)
             advice = "A node that listens needs the key of a server, proxy or inference node."
-            raise KeyFileError(str(self.keys.folder), f"has a key that cannot listen ({key.peer.principal})", advice)
+            raise KeyFileError(
+                str(self.keys.folder),
+                f"has the key {key.peer.principal}, which is for processes that do not listen",
+                advice,
+            )
         assert key.secret is not None
         try:
             with _core.Held(self._lock):

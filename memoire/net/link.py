@@ -135,13 +135,13 @@ class DialKeys:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._record_key()  # the peer could decrypt, so it has the expected key
             self._pause(now)
-            reason = f"it does not know the key {key.peer.principal} {key.fingerprint} of this process (any more)"
+            reason = f"the key {key.peer.principal} {key.fingerprint} of this process is not authorized there"
             advice = "Authorize the key there with `memoire keys authorize FOLDER own.pub`."
             return AuthError(self._endpoint, reason, advice)
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
             self._pause(now)
             advice = "Run the node there with keys, or this process without keys."
-            return AuthError(self._endpoint, "it uses no keys, so that its identity cannot be verified", advice)
+            return AuthError(self._endpoint, "the node uses no keys, so its identity cannot be verified", advice)
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
             return None
         if self.expected == self.keys.met.get(self._address) and not self._is_in_doubt:
@@ -154,9 +154,11 @@ class DialKeys:
         self._wrong_keys.clear()
         self._pause(now)
         shown = ", ".join(server.fingerprint for server in self._servers)
-        advice = "If it is the right node, add its own.pub to server.pub; its log may tell why it refuses connections."
+        advice = (
+            "If the address is right, add the node's own.pub to server.pub; the node's log has the reason of a refusal."
+        )
         return AuthError(
-            self._endpoint, f"it ends the connection: it has none of the keys in server.pub ({shown})", advice
+            self._endpoint, f"the node closed the connection, and has none of the keys in server.pub ({shown})", advice
         )
 
     def _record_key(self) -> None:
@@ -338,7 +340,7 @@ class Link(ConnectionWatcher):
             self.denied = self._keys.failed(event, value, time.monotonic()) or self.denied
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
             advice = "Give this process a keys folder: keys=, --keys or $MEMOIRE_KEYS."
-            self.denied = AuthError(self.endpoint, "it asks for a key, and this process has none", advice)
+            self.denied = AuthError(self.endpoint, "the node requires a key, and this process has none", advice)
 
     def _failed(self) -> None:
         """Count a failed attempt, and try the next address or pause; ZeroMQ retries the same address by itself."""

@@ -347,10 +347,11 @@ class LaunchOptions(LaunchSettings):
                 object.__setattr__(self, name, os.path.abspath(path))
         check_settings(self)
         if not self.learner and not self.actor:
-            raise ParameterError("LEARNER", NO_LEARNER, "a program; or give an ACTOR too")
+            raise ParameterError.with_text("LEARNER is '-', which starts no learner: give an ACTOR.")
         if self.embeds and not self.learner:
-            expected = "a program that makes a memoire.Server; or give --env, --schema, --tables or --endpoint too"
-            raise ParameterError("LEARNER", NO_LEARNER, expected)
+            raise ParameterError.with_text(
+                "LEARNER is '-', so no program creates a memoire.Server: give --env, --schema, --tables or --endpoint."
+            )
 
     @property
     def embeds(self) -> bool:
@@ -373,7 +374,9 @@ def program(what: str, text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ParameterError(what, text, f"a program and its arguments: {error}") from error
+        raise ParameterError.with_text(
+            f"{what} {text!r} cannot be split into a program and arguments: {error}."
+        ) from error
     if words == (NO_LEARNER,):
         return ()
     if not words or not (os.path.isfile(words[0]) if is_file(words[0]) else _is_module(words[0])):

@@ -172,7 +172,7 @@ def schema_of(schema: str | None, env: str | None, storage: str | None = None) -
     if schema is None and env is None:
         if not kind.has_columns:
             return kind.schema_from(None)
-        raise ParameterError("--schema", None, "a JSON file with the table's columns; or give --env or --tables")
+        raise ParameterError.with_text("Give the table's columns: --schema FILE, --env ID or --tables FILE.")
     if schema is None:
         return _of_environment(str(env))
     if schema.lstrip().startswith("{"):
@@ -208,9 +208,9 @@ def read_tables(path: str) -> dict[str, Table]:
     try:
         content = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError("--tables", path, f"a JSON file that can be read: {error}") from error
+        raise ParameterError.with_text(f"--tables {path!r} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, or as many nested brackets
-        raise ParameterError("--tables", path, f"a JSON file: {error}") from error
+        raise ParameterError.with_text(f"--tables {path!r} is not valid JSON: {error}.") from error
     if not isinstance(content, dict) or not content:
         raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
     where, folder = ("--tables", Path()) if is_content else (f"--tables {path}", Path(path).parent)
@@ -225,9 +225,11 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
     try:
         has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
     except (MemoireError, TypeError) as error:
-        raise ParameterError(where, settings["storage"], f"a kind of table as storage: {error}") from error
+        raise ParameterError.with_text(f"{where}: {error}") from error
     if has_columns and ("schema" in settings) == ("env" in settings):
-        raise ParameterError(where, sorted(settings), 'either "schema" or "env"')
+        raise ParameterError.with_text(
+            f'{where} must have either "schema" or "env", got {sorted(settings)}. Nothing was changed.'
+        )
     try:
         if isinstance(settings.get("byte_limit"), str):
             settings = settings | {"byte_limit": size(settings["byte_limit"])}
@@ -237,7 +239,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
             **{name: value for name, value in settings.items() if name in known - {"parameters"}},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
-        raise ParameterError(where, "these settings", f"settings of a table: {error}") from error
+        raise ParameterError.with_text(f"{where}: {error}") from error
 
 
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:

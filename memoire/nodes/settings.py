@@ -179,7 +179,9 @@ def read(path: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8-sig")
         content = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:  # both parsers name line and column
-        raise ParameterError("--settings", path, f"a TOML file (*.toml) or JSON file of settings: {error}") from error
+        raise ParameterError.with_text(
+            f"--settings {path!r} is not a readable TOML (*.toml) or JSON file: {error}."
+        ) from error
     if not isinstance(content, dict):
         raise ParameterError("--settings", path, f"an object with a section for each of {', '.join(COMMANDS)}")
     return content
@@ -263,8 +265,7 @@ def _resolve(
         strongest = max((each.strength for each in rivals.values()), default=0)
         best = [each for each in rivals.values() if each.strength == strongest]
         if len(best) > 1:
-            expected = f"left out if {best[0].where} is set: only one of both is allowed"
-            raise ParameterError(best[1].where, best[1].value, expected)
+            raise ParameterError.with_text(f"{best[0].where} and {best[1].where} exclude each other: set one of them.")
         for name, each in rivals.items():
             if each.strength < strongest:
                 del settings[name]

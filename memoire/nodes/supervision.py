@@ -127,7 +127,9 @@ class ProcessOutput(ClosingContext):
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ParameterError("--logs", folder, f"a folder that exists or can be made: {error.strerror}") from error
+            raise ParameterError.with_text(
+                f"--logs: the folder {str(folder)!r} cannot be created: {error.strerror}."
+            ) from error
 
     def __call__(self, name: str, line: str) -> None:
         """Show and write a line that a process printed."""

@@ -328,7 +328,7 @@ class PromptBook:
         if since is None:
             since = cursors.get(consumer, 0)
         elif listeners.get(consumer, client) != client:
-            text = f"another client is the consumer {consumer!r} now; list without since to take over"
+            text = f"another client is the consumer {consumer!r} now; list without since= to replace it"
             raise ProtocolError("session", text)
         if (cursors.get(consumer), listeners.get(consumer)) != (since, client):
             cursors[consumer], listeners[consumer], self.has_new_facts = since, client, True

@@ -315,7 +315,7 @@ ORDERS: Final[dict[str, Callable[[PromptTable, messages.Groups], int | None]]] =
 
 def _check_size(sizes: list[int], data: memoryview) -> None:
     if sum(sizes) != len(data):
-        raise ProtocolError("container", f"rows of {sum(sizes)} bytes in a payload of {len(data)}")
+        raise ProtocolError("container", f"the rows take {sum(sizes)} bytes, but the payload has {len(data)}")
 
 
 def _facts_of(row: PromptRow) -> messages.PromptFacts:

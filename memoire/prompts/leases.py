@@ -304,5 +304,7 @@ class PromptLeases:
 
 def _answer_of(row: PromptRow, index: int) -> AnswerRow:
     if not 0 <= index < len(row.answers):
-        raise ProtocolError("index", f"answer {index} to a prompt that has answers 0 to {len(row.answers) - 1}")
+        raise ProtocolError(
+            "index", f"the index of an answer is {index}; this prompt takes 0 to {len(row.answers) - 1}"
+        )
     return row.answers[index]

@@ -300,7 +300,7 @@ class ClusterOrders(FarNode):
             for name, body in requests.items():
                 server = self._directory.servers.get(name)
                 if server is None:
-                    settled(name, ParameterError("server", name, "a server that is still listed"))
+                    settled(name, ParameterError.with_text(f"Server {name!r} is no longer listed."))
                 else:
                     self._thread.ask(server, body, functools.partial(settled, name), deadline, run=run)
             return requests

@@ -134,8 +134,10 @@ class FarTransport:
         if terms.storage != self._storage:
             required, kind = registry.named(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
-            expected = f"{required.name!r} for {required.instead}; for table {terms.table!r} use {use}"
-            raise ParameterError("storage", terms.storage, expected)
+            raise ParameterError.with_text(
+                f"{required.instead} needs a table with storage={required.name!r}, but table {terms.table!r} has "
+                f"storage={terms.storage!r}: use {use}."
+            )
         return terms.table, terms.schema
 
     def servers(self) -> Sequence[str]:
@@ -207,7 +209,7 @@ class FarTransport:
             return self._directory.servers[name]
         servers = next((each.servers for each in self._directory.addresses if each.endpoint == name), None)
         if servers is None:
-            raise ParameterError("server", name, "a server that is still listed")
+            raise ParameterError.with_text(f"Server {name!r} is no longer listed.")
         if len(servers) > 1:
             raise ParameterError("server", name, f"the address of one server; it leads to {', '.join(servers)}")
         return self._directory.servers.get(servers[0]) if servers else None

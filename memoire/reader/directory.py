@@ -212,9 +212,11 @@ class Directory:
             others = {} if self.terms is None else self.terms.parameters.to_wire()
             for name, value in own.items():
                 if value != others.get(name):
-                    advice = "set the same value at all servers, by their settings or by Reader.configure"
-                    expected = f"{others.get(name)!r}, as other servers of this table have it ({advice})"
-                    return ParameterError(name, f"{value!r} at server {server.name}", expected)
+                    return ParameterError.with_text(
+                        f"Server {server.name} has {name}={value!r}, but other servers of this table have "
+                        f"{others.get(name)!r}. Set the same value at all servers, by their settings or "
+                        f"Reader.configure."
+                    )
         return None
 
     def agree(self, terms: TableTerms) -> bool:

@@ -180,8 +180,10 @@ class ReaderThread:
         if (terms := self.directory.terms) is not None:
             if not registry.offers(terms.storage, DrawsBatches):
                 names, kind = registry.names_of(DrawsBatches), registry.named(terms.storage)
-                expected = f"{' or '.join(map(repr, names))} for a batch; for table {terms.table!r} use {kind.instead}"
-                raise ParameterError("storage", terms.storage, expected)
+                raise ParameterError.with_text(
+                    f"Batches are drawn from tables with storage={' or '.join(map(repr, names))}, but table "
+                    f"{terms.table!r} has storage={terms.storage!r}: use {kind.instead}."
+                )
             check_batch(terms.parameters, batch_size)
         if self.prefetch.resize(batch_size):
             self.worker.wake()

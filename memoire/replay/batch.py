@@ -173,8 +173,10 @@ def place(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[A
     """
     for name in out:
         if name.removeprefix("next_").removesuffix("_length") in schema.ragged:
-            expected = "left out: a ragged column is as wide as its longest value in the batch, so it is made new"
-            raise ParameterError(f"out[{name!r}]", _form(out[name]), expected)
+            raise ParameterError.with_text(
+                f"out[{name!r}] cannot be given: a ragged column is as wide as its longest value in the batch, so each "
+                f"batch has a new array. Nothing was changed."
+            )
     places = {name: _place_of(schema, gathered, name) for name in out}
     for name, (side, key) in places.items():
         array = gathered.weight if key == "importance" else side.get(key)
@@ -389,8 +391,10 @@ class Batch(Attributes[NDArray[Any]]):
 
 def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
     """Raise ParameterError: a pickled batch has no memory whose priorities it could set."""
-    expected = "passed to update_priorities of the memory that they come from: this batch was pickled, and has none"
-    raise ParameterError("ids", f"{len(ids)} ids", expected)
+    raise ParameterError.with_text(
+        "This batch was pickled, so it has no memory: pass its ids to update_priorities of the memory that they come "
+        "from."
+    )
 
 
 def _side(
@@ -447,7 +451,9 @@ def _check_out(name: str, array: NDArray[Any] | None, value: Any) -> None:
         return
     received = _form(value) if is_array else type(value).__name__
     if array is None:
-        raise ParameterError(f"out[{name!r}]", received, "left out: the batch has no array of this name")
+        raise ParameterError.with_text(
+            f"out[{name!r}] cannot be given: the batch has no array of this name. Nothing was changed."
+        )
     raise ParameterError(f"out[{name!r}]", received, f"an array {_form(array)}")
 
 

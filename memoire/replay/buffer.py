@@ -243,7 +243,7 @@ class Buffer(StrictAttributes):
         check_batch(self.parameters, batch_size)
         if reason := self._limiter.why_not_draw(batch_size):
             old = self.parameters.lag_in_words(self._memory.newest_model)
-            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason + old)
+            raise NotEnoughSamples(batch_size, self._memory.num_positive, 0, 0, 0.0, reason + old, "Add entries first.")
 
     @checked_names()
     def update_priorities(self, ids: ArrayLike, td_errors: ArrayLike) -> PriorityUpdate:
@@ -350,7 +350,9 @@ class Buffer(StrictAttributes):
         if not resume:
             return cls._load(path, None, capacity, seed, sampler, discount, fields)
         if not isinstance(path, str | Path):
-            raise ParameterError("resume", resume, "False for a file that is open: a path is locked")
+            raise ParameterError.with_text(
+                "resume=True needs the path of a file, which is locked; an open file cannot be resumed."
+            )
         lineage = Lineage.resume(path)
         try:
             return cls._load(path, lineage, capacity, seed, sampler, discount, fields)
@@ -376,7 +378,10 @@ class Buffer(StrictAttributes):
         follows = chosen(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
         if lineage is not None and not is_same:
-            raise ParameterError("capacity", capacity, f"{saved.capacity}, as it was: with another one ids are new")
+            raise ParameterError.with_text(
+                f"capacity={capacity} cannot be combined with resume=True: the saved capacity is {saved.capacity}, and "
+                f"another one would change the ids."
+            )
         room = saved.capacity if capacity is None else capacity
         check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)

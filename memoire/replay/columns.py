@@ -256,13 +256,15 @@ class Column:
         try:
             plain = np.dtype(dtype)
         except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:
-            raise SchemaError(f"{dtype!r} is no dtype. Give one such as np.float32 or 'uint8'.") from error
+            raise SchemaError(f"{dtype!r} is not a dtype. Give one such as np.float32 or 'uint8'.") from error
         axes = _axes(shape)
         while plain.subdtype is not None:
             plain, inner = plain.subdtype
             axes += inner
         if role not in ROLES:
-            raise SchemaError(f"{role!r} is no role of a column. The roles are {', '.join(ROLES)}{hint(role, ROLES)}.")
+            raise SchemaError(
+                f"{role!r} is not a role of a column. The roles are {', '.join(ROLES)}{hint(role, ROLES)}."
+            )
         object.__setattr__(self, "dtype", plain if plain.names else np.dtype(plain.newbyteorder("<").str))
         object.__setattr__(self, "shape", axes)
         object.__setattr__(self, "role", role)
@@ -324,7 +326,7 @@ def role_and_nan(column: Column) -> list[str]:
 def read_column(dtype: str, shape: tuple[Any, ...], role: str, nan: tuple[str, ...]) -> Column:
     """Return the column of an item of `Schema.to_json`."""
     if nan not in ((), ("allow",)):
-        raise SchemaError(f"{nan!r} follows the role, but only 'allow' may.")
+        raise SchemaError(f"The JSON form of a column has {nan!r} after the role; only 'allow' may stand there.")
     return Column(dtype, shape, role, *nan)
 
 

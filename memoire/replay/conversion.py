@@ -379,12 +379,16 @@ def _final_states(schema: Schema, state: Any) -> list[NDArray[Any]]:
             state = _by_leaf(schema, state)
         missing = [name for name in states if name not in state]
         if missing:
-            raise EntryError(missing[0], "a final state for each state column", f"only {', '.join(state)}")
+            raise EntryError.with_text(
+                f"final_state lacks {missing[0]!r}: it needs a state of each of {', '.join(states)}."
+            )
         state = tuple(state[name] for name in states)
     elif not isinstance(state, tuple):
         state = (state,)
     if len(state) != len(states):
-        raise EntryError(states[0], f"{len(states)} final states ({', '.join(states)})", f"{len(state)}")
+        raise EntryError.with_text(
+            f"final_state has {len(state)} values; it needs {len(states)} ({', '.join(states)})."
+        )
     columns = [(name, schema[name]) for name in states]
     return [
         finite(name, column, exact(name, column, value, ()))

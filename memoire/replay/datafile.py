@@ -88,7 +88,9 @@ def fill(memory: Memory, path: Source) -> int:
     """
     saved = about(path)
     if saved.schema != memory.schema:
-        raise ParameterError("path", str(path), f"a file with the schema {memory.schema}, not {saved.schema}")
+        raise ParameterError.with_text(
+            f"{path} has the schema {saved.schema}, but the memory has {memory.schema}. Nothing was changed."
+        )
     count = 0
     for episode in load(path):
         put(memory, episode)

@@ -144,9 +144,13 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
     _check_facts(episode)
     columns = ", ".join(schema.names)
     for name in [name for name in schema.entry_names if name not in episode.columns]:
-        raise EntryError(name, f"a value for each of the columns {columns}", "nothing")
+        raise EntryError.with_text(
+            f"Column {name!r} is missing; an episode has the columns {columns}. The episode was not added."
+        )
     for name in [name for name in episode.columns if name not in schema]:
-        raise EntryError(name, f"nothing: the columns are {columns}", f"{name}=...")
+        raise EntryError.with_text(
+            f"There is no column {name!r}; the columns are {columns}. The episode was not added."
+        )
     with memory.held():
         memory.open(lane)
         numbers = np.empty(len(episode), np.int64)

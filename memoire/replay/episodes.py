@@ -123,8 +123,9 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     """Check the arguments, and return the number of episodes that a group must have, 0 for any number."""
     whole("count", count, 1, MAX_ROWS)
     if taken := sorted({"mask", "group"}.intersection(schema.roots)):
-        expected = "without columns called 'mask' or 'group', which a batch of episodes adds. Rename the column"
-        raise ParameterError("schema", f"one with {taken[0]!r}", expected)
+        raise ParameterError.with_text(
+            f"The schema has a column {taken[0]!r}, a name that batches of episodes use. Rename the column."
+        )
     plain = [name for name in schema.names if schema[name].role == "plain" and name not in schema.ragged]
     if group is not None and group not in plain:
         expected = f"None or a plain column of fixed shape of the schema ({', '.join(plain)})"
@@ -132,7 +133,7 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
     if group_size is None:
         return 0
     if group is None:
-        raise ParameterError("group_size", group_size, "None without group=, the column that defines the groups")
+        raise ParameterError.with_text(f"group_size={group_size!r} needs group=, the column that defines the groups.")
     return whole("group_size", group_size, 1, MAX_ROWS)
 
 
@@ -239,7 +240,7 @@ def _check_constant(memory: Memory, group: str, rows: Int64s) -> None:
     if len(changes[0]):
         which, step = int(changes[0][0]), int(changes[1][0])
         first, other = (values[which, at].view(column.dtype).reshape(column.shape).tolist() for at in (0, step))
-        expected = (
-            f"a column that is the same in all entries of an episode; one has {first}, and {other} at step {step}"
+        raise ParameterError.with_text(
+            f"Column {group!r} cannot define groups: its value changes within an episode, from {first} to {other} at "
+            f"step {step}."
         )
-        raise ParameterError("group", group, expected)

@@ -144,7 +144,7 @@ def _mode_of(target: Path, mode: int | None) -> int | None:
         return mode
     if not stat.S_ISREG(facts.st_mode):
         what = "a folder" if stat.S_ISDIR(facts.st_mode) else "not a regular file"
-        raise ParameterError("path", str(target), f"the path of a file; this is {what}, and stays as it is")
+        raise ParameterError.with_text(f"{target} is {what}, and was not changed. Give the path of a file.")
     return stat.S_IMODE(facts.st_mode)
 
 

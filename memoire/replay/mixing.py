@@ -48,7 +48,7 @@ class MixedBatch(Mapping[str, Batch]):
 
     def __init__(self, parts: Mapping[str, Batch]) -> None:
         if not parts:
-            raise ParameterError("parts", "{}", "at least one batch")
+            raise ParameterError.with_text("parts is empty: a mixed batch has at least one batch.")
         self._parts = dict(parts)
 
     @property
@@ -147,11 +147,13 @@ def joined(parts: list[GatheredSamples]) -> GatheredSamples:
         ParameterError: the parts mix transitions and sequences, or rewards of different shapes.
     """
     if len({part.mask is None for part in parts}) > 1:
-        raise ParameterError("batch.joined", "transitions and sequences", "tables with the same sequence_length")
+        raise ParameterError.with_text(
+            "The batches mix transitions and sequences: tables need the same sequence_length to be joined."
+        )
     shapes = {part.reward.shape[1:] for part in parts}
     if len(shapes) > 1:
-        raise ParameterError(
-            "batch.joined", f"rewards of shapes {sorted(shapes)}", "tables whose rewards have one shape"
+        raise ParameterError.with_text(
+            f"The batches have rewards of the shapes {sorted(shapes)}: tables need rewards of one shape to be joined."
         )
     longest = _longest(parts)
     prev_lengths, next_lengths = (_lengths(parts, side) for side in ("prev_lengths", "next_lengths"))
@@ -239,7 +241,7 @@ def sizes_of(batch_size: Any) -> dict[str, int]:
     """
     sizes = {text("table", name): size for name, size in mapping("batch_size", batch_size).items()}
     if not sizes:
-        raise ParameterError("batch_size", "{}", "at least one table and its number of samples")
+        raise ParameterError.with_text("batch_size is empty: give at least one table and its number of samples.")
     return {name: whole(f"batch_size[{name!r}]", size, 1, MAX_BATCH) for name, size in sizes.items()}
 
 
@@ -417,7 +419,9 @@ def batches_until_over(
                 continue
             if isinstance(error, MemoireTimeout):
                 raise MemoireTimeout(error.waited_for, error.endpoint, timeout, error.advice) from None
-            short = NotEnoughSamples(error.wanted, error.unused, error.caches, error.clients, timeout, error.reason)
+            short = NotEnoughSamples(
+                error.wanted, error.unused, error.caches, error.clients, timeout, error.reason, error.advice
+            )
             raise MemoireTimeout(what, where, timeout, f"{short} {advice()}") from error
         yield batch
         deadline = time.monotonic() + timeout

@@ -270,8 +270,9 @@ class Parameters:
             plain = ", ".join(name for name in known if schema[name].role == "plain")
             raise ParameterError("sequence_first", self.sequence_first, f"plain columns of the schema ({plain})")
         if self.sequence_length and any(name.partition(".")[0] == "mask" for name in known):
-            expected = "0 for a schema with a column 'mask': a batch of sequences has its own. Rename the column"
-            raise ParameterError("sequence_length", self.sequence_length, expected)
+            raise ParameterError.with_text(
+                "The schema has a column 'mask', a name that batches of sequences use. Rename the column."
+            )
 
     def making(self, schema: SampleColumns) -> dict[str, Any]:
         """Return the settings that determine samples of a memory of `schema`, by name, with defaults resolved. Two
@@ -329,8 +330,9 @@ class Parameters:
                 raise UnknownName("Parameters", name, meant(name, known), tuple(known), _unknown(name, value, known))
         for name, field in known.items():
             if name not in fields and field.metadata != ADDED:
-                expected = f"among the settings that were saved or sent ({', '.join(sorted(fields)) or 'none'})"
-                raise ParameterError(name, "nothing", expected)
+                raise ParameterError.with_text(
+                    f"The saved or sent settings lack {name}; they have {', '.join(sorted(fields)) or 'none'}."
+                )
         return cls(**fields)
 
 

@@ -367,7 +367,9 @@ class Rollouts:
         """
         if self.discount is None:
             if given is None:
-                raise ParameterError(name, None, "a number in [0, 1]: these rollouts have no table to take it from")
+                raise ParameterError.with_text(
+                    f"Pass {name}=, a number in [0, 1]: these rollouts come from no table that has it."
+                )
             return given
         table_discount = self.discount[0]
         if any(each != table_discount for each in self.discount):
@@ -379,7 +381,7 @@ class Rollouts:
 
     def _rewards(self) -> NDArray[Any]:
         if self._schema.reward is None:
-            raise ParameterError("schema", "no reward column", "one with a reward column: advantages need rewards")
+            raise ParameterError.with_text("The schema has no reward column: advantages need rewards.")
         rewards: NDArray[Any] = self.columns[self._schema.reward]
         return rewards
 

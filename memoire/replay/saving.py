@@ -103,7 +103,9 @@ class Lineage:
         while True:
             saved = _read_lineage(path)
             if saved is None:
-                raise ParameterError("resume", True, f"False for {path}, which holds a memory without a buffer")
+                raise ParameterError.with_text(
+                    f"{path} holds a memory that no buffer saved, so it cannot be resumed: load it without resume=True."
+                )
             lineage = cls(saved)
             lineage._lock(Path(path))
             if _read_lineage(path) == saved:

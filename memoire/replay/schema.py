@@ -448,7 +448,7 @@ class RowSchema(Schema):
     def _settle(self, leaves: dict[str, Column], tuples: set[str]) -> None:
         """Make every column that is not a state plain, then derive the attributes."""
         if not leaves:
-            raise SchemaError("a row has no column. Name at least one: {'obs': (np.float32, (4,))}.")
+            raise SchemaError("The schema of a row has no column. Declare at least one: {'obs': (np.float32, (4,))}.")
         super()._settle({name: _without_role(column) for name, column in leaves.items()}, tuples)
 
     def _check_states(self, leaves: Mapping[str, Column]) -> None:

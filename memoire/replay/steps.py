@@ -539,7 +539,9 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
     parameters = {state: "obs", schema.reward: "reward"}
     taken = extras & _PARAMETERS | {name for name in parameters if name in _PARAMETERS and name != parameters[name]}
     if taken:
-        raise SchemaError(f"column {min(map(str, taken))!r}: Writer.step has a parameter of this name. Choose another.")
+        raise SchemaError(
+            f"column {min(map(str, taken))!r}: Writer.step() has a parameter of this name. Choose another name."
+        )
     return state, extras
 
 
@@ -547,11 +549,14 @@ def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[st
     for name in sorted(expected - extras.keys()):
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
         guess = [each for each in meant(name, extras) if each not in expected]
-        wrong = f", and {guess[0]!r} is no column" if guess else ""
-        raise EntryError(name, columns, f"nothing{wrong}", f"Pass it to step() as {name}=...")
+        wrong = f" ({guess[0]!r} is not a column)" if guess else ""
+        raise EntryError.with_text(f"step() needs {name}=..., {columns}{wrong}. The entry was not added.")
     name = min(extras.keys() - expected)
-    columns = f"nothing: the extra columns are {', '.join(sorted(expected)) or 'none'}"
-    raise EntryError(name, columns, f"{name}=...", f"Leave it out, or declare it: Schema({{..., {name!r}: dtype}}).")
+    raise EntryError.with_text(
+        f"step() got {name}=..., but {name!r} is not a column; the extra columns are "
+        f"{', '.join(sorted(expected)) or 'none'}. The entry was not added. Leave it out, or declare it: "
+        f"Schema({{..., {name!r}: dtype}})."
+    )
 
 
 def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead: tuple[int, ...]) -> Any:

@@ -193,7 +193,9 @@ class Writer(_core.StepCounter, ClosingContext):
             if extras.keys() != self._extras:
                 self._converter.check_extras(extras)
             if bootstrap_value is not None and self._schema.value is None:
-                raise EntryError("value", "nothing: the schema has no value column", "a bootstrap_value")
+                raise EntryError.with_text(
+                    "step() got bootstrap_value=, but the schema has no value column. The entry was not added."
+                )
             if self._stamp is not None:
                 model_version = self._stamp(model_version)
             usual = self._usual_steps if members is None and bootstrap_value is None else None

@@ -398,7 +398,9 @@ def _check_envs(envs: Any) -> None:
     if not hasattr(envs, "num_envs") or not hasattr(envs, "single_action_space"):
         raise ParameterError("envs", type(envs).__name__, "a vector environment: gymnasium.make_vec(id, num_envs=8)")
     if "disabled" in _autoreset_mode(envs):
-        raise ParameterError("envs", "autoreset mode disabled", "environments in mode next_step or same_step")
+        raise ParameterError.with_text(
+            "envs has the autoreset mode disabled; a collector needs next_step or same_step."
+        )
 
 
 def _autoreset_mode(envs: Any) -> str:
@@ -407,7 +409,8 @@ def _autoreset_mode(envs: Any) -> str:
 
 def _check_table(client: Client) -> None:
     if not kinds.offers(client.storage, HandsOutOnce):
-        expected = "the name of a table that stores rollouts"
-        raise ParameterError("table", f"{client.table}, which stores {client.storage}", expected)
+        raise ParameterError.with_text(
+            f"Table {client.table!r} stores {client.storage}; a collector needs one that stores rollouts."
+        )
     if client.closed:
         raise Closed("this client")

@@ -361,7 +361,9 @@ class JobService:
         try:
             self._packed(_NO_HEADER, 0, content, Receiver())
         except ProtocolError as error:
-            raise ParameterError("options", f"{len(content.options)} options and a start", error.detail) from None
+            raise ParameterError.with_text(
+                f"The options and the start do not fit into one message: {error.detail}."
+            ) from None
         result = future or Future()
 
         def submit() -> None:

@@ -203,7 +203,7 @@ class GenericMemory:
             NotEnoughSamples: the memory has no transition.
         """
         if not len(self):
-            raise NotEnoughSamples(batch_size, 0, 0, 0, reason="the memory has no transition yet")
+            raise NotEnoughSamples(batch_size, 0, 0, 0, 0.0, "the memory has no transition yet", "Add samples first.")
         return self.transitions(self.random.integers(len(self), size=whole("batch_size", batch_size, 1)))
 
     def transitions(self, items: Any) -> Transitions:

@@ -104,7 +104,7 @@ def fragment_of(
         ParameterError: there are no entries, or the schema has a column of returns.
     """
     if not entries:
-        raise ParameterError("entries", [], "at least one entry (run_episode yields one for each step)")
+        raise ParameterError.with_text("run_episode yielded no entry: an episode has at least one.")
     if schema.qvest is not None:
         expected = "columns without the role return (the learner computes returns from rewards)"
         raise ParameterError("entries", schema.qvest, expected)
@@ -135,8 +135,9 @@ def _exact(schema: Schema, entries: Sequence[Mapping[str, Any]], names: Iterable
     for name in expected:
         for entry in entries:
             if name not in entry:
-                received = ", ".join(map(str, entry))
-                raise EntryError(name, "a value in each entry and in the final state", f"only {received}")
+                raise EntryError.with_text(
+                    f"Column {name!r} is missing in an entry or the final state: it has {', '.join(map(str, entry))}."
+                )
     columns = exact_rows(expected, {name: [entry[name] for entry in entries] for name in expected}, len(entries))
     for name in expected:
         if name in schema.finite and not is_finite(columns[name]):

@@ -289,10 +289,12 @@ class MlpPolicy:
 
     def _inputs(self, observations: Any) -> Float32Array:
         if not self._policy:
-            raise ParameterError("policy", "no model", "loaded first: policy.load(body, version)")
+            raise ParameterError.with_text("The policy has no model yet: call policy.load(body, version) first.")
         inputs, size = flat(observations), self._policy[0][0].shape[1]
         if inputs.shape[1] != size:
-            raise ParameterError("observations", f"{inputs.shape[1]} numbers each", f"of {size} numbers each")
+            raise ParameterError.with_text(
+                f"The observations have {inputs.shape[1]} numbers each; the model takes {size}."
+            )
         return inputs if self._moments is None else self._moments.normalize(inputs)
 
     def _discrete(self, logits: Float32Array, is_greedy: bool) -> tuple[NDArray[np.int64], Float32Array]:

@@ -285,7 +285,9 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
             ParameterError: "benchmark" is not set.
         """
         if not self.config["benchmark"]:
-            raise ParameterError("benchmark", False, "True in the environment's config, for benchmarks()")
+            raise ParameterError.with_text(
+                'benchmarks() needs "benchmark": True in the configuration of the environment.'
+            )
         return self._durations.rows()
 
     def close(self) -> None:
@@ -385,7 +387,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
     def _prepare(self) -> None:
         """End the current step, and start the thread before the first reset."""
         if self._is_closed:
-            raise ParameterError("reset", "called after close", "called before close")
+            raise ParameterError.with_text("reset() was called after close(). Create a new environment.")
         if self._is_running:
             self._await_capture()
         if self._thread is None and self.config["async_threading"] and self.config["real_time"]:

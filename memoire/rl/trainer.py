@@ -526,6 +526,6 @@ def begin_fresh(paths: Iterable[str | Path], *, is_sure: bool = False, ask: Call
     except EOFError:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
-        raise ParameterError("--fresh", answer.strip(), "answered with yes at a terminal, or combined with --yes")
+        raise ParameterError.with_text("--fresh was not confirmed: answer yes, or add --yes. Nothing was renamed.")
     for path in present:
         put_aside(path)

@@ -147,7 +147,7 @@ class IdOwners:
 def check_owner(client: bytes, owner: str, principal: str) -> None:
     """Raise ProtocolError (code "owner") if a client id belongs to another key than `principal`."""
     if owner != principal:
-        raise ProtocolError("owner", f"client {client.hex()[:8]} belongs to the key {owner}, not {principal}")
+        raise ProtocolError("owner", f"client {client.hex()[:8]} belongs to the key {owner}, not to {principal}")
 
 
 ROLES: Final = ("actor", "server", "learner", "reader", "proxy", "inference")
@@ -186,7 +186,7 @@ class Peer:
         is_try = table == _ROUNDTRIP and self.role == "actor" and kind in _TRY
         if self.role and self.role not in kind.sent_by and not is_try:
             raise ProtocolError(
-                "role", f"the key {self.name!r} is {article(self.role)}'s, which may not send {kind.name}"
+                "role", f"the key {self.name!r} is for {article(self.role)}, which may not send {kind.name}"
             )
 
     def check_hello(self, hello: messages.Hello) -> None:
@@ -195,7 +195,7 @@ class Peer:
         is_try = hello.table == ROUNDTRIP and self.role == "actor"
         if allowed is not None and not is_try and hello.role not in {"client", "doctor", "pages", "proxy", *allowed}:
             raise ProtocolError(
-                "role", f"the key {self.name!r} is {article(self.role)}'s, but {article(hello.role)} has used it"
+                "role", f"the key {self.name!r} is for {article(self.role)}, but {article(hello.role)} used it"
             )
 
 

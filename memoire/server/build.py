@@ -83,8 +83,10 @@ class ServerOptions:
         byte_limits = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
         byte_limit = self.table.get("byte_limit")  # of a single table: all bytes that the server holds
         if byte_limit is not None and self.limits.held_bytes not in (0, byte_limit):
-            also = f"absent or equal to limits.held_bytes={self.limits.held_bytes}: a single table holds all bytes"
-            raise ParameterError("byte_limit", byte_limit, also)
+            raise ParameterError.with_text(
+                f"byte_limit={byte_limit} differs from limits.held_bytes={self.limits.held_bytes}: a single table "
+                f"holds all bytes. Set one of them."
+            )
         reserved = Reservation(self._container)
 
         def hold(limits: Limits) -> Limits:
@@ -110,8 +112,8 @@ class ServerOptions:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
             settings.pop("byte_limit", None)
             return {DEFAULT_TABLE: Table(self.schema, **settings)}
-        for name, value in (settings if self.schema is None else {"schema": self.schema, **settings}).items():
-            raise ParameterError(name, value, "absent if tables= is given: each memoire.Table has its own")
+        for name in settings if self.schema is None else {"schema": self.schema, **settings}:
+            raise ParameterError.with_text(f"{name}= cannot be combined with tables=: each memoire.Table has its own.")
         return mapping("tables", self.tables)
 
     def _check_inference(self) -> None:

@@ -223,7 +223,7 @@ class OpenTable:
         """Return the pool for a message named by `what`. Raise ProtocolError (code "table") without the capability."""
         if not isinstance(self.pool, capability):
             names = " and ".join(kinds.names_of(capability))
-            raise ProtocolError("table", f"{self.name!r} stores {self.storage}; {what} is for {names}")
+            raise ProtocolError("table", f"table {self.name!r} has storage={self.storage!r}; {what} is for {names}")
         return self.pool
 
     def state(self) -> dict[str, Any]:
@@ -297,7 +297,9 @@ class Tables:
         self.reserved = reserved or Reservation(None)
         """Memory that all tables together may fill."""
         if ROUNDTRIP in settings:
-            raise ParameterError("tables", ROUNDTRIP, "another name, because memoire doctor uses this one")
+            raise ParameterError.with_text(
+                f"The table name {ROUNDTRIP!r} is reserved for memoire doctor. Choose another name."
+            )
         self.roundtrip = _roundtrip()
         """Table for `memoire doctor --roundtrip`."""
         if not 1 <= len(settings) <= MAX_TABLES:
@@ -308,7 +310,9 @@ class Tables:
             opened = OpenTable(name, checked(name, each), make_pool(name, each), message_bytes)
             if opened.number in self._numbers:
                 twin = self._numbers[opened.number].name
-                raise ParameterError("tables", name, f"another name, because its number is that of table {twin!r}")
+                raise ParameterError.with_text(
+                    f"The tables {twin!r} and {name!r} have names of one number. Choose another name."
+                )
             self._tables[name] = self._numbers[opened.number] = opened
         self.first = next(iter(self._tables.values()))
         """Table of clients that name no table."""

@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if words[:1] == ["run"]:
             if len(words) < 2:
-                raise ParameterError("FILE", None, "a script: python -m memoire.tmrl run script.py")
+                raise ParameterError.with_text("Give a script: python -m memoire.tmrl run script.py")
             run_script(words[1], words[2:])
         else:
             _run_role(_parser().parse_args(words))

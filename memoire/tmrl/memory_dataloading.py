@@ -112,7 +112,9 @@ class MemoryDataloading(ABC):
             CrcFailed: crc_debug is set, and a transition differs from the recorded one.
         """
         if not len(self):
-            raise NotEnoughSamples(self.batch_size, 0, 0, 0, reason="the memory has no transition yet")
+            raise NotEnoughSamples(
+                self.batch_size, 0, 0, 0, 0.0, "the memory has no transition yet", "Add samples first."
+            )
         return self.collate([self[item] for item in self.sample_indices()], self.device)
 
     def __getitem__(self, item: int) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ class Uploads:
             return known[0]
         if body.offset:
             raise ProtocolError(
-                "missing", f"no upload begins before the chunk at byte {body.offset}; send all from byte 0"
+                "missing", f"the chunk at byte {body.offset} belongs to no upload; send the model again from byte 0"
             )
         size, most = body.size, self._limits.model_bytes
         assembly = ModelAssembly(body.topic, 0, size, body.checksum, body.text, byte_limit=most)
@@ -132,12 +132,13 @@ def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limi
         ParameterError: it is too large, or the topic is malformed.
     """
     if not isinstance(content, (str, bytes, bytearray, memoryview)):
-        raise WrongType("content", "bytes or str", type(content).__name__, "serialize it first.")
+        raise WrongType("content", "bytes or str", type(content).__name__, "Serialize it first.")
     size = len(content)
     most = limits.model_bytes or MODEL_BYTES
     if size > most:
-        allowed = f"at most {most} bytes (limits.model_bytes)"
-        raise ParameterError("content", f"{size} bytes", allowed)
+        raise ParameterError.with_text(
+            f"The model has {size} bytes; the limit is {most} (limits.model_bytes). Nothing was published."
+        )
     return make(topic, content, 0)
 
 
@@ -170,11 +171,10 @@ class ModelsHandler:
     def _with_version(self, model: Model, version: int) -> Model:
         others, most = self._state.models.bytes_beside(model.topic), self._state.limits.model_bytes
         if others + model.size > most:
-            expected = (
-                f"at most {most - others}: the newest models of other topics, which stay, take {others} of {most} "
-                "(limits.model_bytes)"
+            raise ParameterError.with_text(
+                f"A model of topic {model.topic!r} has {model.size} bytes, but {most - others} are free: the newest "
+                f"models of other topics take {others} of {most} bytes (limits.model_bytes). Nothing was published."
             )
-            raise ParameterError(f"the size of a model of topic {model.topic!r}", model.size, expected)
         return self._state.models.number(model, version)
 
     def _announce_when_saved(self, model: Model) -> None:

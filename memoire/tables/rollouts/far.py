@@ -234,10 +234,10 @@ class Takes:
             return []
         if not registry.offers(terms.storage, HandsOutOnce):
             names, kind = registry.names_of(HandsOutOnce), registry.named(terms.storage)
-            expected = (
-                f"{' or '.join(map(repr, names))} {HandsOutOnce.WANTED}; for table {terms.table!r} call {kind.instead}"
+            raise ParameterError.with_text(
+                f"Entries are taken from tables with storage={' or '.join(map(repr, names))}, but table "
+                f"{terms.table!r} has storage={terms.storage!r}: call {kind.instead}."
             )
-            raise ParameterError("storage", terms.storage, expected)
         self._check_capacity(wanted.steps)
         queue = self._open_queue()
         queue.saw_model(terms.parameters.newest_model(versions))

@@ -430,7 +430,9 @@ def _parts(rows: Sequence[FragmentRow], payload: Buffer | None) -> list[memoryvi
     data = memoryview(b"" if payload is None else payload).cast("B")
     sizes = [row.bytes for row in rows]
     if sum(sizes) != len(data):
-        raise ProtocolError("container", f"the rows name {sum(sizes)} bytes of fragments in a payload of {len(data)}")
+        raise ProtocolError(
+            "container", f"the rows describe {sum(sizes)} bytes of fragments, but the payload has {len(data)}"
+        )
     ends = np.cumsum([0, *sizes]).tolist()
     return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
