@@ -55,7 +55,7 @@ test-quick` leaves them out. A test of another folder that takes longer than `QU
 QUICK_SECONDS = 1.5
 """Seconds that a quick test takes at most on two idle cores. A summary names slower tests; none fails for it."""
 APART = ("browser", "chart", "kubernetes", "torch")
-"""Marks of tests that need a browser, Helm, a cluster or torch, and run only if `-m` or their file is named."""
+"""Marks of tests that need a browser, Helm, a cluster or torch, and run only if `-m` or a path names them."""
 
 
 def folder_of(item: pytest.Item) -> str:

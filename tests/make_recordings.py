@@ -1,5 +1,4 @@
-"""Recordings of a dashboard's input from real clusters, in tests/recordings: `python tests/make_recordings.py [NAME
-...]`.
+"""Recordings of a dashboard's input from clusters, in tests/recordings: `python tests/make_recordings.py [NAME ...]`.
 
 tests/recordings/verdicts.json was written first: it describes each recording, and the verdicts that a person expects at
 which second. A recording holds all calls of `Cluster` in order, as msgpack within xz. Each takes about a minute and a

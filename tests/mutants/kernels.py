@@ -249,6 +249,6 @@ def build(folder: Path, texts: Mapping[str, str]) -> str:
 
 
 def refused(output: str, owners: Mapping[str, list[int]]) -> set[int]:
-    """Return the numbers of mistakes that Cython's output refuses; `owners` has each file's numbers by line."""
+    """Return the numbers of mistakes that Cython refuses, by its output; `owners` has each file's numbers by line."""
     lines = re.findall(r"(memoire/[\w/]+\.p(?:yx|xd)):(\d+):\d+:", output)
     return {owners[file][int(line) - 1] for file, line in lines} - {0}

@@ -20,7 +20,7 @@ QUOTAS = {
     "memoire/rl/demo": 15, "memoire/cli": 20, "dashboard": 5, "dashboard/collect": 25, "dashboard/web": 20,
     "dashboard/terminal": 15, KERNELS: 35,
 }  # fmt: skip
-"""Places to draw in each folder, without subfolders that have their own number, and in the kernels."""
+"""Number of places to draw in each folder, but for subfolders with their own number, and in the kernels."""
 NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
 """Files whose tests need an optional package; without the package no place is drawn in them."""
 KINDS = (

@@ -79,11 +79,11 @@ def section(trial: Trial, status: int, output: str, seconds: float) -> str:
     return "\n\n".join(filter(None, [f"## {question}", more.strip(), summary, output]))
 
 
-def page(former: str, results: dict[str, str]) -> str:
+def page(former: str, new: dict[str, str]) -> str:
     """Return the page with these new sections, and other sections of the former page, in order of names."""
     there = {each.name for each in trials([])}
     kept = {name: text.strip() for name, text in SECTION.findall(former) if name in there}
-    sections = sorted({**kept, **results}.items())
+    sections = sorted({**kept, **new}.items())
     where = re.sub(r", load [\d.]+", "", machine())  # the load of one moment: sections are written at different times
     return HEAD.format(machine=where) + "".join(f"\n<!-- {name} -->\n{text}\n" for name, text in sections)
 
@@ -107,8 +107,8 @@ def main() -> int:
         failed += [trial.name] * (status not in (0, CANNOT))
         if args.write and (status != CANNOT or trial.name not in recorded(args.write)):
             former = args.write.read_text(encoding="utf-8") if args.write.exists() else ""
-            results = {trial.name: section(trial, status, output, seconds)}
-            args.write.write_text(page(former, results), encoding="utf-8")
+            new = {trial.name: section(trial, status, output, seconds)}
+            args.write.write_text(page(former, new), encoding="utf-8")
     if failed:
         say(f"violated: {', '.join(failed)}")
     return 1 if failed else 0

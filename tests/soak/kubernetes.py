@@ -484,8 +484,7 @@ def cut(release: nodekit.Trial, node: str, name: str, *, is_long: bool) -> None:
 
 
 def kubernetes_nodes_cut() -> int:
-    """Does a cluster of Kubernetes lose or count anything twice when nodes are unplugged from the network and plugged
-    in again?
+    """Does a cluster lose or count anything twice when nodes are unplugged from the network and plugged in again?
 
     A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load. The
     first time is too short for replacements. The second is so long that Kubernetes gives the node's Pods up and starts

@@ -118,8 +118,6 @@ def test_every_extra_is_in_all() -> None:
     assert set(listed[1].split(",")) == set(extras) - {"all"}
 
 
-# --- Extensions
-
 STANDS_ON = {"tmrl": ("rl",), "tq": ("keyed",), "trl": ("prompts",)}
 """Extensions on which another extension builds."""
 

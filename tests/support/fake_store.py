@@ -24,7 +24,7 @@ class Disk:
         self.words = NumberedTexts()
         self.home = name_hash("home")
         self.epoch = epoch  # counts the stores on this disk and on the lost disk that it replaces
-        self.since = epoch + 1  # nothing was lost since the first store on this disk
+        self.since = epoch + 1  # the state is complete from this epoch on
         self.saved = []  # groups
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for files outside the database
         self.may_save = threading.Event()  # cleared: the disk is slow

@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any
 
 Call = Callable[[Any], Any]
-"""Function that calls a method of the writer that it gets."""
 
 TESTS = str(Path(__file__).parent.parent)
 """Folder whose code is not interrupted."""

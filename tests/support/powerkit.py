@@ -148,7 +148,7 @@ HEAD = struct.Struct("<IIIIQQQ")
 
 
 def python(*arguments, library="", **variables):
-    """Run a Python program that can import the tests' modules; `library` is loaded before all others."""
+    """Run a Python program that can import tests' modules, with `library` loaded first; return its result."""
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")])
     environment = os.environ | {"PYTHONPATH": paths, "LD_PRELOAD": str(library)} | variables
     done = subprocess.run(

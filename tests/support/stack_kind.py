@@ -79,8 +79,6 @@ class Stack(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StackSettings(msgspec.Struct, frozen=True):
-    """Settings that only a stack has."""
-
     keep: int = 16
 
     def check(self, schema: Schema, parameters: Parameters) -> None:
@@ -94,8 +92,6 @@ class StackSettings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StackFigures:
-    """Figures that only a stack has."""
-
     replaced: Annotated[int, counter("stack_replaced", "Replaced", "Episodes that a better one replaced.")]
     best: Annotated[float | None, gauge("stack_best", "Best", "Score of the best episode.", adds="max")]
 

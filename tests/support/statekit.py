@@ -176,7 +176,6 @@ class Faulty:
 
 
 def keeper_of_all(folder, **options):
-    """Return a keeper with contents of every kind."""
     keeper = Keeper(folder, **options)
     keeper.save(
         accounts=[account(client, n, 10 * n, rejected={"schema": n}, label=n) for n, client in enumerate(CLIENTS)],
