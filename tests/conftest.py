@@ -1,4 +1,4 @@
-"""What every test stands on: which build is tested, and that no test is skipped in silence."""
+"""Hooks and fixtures of all tests: the tested build, marks of folders, and no skip without a listed reason."""
 
 import contextlib
 import faulthandler
@@ -22,7 +22,7 @@ from memoire.server import build
 if TYPE_CHECKING:
     from netkit import Cluster
 
-# Timings say nothing on a shared machine. CI tries the same cases each time: new ones are found by whoever can mend them.
+# Timings say nothing on a shared machine. CI tries the same cases each time; developers' machines find new ones.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -45,9 +45,7 @@ NOT_ABOUT_ARRAYS = (
     "test_starts.py",
     "test_takes.py",
 )
-"""Files of these folders that are not repeated: they are about lines of Python, counts, statistics, processes, and limits
-of memory.
-"""
+"""Files of these folders that are not repeated: about lines of Python, counts, statistics, processes or memory."""
 MARKED = ("processes", "browser", "chart", "kubernetes")
 """Folders whose tests have their folder's name as a mark."""
 SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools", "browser", "chart", "kubernetes")
@@ -55,11 +53,9 @@ SLOW = ("integration", "samples", "processes", "simulation", "protocol", "tools"
 test-quick` leaves them out. A test of another folder that takes longer than `QUICK_SECONDS` has the mark itself.
 """
 QUICK_SECONDS = 1.5
-"""Seconds that a quick test takes at most on two idle cores. A summary names those that took longer, and no test fails
-for it: seconds say little on a busy machine.
-"""
+"""Seconds that a quick test takes at most on two idle cores. A summary names slower tests; none fails for it."""
 APART = ("browser", "chart", "kubernetes", "torch")
-"""Marks of tests that need a browser, Helm, a cluster or torch: they run only for who names the mark (`-m`) or their file."""
+"""Marks of tests that need a browser, Helm, a cluster or torch, and run only if `-m` or a path names them."""
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -67,7 +63,7 @@ def folder_of(item: pytest.Item) -> str:
 
 
 def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
-    """Whether another command runs this test, given what `-m` and `-k` chose; not asked when files are named."""
+    """Return True if another command runs this test, by the choice of `-m` and `-k`; not used for named files."""
     if any(item.get_closest_marker(mark) is not None and mark not in chosen for mark in APART):
         return True
     is_about_arrays = folder_of(item) in ABOUT_ARRAYS and item.path.name not in NOT_ABOUT_ARRAYS
@@ -75,10 +71,9 @@ def runs_elsewhere(item: pytest.Item, chosen: str, keyword: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even read what imports torch, unless it is asked for, nor the folders of slow tests for the quick half; files
-    that are named are read."""
+    """Skip folders that import torch, and slow folders for the quick half, unless `-m` or named files need them."""
     chosen = config.option.markexpr
-    if collection_path.parent != TESTS or any("::" in given or given.endswith(".py") for given in config.args):
+    if collection_path.parent != TESTS or any("::" in argument or argument.endswith(".py") for argument in config.args):
         return None
     left_out = {*SLOW} if chosen == "not slow" else set()
     if "torch" not in chosen:
@@ -92,8 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder_of(item))
         if folder_of(item) in SLOW:
             item.add_marker("slow")
-    if any("::" in given or given.endswith(".py") for given in config.args):
-        return  # who asks for some tests gets them
+    if any("::" in argument or argument.endswith(".py") for argument in config.args):
+        return  # named tests are run in any case
     elsewhere = {item for item in items if runs_elsewhere(item, config.option.markexpr, config.option.keyword)}
     config.hook.pytest_deselected(items=[item for item in items if item in elsewhere])
     items[:] = [item for item in items if item not in elsewhere]
@@ -113,7 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 CRASH: pytest.StashKey[object] = pytest.StashKey()
-"""The open file: faulthandler has only its descriptor."""
+"""Open file, of which faulthandler has only the descriptor."""
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which writes far above the summary
@@ -126,14 +121,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which quick tests were slow, and where the threads of workers that crashed were."""
+    """Name quick tests that were slow, and the stacks of crashed workers."""
     if "not slow" in terminalreporter.config.option.markexpr:
         name_slow_tests(terminalreporter)
     name_crashes(terminalreporter)
 
 
 def slow_ones(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """A line for each test that took longer than a quick one may, the slowest first."""
+    """Return a line for each test that took longer than a quick one may, the slowest first."""
     took: Counter[str] = Counter()
     for report in reports:
         took[report.nodeid] += report.duration
@@ -141,21 +136,20 @@ def slow_ones(reports: Iterable[pytest.TestReport]) -> list[str]:
 
 
 def name_slow_tests(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [each for found in terminalreporter.stats.values() for each in found if hasattr(each, "duration")]
+    reports = [each for group in terminalreporter.stats.values() for each in group if hasattr(each, "duration")]
     if lines := slow_ones(reports):
         terminalreporter.section(f"took longer than {QUICK_SECONDS:g} s: mark these `slow`, or make them faster")
         terminalreporter.write("".join(f"{line}\n" for line in lines))
 
 
 def name_crashes(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say where the threads of workers that crashed were."""
     workers = getattr(terminalreporter.config.pluginmanager.get_plugin("dsession"), "nodemanager", None)
     if workers is None:
         return
     for path in sorted(Path(tempfile.gettempdir()).glob(TRACES.format(workers.testrunuid, "*"))):
-        if said := path.read_text(encoding="utf-8", errors="replace"):
+        if stacks := path.read_text(encoding="utf-8", errors="replace"):
             terminalreporter.section(path.stem.rpartition("-")[2] + " crashed")
-            terminalreporter.write_line(said)
+            terminalreporter.write_line(stacks)
         path.unlink()
 
 
@@ -165,7 +159,7 @@ def _refused(*_args: object, **_options: object) -> None:
 
 @pytest.fixture
 def keep() -> Iterator[Callable[[Any], Any]]:
-    """Enters what a test makes, and returns it; all of it ends with the test, the newest first."""
+    """Return a function that enters a context and returns its value; all contexts end with the test, newest first."""
     with contextlib.ExitStack() as stack:
         yield stack.enter_context
 
@@ -173,15 +167,15 @@ def keep() -> Iterator[Callable[[Any], Any]]:
 @pytest.fixture
 def cluster() -> Iterator["Cluster"]:
     """Nodes and clients in this process that end with the test."""
-    with contextlib.closing(_new_cluster()) as made:
-        yield made
+    with contextlib.closing(_new_cluster()) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator["Cluster"]:
     """Nodes and clients in this process that end with the last test of a module."""
-    with contextlib.closing(_new_cluster()) as made:
-        yield made
+    with contextlib.closing(_new_cluster()) as nodes:
+        yield nodes
 
 
 def _new_cluster() -> "Cluster":
@@ -192,7 +186,7 @@ def _new_cluster() -> "Cluster":
 
 @pytest.fixture(scope="module")
 def without_io() -> Iterator[None]:
-    """No socket and no pause in the tests of a module, for parts that decide and leave both to others."""
+    """Forbid sockets and pauses in a module's tests, for parts that decide and leave both to others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "socket", _refused)
         patch.setattr(time, "sleep", _refused)
@@ -235,13 +229,13 @@ TIMES = {
     "top_rates": ("memoire.dashboard.terminal.top.FIRST_RATES",),
     "report_rates": ("memoire.dashboard.terminal.log_tail.FIRST_RATES",),
 }
-"""Seconds that the library waits for something, which no user sets, and where they stand. Tests over real sockets give
-others, so as not to wait for as long, or not to be overtaken; parts that decide are given theirs as arguments."""
+"""Constants of the library with seconds that no user sets, by short names. Tests over real sockets change some, to wait
+for less time or not to be overtaken; parts that decide get theirs as arguments."""
 
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives some of `TIMES` other values for the test: `times(heartbeat=0.1)`."""
+    """Return a function that changes some of `TIMES` for the test: `times(heartbeat=0.1)`."""
 
     def change(**seconds: float) -> None:
         for name, value in seconds.items():
@@ -253,26 +247,26 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def resolve_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[NameResolver], None]:
-    """Gives this process other look-ups of names, for the test: those of a book instead of a name server's."""
+    """Return a function that replaces the look-up of names in this process for the test."""
     return lambda names: monkeypatch.setattr(resolver, "_names", names)
 
 
 @pytest.fixture
 def store_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
-    """Has servers open their state folders by another function, for the test: one that keeps them, or needs no disk."""
+    """Return a function that replaces the opening of servers' state folders for the test."""
     return lambda open_store: monkeypatch.setattr(build, "open_store", open_store)
 
 
 def allowed_skips() -> list[str]:
-    """Reasons for which a test may be skipped, each the start of one: the list's lines, and the tools that `.ci/run`
-    could not install, which it names in MEMOIRE_WITHOUT and in its last lines."""
+    """Return allowed starts of reasons for skips: the list's lines, and the tools that `.ci/run` could not install,
+    which MEMOIRE_WITHOUT names."""
     lines = (line.strip() for line in ALLOWED_SKIPS.read_text(encoding="utf-8").splitlines())
     absent = [f"{tool} is not installed" for tool in os.environ.get("MEMOIRE_WITHOUT", "").split()]
     return [line for line in lines if line and not line.startswith("#")] + absent
 
 
 def unexplained(reasons: list[str]) -> list[str]:
-    """Those skip reasons that the list of allowed ones does not know."""
+    """Return the skip reasons that the list of allowed ones does not have."""
     allowed = allowed_skips()
     return [reason for reason in reasons if not any(reason.startswith(known) for known in allowed)]
 
@@ -289,7 +283,7 @@ def skip_reasons(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """In CI a skip that nobody has explained fails the run."""
+    """Fail a run in CI that skips a test for a reason outside the list."""
     surprising = unexplained(skip_reasons(session.config))
     if surprising and os.environ.get("CI") and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,7 +1,7 @@
-"""Record what a dashboard hears of real clusters into tests/recordings: `python tests/make_recordings.py [NAME ...]`.
+"""Recordings of a dashboard's input from clusters, in tests/recordings: `python tests/make_recordings.py [NAME ...]`.
 
-tests/recordings/verdicts.json says of each what happens in it, and which verdicts a person expects at which second; it was
-written first. A recording is all that `Cluster` was told, in order, as msgpack within xz. Each takes about a minute and a
+tests/recordings/verdicts.json was written first: it describes each recording, and the verdicts that a person expects at
+which second. A recording holds all calls of `Cluster` in order, as msgpack within xz. Each takes about a minute and a
 half, and all are made at the same time.
 """
 
@@ -36,9 +36,9 @@ from memoire.nodes.http import NodePages
 
 FOLDER = Path(__file__).with_name("recordings")
 EVERY = 5.0
-"""Seconds between two looks: rates need two within ten."""
+"""Seconds between two polls: rates need two polls within ten seconds."""
 EVENT = 30.0
-"""Seconds after which something happens, in those in which something does."""
+"""Seconds after which the event of a recording happens, if it has one."""
 SCHEMA = memoire.Schema(
     {
         "obs": memoire.Column(np.float32, (2,), "state"),
@@ -51,51 +51,45 @@ BATCH = 16
 
 
 class Recorder(Cluster):
-    """A cluster that notes what it is told."""
+    """Cluster that records its calls and their arguments."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.told: list[tuple[str, Any, float]] = []
 
     def listed(self, urls: Any, now: float) -> None:
-        """See `Cluster`."""
         self.told.append(("listed", list(urls), now))
         super().listed(urls, now)
 
     def apply(self, answer: NodeAnswer) -> None:
-        """See `Cluster`."""
         self.told.append(("apply", dataclasses.asdict(answer), 0.0))
         super().apply(answer)
 
     def look(self, now: float) -> Any:
-        """See `Cluster`."""
         self.told.append(("look", None, now))
         return super().look(now)
 
 
-# ---------------------------------------------------------------------------------------------------- the processes
-
-
 def node(role: str, *arguments: str) -> None:
-    """One process of a cluster: serves its pages, prints its address and theirs, and goes on until SIGTERM."""
+    """Run one process of a cluster: serve its pages, print its address and theirs, and go on until SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with contextlib.ExitStack() as stack:
-        made: Any
+        peer: Any
         if role == "server":
             parameters = memoire.Parameters(cache_size=32)
-            made = stack.enter_context(
+            peer = stack.enter_context(
                 memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="server-0", parameters=parameters)
             )
         else:
-            made = stack.enter_context(memoire.Proxy("tcp://127.0.0.1:0", [arguments[0]], name="proxy-0"))
-        pages = stack.enter_context(NodePages("127.0.0.1:0", made))
-        print(json.dumps([made.endpoint, pages.url]), flush=True)
+            peer = stack.enter_context(memoire.Proxy("tcp://127.0.0.1:0", [arguments[0]], name="proxy-0"))
+        pages = stack.enter_context(NodePages("127.0.0.1:0", peer))
+        print(json.dumps([peer.endpoint, pages.url]), flush=True)
         ended.wait()
 
 
 def act(url: str, name: str, steps: str) -> None:
-    """An actor that records so many steps a second, in episodes of 50, until SIGTERM: then it says goodbye."""
+    """Record so many steps a second as an actor, in episodes of 50, until SIGTERM; then leave."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with memoire.connect(url, name=name, timeout=60.0) as client:
@@ -110,7 +104,7 @@ def act(url: str, name: str, steps: str) -> None:
 
 
 def learn(url: str, rate: str) -> None:
-    """A learner that draws so many samples a second, or "all", until SIGTERM."""
+    """Draw so many samples a second as a learner, or as many as possible for "all", until SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with memoire.Reader([url], name="learner-0", timeout=60.0) as reader:
@@ -123,7 +117,7 @@ def learn(url: str, rate: str) -> None:
 
 @contextlib.contextmanager
 def child(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
-    """A process of this script, once it has said that it is there; killed at the end."""
+    """Run a process of this script and yield it with its first line; kill the process at the end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--child", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -135,12 +129,8 @@ def child(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
         process.wait()
 
 
-# ---------------------------------------------------------------------------------------------------- the recordings
-
-
 def record(name: str) -> None:
-    """One recording, from the first look to the last."""
-    said = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))[name]
+    plan = json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8"))[name]
     with contextlib.ExitStack() as stack:
         _, (server, server_pages) = stack.enter_context(child("server"))
         proxy, (front, proxy_pages) = stack.enter_context(child("proxy", server))
@@ -152,11 +142,11 @@ def record(name: str) -> None:
             "killed": lambda: actors[0].kill(),
             "gone": lambda: [each.terminate() for each in actors],
         }
-        settings = Settings(nodes=(server_pages, proxy_pages), poll_every=EVERY, **said["settings"])
+        settings = Settings(nodes=(server_pages, proxy_pages), poll_every=EVERY, **plan["settings"])
         recorder = Recorder(settings)
         watch = Aggregator(settings, History(None), cluster=recorder)
         began = time.monotonic()
-        while (passed := time.monotonic() - began) <= said["last"] + 1.0:
+        while (passed := time.monotonic() - began) <= plan["last"] + 1.0:
             if passed >= EVENT and name in events:
                 events.pop(name)()
             seen = watch.turn(EVERY)
@@ -169,16 +159,15 @@ def record(name: str) -> None:
 
 
 def main() -> None:
-    """Make those that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*")
-    given = parser.parse_args()
-    if given.child:
-        role, *rest = given.child
+    args = parser.parse_args()
+    if args.child:
+        role, *rest = args.child
         {"act": act, "learn": learn}.get(role, lambda *words: node(role, *words))(*rest)
         return
-    names = given.names or list(json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8")))
+    names = args.names or list(json.loads((FOLDER / "verdicts.json").read_text(encoding="utf-8")))
     threads = [threading.Thread(target=record, args=(name,)) for name in names]
     for thread in threads:
         thread.start()

@@ -1,7 +1,8 @@
-"""Write the golden vectors of docs/development/wire.md into tests/vectors: `python tests/make_vectors.py`.
+"""Golden vectors of docs/development/wire.md, which `python tests/make_vectors.py` writes into tests/vectors.
 
-Each vector is the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json says what they
-hold. Containers are put together here byte by byte, not by memoire.wire.containers, so that both must agree with the page.
+Each vector holds the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json
+describes them. Containers are built byte by byte, not by memoire.wire.containers, so that both must agree with the
+page.
 """
 
 import json
@@ -34,7 +35,7 @@ BAND = wire.ClusterRate(12.0, 70, 35, 128, 0.5, 0.5, 30.0)
 
 
 def block(column: int, part: Part, dtype: str, values: Any) -> tuple[int, int, int, bytes]:
-    """(column, part, rows, bytes) of a block whose first axis is its rows."""
+    """Return (column, part, rows, bytes) of a block whose first axis is its rows."""
     array = np.asarray(values, dtype)
     return column, int(part), len(array), array.tobytes()
 
@@ -181,8 +182,8 @@ def account_row(client: bytes) -> bytes:
 
 
 def bodies() -> dict[str, tuple[wire.Body, bytes]]:
-    """Name -> tail and payload of a message of each type, and of each use of UPDATED, NOTICE and DRAWN."""
-    made = containers()
+    """Map names to tail and payload of a message of each type, and of each use of UPDATED, NOTICE and DRAWN."""
+    packed = containers()
     checksum = 0x5EED
     sums = sums_row(CLIENT) + sums_row(OTHER)
     return {
@@ -221,20 +222,20 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             ),
             b"",
         ),
-        "updated_feedback": (wire.Updated(epoch=5, feedback_through=1), made["feedback"]),
+        "updated_feedback": (wire.Updated(epoch=5, feedback_through=1), packed["feedback"]),
         "updated_more_feedback": (
             wire.Updated(epoch=5, feedback_through=2, feedback_age=0.25, feedback_waiting=7),
-            made["feedback"],
+            packed["feedback"],
         ),
         "update_feedback": (
             wire.Update(epoch=5, steps=70, applied=5, stale=2, gone=1, entries=64, feedback_through=2), b""
         ),
-        "cache": (wire.Cache(since=4, number=3, pushed_bytes=4096), made["cache"]),
+        "cache": (wire.Cache(since=4, number=3, pushed_bytes=4096), packed["cache"]),
         "episode": (
             wire.Episode(since=4, number=4, pushed_bytes=5000, has_final=True, terminated=False, bootstrap=[0.5]),
-            made["episode"],
+            packed["episode"],
         ),
-        "feedback": (wire.Feedback(), made["feedback"]),
+        "feedback": (wire.Feedback(), packed["feedback"]),
         "taken": (wire.Taken(samples=2, lost=1), b""),
         "notice": (wire.Notice(topic="policy", version=9, size=1 << 20, checksum=checksum, epoch=5), b""),
         "notice_inline": (wire.Notice(topic="policy", version=9, size=5, checksum=checksum, text=True), b"model"),
@@ -245,7 +246,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "sums": (wire.Sums(reserve=1024, part=1, of=3), b""),
         "summed": (wire.Summed(epoch=5, clients=sums, parameters=0x0123456789ABCDEF), b""),
         "draw": (wire.Draw(counts=CLIENT + struct.pack("<II", 2, 0) + OTHER + struct.pack("<II", 1, 0), reserve=1024), b""),
-        "drawn": (wire.Drawn(epoch=5, clients=sums), made["drawn"]),
+        "drawn": (wire.Drawn(epoch=5, clients=sums), packed["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
         "prompts": (
             prompt_messages.Prompts(
@@ -292,9 +293,9 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "rollouts": (
             fragments.Rollouts(
                 epoch=5, held=224, clients=2, capacity=4096,
-                fragments=[wire.FragmentRow(CLIENT, 7, len(made["episode"]), True, False, True, [0.5])],
+                fragments=[wire.FragmentRow(CLIENT, 7, len(packed["episode"]), True, False, True, [0.5])],
             ),
-            made["episode"],
+            packed["episode"],
         ),
         "find_rows": (keyed.FindRows(call="values", partition="train", fields=["responses"], after=2), keyed.pack(["p7", "p8", "p9"])),
         "find_rows_tags": (keyed.FindRows(call="tags", is_everywhere=True), b""),
@@ -308,14 +309,14 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             keyed.pack([keyed.RowFacts("train", "p7", 1, {"status": b"\xa7running"}, ["score", "responses"])]),
         ),
         "keyed_rows_values": (keyed.KeyedRows(epoch=5, after=1, is_whole=False, rows=1, bytes=600), keyed.pack([keyed.RowValues(True, ["score"], {"score": b"\x01"})])),
-        "infer": (wire.Infer(patience=2.0, min_version=9), made["rows"]),
-        "infer_for_job": (wire.Infer(patience=2.0, job=40), made["rows"]),
-        "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), made["rows"]),
+        "infer": (wire.Infer(patience=2.0, min_version=9), packed["rows"]),
+        "infer_for_job": (wire.Infer(patience=2.0, job=40), packed["rows"]),
+        "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), packed["rows"]),
         "work": (wire.Work(patience=5.0), b""),
         "work_going_on": (wire.Work(patience=0.0, job=40), b""),
-        "job": (wire.Job(number=40, lease=10.0, options={"steps": 30, "greedy": False}), made["rows"]),
+        "job": (wire.Job(number=40, lease=10.0, options={"steps": 30, "greedy": False}), packed["rows"]),
         "job_none": (wire.Job(cancelled=True, leaving=True), b""),
-        "result": (wire.Result(job=40, fragments=[wire.FragmentRow(CLIENT, 40, len(made["episode"]), True, True, False, None)]), made["episode"]),
+        "result": (wire.Result(job=40, fragments=[wire.FragmentRow(CLIENT, 40, len(packed["episode"]), True, True, False, None)]), packed["episode"]),
         "result_failed": (wire.Result(job=40, status="failed", text="ValueError: no gate 7"), b""),
         "control": (wire.Control(parameters={"importance_exponent": 0.5}, finish=True), b""),
         "news": (wire.News(epoch=5), b""),
@@ -332,7 +333,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
         "refused": (wire.Refused(code="too_large", text="too large", field="payload", limit=1024), b""),
-        # What the others leave out: each field of each body is in one of them.
+        # Fields that the messages above leave out: each field of each body is in some message.
         "hello_takes": (wire.Hello(role="reader", inserted=70, takes={"message_bytes": 1 << 20, "tail_bytes": 1 << 16}), b""),
         "welcome_finished": (
             wire.Welcome(
@@ -350,7 +351,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "episode_cut": (
             wire.Episode(has_final=True, multiplier=2.0, update_value=False, update_weight=False, cut=True, bootstrap=[0.5]),
-            made["episode"],
+            packed["episode"],
         ),
         "taken_finished": (wire.Taken(samples=1, lost=0, parameters_version=3, finished=True), b""),
         "chunk_further": (
@@ -370,7 +371,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             b"",
         ),
         "drawn_page": (
-            wire.Drawn(epoch=5, clients=sums, is_whole=False, standing=RATE, parameters=0x0123456789ABCDEF), made["drawn"]
+            wire.Drawn(epoch=5, clients=sums, is_whole=False, standing=RATE, parameters=0x0123456789ABCDEF), packed["drawn"]
         ),
         "prompts_fetch": (
             prompt_messages.Prompts(
@@ -398,7 +399,6 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
 
 
 def header_of(name: str) -> dict[str, Any]:
-    """What every vector's header says."""
     client = NO_CLIENT if name.startswith(("notice", "news")) else CLIENT
     return {
         "client": client, "sequence": 12, "run": name_hash("ant-7"), "home": name_hash("server-0"),
@@ -407,7 +407,6 @@ def header_of(name: str) -> dict[str, Any]:
 
 
 def messages() -> dict[str, list[bytes]]:
-    """Name -> frames."""
     return {name: encode(body, payload=payload, **header_of(name)) for name, (body, payload) in bodies().items()}
 
 
@@ -424,17 +423,16 @@ def _hex(value: Any) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """The contents of vectors.json."""
-    told: dict[str, Any] = {"schema": json.loads(SCHEMA.to_json()), "messages": {}, "containers": {}}
+    contents: dict[str, Any] = {"schema": json.loads(SCHEMA.to_json()), "messages": {}, "containers": {}}
     for name, (body, payload) in bodies().items():
-        told["messages"][name] = {
+        contents["messages"][name] = {
             "type": body.type.name, "header": _hex(header_of(name)), "tail": _hex(_plain(body)),
             "payload_bytes": len(payload),
         }  # fmt: skip
     for name, payload in containers().items():
         blocks = struct.unpack_from("<I", payload, 40)[0]
         rows = [struct.unpack_from("<HBBIQQQ", payload, 64 + 32 * i) for i in range(blocks)]
-        told["containers"][name] = {
+        contents["containers"][name] = {
             "kind": ContainerKind(struct.unpack_from("<I", payload, 44)[0]).name,
             "blocks": [
                 {
@@ -446,7 +444,7 @@ def describe() -> dict[str, Any]:
                 for row in rows
             ],
         }
-    return told
+    return contents
 
 
 def write(folder: Path = FOLDER) -> None:

@@ -2,11 +2,11 @@
 
 A target is a module, or one of the targets of `messages` and `texts`, with
 
-    seeds() -> list[bytes]     inputs that are taken, to begin from
-    one(data) -> str           read these bytes and say what became of them ("taken", or why they were refused);
-                               whatever else comes out of it, an exception above all, is a finding
-    REACHED                    what a short run must have come to: a harness that is refused at the door shows nothing
+    seeds() -> list[bytes]     inputs to begin from
+    one(data) -> str           read these bytes and return a verdict ("taken", or the reason of a refusal); any other
+                               outcome, an exception above all, is a finding
+    REACHED                    verdicts that a short run must reach: a harness that refuses all inputs tests nothing
 
 `make test` tries a few thousand inputs of each with a fixed seed. `make soak SOAK=fuzz_inputs` tries a million, also on
-a build under AddressSanitizer and UBSan; with atheris installed `fuzz_guided` is led by what the code does.
+a build under AddressSanitizer and UBSan; with atheris installed, coverage of the code guides `fuzz_guided`.
 """

@@ -1,7 +1,7 @@
-"""A saved buffer of which somebody has rewritten numbers, checksums and all: DataError, or a buffer that goes on.
+"""Saved buffers with rewritten numbers and correct checksums: DataError, or a buffer that goes on working.
 
-The bytes are decisions (see `choices`): which file, and which numbers of it become which others. If those are of where
-entries lie and what draws follow from, and the file is taken, each sample is one that was recorded.
+The bytes are decisions (see `choices`): the file, and its numbers to replace. If the columns and parameters stay as
+they were, and the file is taken, each sample is a recorded one.
 """
 
 import functools
@@ -27,7 +27,7 @@ _RAGGED = {"obs": memoire.Column(np.float32, (None,), "state"), "action": np.int
 
 
 def _step(writer: Any, step: int, members: int, is_ragged: bool) -> None:
-    """Entry number `place` of an episode has its place in all columns."""
+    """Write one step that has the number `step` in all columns."""
     at, ends = step % 5, step % 5 == 4
     rows = [np.full(2 if not is_ragged else 1 + at % 3, step, np.float32) for _ in range(members)]
     after = [np.full(2 if not is_ragged else 1 + (at + 1) % 3, step + 1, np.float32) for _ in range(members)]
@@ -41,7 +41,7 @@ def _step(writer: Any, step: int, members: int, is_ragged: bool) -> None:
         writer.reset()
 
 
-def _made(schema: Any, members: int, **options: Any) -> dict[str, bytes]:
+def _parts_of_buffer(schema: Any, members: int, **options: Any) -> dict[str, bytes]:
     buffer = memoire.Buffer(schema, 32, seed=1, **options)
     layout = {} if members == 1 else {"num_envs": members, "autoreset": "disabled"}
     writers = [buffer.writer(check=False, **layout) for _ in range(2)]
@@ -57,21 +57,21 @@ def _made(schema: Any, members: int, **options: Any) -> dict[str, bytes]:
 @functools.cache
 def _templates() -> list[dict[str, bytes]]:
     return [
-        _made(_PLAIN, 1),
-        _made(_PLAIN, 3, multi_step=2, sampler=memoire.RankBased(), max_times_sampled=50),
-        _made(_RAGGED, 1, ragged_limit=3000, samples_per_insert_tolerance=1e6),
-        _made(_PLAIN, 2, sequence_length=4, sampler=memoire.Prioritized(0.5, beta=memoire.Linear(0, 1, 9))),
+        _parts_of_buffer(_PLAIN, 1),
+        _parts_of_buffer(_PLAIN, 3, multi_step=2, sampler=memoire.RankBased(), max_times_sampled=50),
+        _parts_of_buffer(_RAGGED, 1, ragged_limit=3000, samples_per_insert_tolerance=1e6),
+        _parts_of_buffer(_PLAIN, 2, sequence_length=4, sampler=memoire.Prioritized(0.5, beta=memoire.Linear(0, 1, 9))),
     ]
 
 
 def seeds() -> list[bytes]:
-    """Rows of decisions; no decision is the file as it was."""
+    """Return rows of decisions; no decision leaves the file as it was."""
     rng = random.Random(5)
     return [b"", *(bytes([file]) for file in range(4)), *(rng.randbytes(rng.choice((8, 20, 60))) for _ in range(40))]
 
 
 def _text(part: bytes) -> bytes:
-    """The JSON of what a file says about itself."""
+    """Return the JSON text of a file's description of itself."""
     return np.load(io.BytesIO(part)).tobytes()
 
 
@@ -107,7 +107,7 @@ def _edit_array(part: bytes, dtype: Any, choices: Choices) -> bytes:
 
 
 def _crafted(choices: Choices) -> tuple[bytes, set[str], int]:
-    """A file, which parts of it are not as they were, and which one it was."""
+    """Return a file, the names of its changed parts, and the number of its template."""
     which = choices.below(4)
     parts, edited = dict(_templates()[which]), set[str]()
     while choices:
@@ -130,7 +130,7 @@ def _crafted(choices: Choices) -> tuple[bytes, set[str], int]:
 
 
 def one(data: bytes) -> str:
-    """Load it, and go on with it as a learner and its actors do."""
+    """Load a buffer, and go on with it as a learner and its actors do."""
     content, edited, which = _crafted(Choices(data))
     try:
         buffer = memoire.Buffer.load(io.BytesIO(content))

@@ -1,6 +1,6 @@
-"""Bytes as a row of decisions: what a target that makes things (rather than reads bytes) is led by.
+"""Bytes as a row of decisions, for targets that make things instead of reading bytes.
 
-Where the bytes end every choice is the first one, so that any input is one, and a cut one makes something shorter.
+Beyond the end of the bytes every choice is the first one, so that any bytes are an input, and fewer bytes make less.
 """
 
 import math
@@ -22,7 +22,7 @@ TEXTS = (
 
 
 class Choices:
-    """Decisions that the bytes make, from the first to the last."""
+    """Decisions that the bytes make, from the first byte to the last."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -32,40 +32,39 @@ class Choices:
         return self._at < len(self._data)
 
     def below(self, count: int) -> int:
-        """A number below `count`, which is at most 65536."""
+        """Return a number below `count`, which is at most 65536."""
         width = 1 if count <= 256 else 2
         number = int.from_bytes(self.take(width), "little")
         return number % max(1, count)
 
     def take(self, count: int) -> bytes:
-        """So many bytes, fewer at the end."""
-        found = self._data[self._at : self._at + count]
+        """Return so many bytes, or fewer at the end."""
+        piece = self._data[self._at : self._at + count]
         self._at += count
-        return found
+        return piece
 
     def pick(self, values: Sequence[_T]) -> _T:
-        """One of these."""
         return values[self.below(len(values))]
 
     def integer(self, low: int = 0, high: int = 2**64 - 1) -> int:
-        """A whole number of this range, one at its ends or another striking one more often than not."""
+        """Return a whole number of this range, mostly one at its ends or another striking number."""
         if self.below(4) == 0:
             return low + int.from_bytes(self.take(2), "little") % (high - low + 1)
         return min(high, max(low, self.pick((*INTEGERS, low, high))))
 
     def real(self, low: float = -math.inf, high: float = math.inf) -> float:
-        """A striking float, of this range more often than not."""
+        """Return a striking float, mostly one of this range."""
         number = self.pick(FLOATS)
         return number if math.isnan(number) or not self.below(16) else min(high, max(low, number))
 
     def text(self, most: int = 300) -> str:
-        """Text, also such as nobody should print."""
+        """Return text, which may be unsafe to print."""
         if self.below(3) == 0:
             return self.take(self.below(40)).decode("utf-8", "replace")[:most]
         return self.pick(TEXTS)[:most]
 
     def value(self, of: inspect.Type) -> Any:
-        """Anything that the wire lets pass for a value of this type; now and then what it does not."""
+        """Return a value that the wire accepts for this type, or now and then one that it refuses."""
         if isinstance(of, inspect.StructType):
             return self.struct(of.cls)
         if isinstance(of, inspect.UnionType):
@@ -87,11 +86,11 @@ class Choices:
         return None
 
     def struct(self, kind: type[_T], **fixed: Any) -> _T:
-        """A message body or a row inside of one: some fields chosen, the others their defaults."""
+        """Return a message body, or a row of one: some fields are chosen, the others have their defaults."""
         described = typing.cast(inspect.StructType, inspect.type_info(kind))
-        told = dict(fixed)
+        values = dict(fixed)
         for each in described.fields:
             is_free = each.default is not msgspec.NODEFAULT or each.default_factory is not msgspec.NODEFAULT
-            if each.name not in told and (described.array_like or not is_free or self.below(3)):
-                told[each.name] = self.value(each.type)
-        return kind(**told)
+            if each.name not in values and (described.array_like or not is_free or self.below(3)):
+                values[each.name] = self.value(each.type)
+        return kind(**values)

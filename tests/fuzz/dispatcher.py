@@ -1,6 +1,6 @@
-"""What a server answers: any row of messages that parse is answered or refused, and leaves its books in order.
+"""Requests to a server: each row of valid messages is answered or refused, and leaves the server consistent.
 
-The bytes are decisions (see `choices`): up to twelve messages of a few clients, each with whatever its fields may hold.
+The bytes are decisions (see `choices`): up to twelve messages of a few clients, with any values in their fields.
 """
 
 import math
@@ -41,7 +41,6 @@ REQUESTS = (
 
 
 def seeds() -> list[bytes]:
-    """Rows of decisions: what they lead to is as good as anything."""
     rng = random.Random(0)
     return [rng.randbytes(1000) for _ in range(32)]
 
@@ -76,12 +75,12 @@ CACHE, EPISODE, FEEDBACK = _cache(), _episode(), _feedback()
 
 
 def _hostile_cache(choices: Choices) -> bytes:
-    """A cache whose sums, in its head, are anything that is taken."""
-    made = bytearray(CACHE)
-    np.frombuffer(made, "<f8", 1, 8)[:] = choices.pick((1.7e308, 5e-300, 20.0, 1e16))
-    np.frombuffer(made, "<u8", 1, 16)[:] = choices.integer(1, 2**53 - 1)
-    np.frombuffer(made, "<f8", 1, 24)[:] = choices.pick((5e-324, 1e-300, 1.0))
-    return bytes(made)
+    """Return a cache whose head has any sums that a server accepts."""
+    cache = bytearray(CACHE)
+    np.frombuffer(cache, "<f8", 1, 8)[:] = choices.pick((1.7e308, 5e-300, 20.0, 1e16))
+    np.frombuffer(cache, "<u8", 1, 16)[:] = choices.integer(1, 2**53 - 1)
+    np.frombuffer(cache, "<f8", 1, 24)[:] = choices.pick((5e-324, 1e-300, 1.0))
+    return bytes(cache)
 
 
 def _payload(kind: type[messages.Body], choices: Choices) -> bytes | None:
@@ -97,7 +96,7 @@ def _payload(kind: type[messages.Body], choices: Choices) -> bytes | None:
 
 
 def _body(kind: type[messages.Body], choices: Choices) -> messages.Body:
-    """A body with anything in it; packed rows are whole ones."""
+    """Return a body with any values in it; packed rows are complete."""
     if kind in (messages.Sums, messages.Draw):
         of = choices.integer(1, 2**32 - 1)
         fixed = {"of": of, "part": choices.integer(0, of - 1)}
@@ -132,7 +131,6 @@ def _body(kind: type[messages.Body], choices: Choices) -> messages.Body:
 
 
 def _setting(choices: Choices) -> object:
-    """A value that a parameter may have, or not."""
     integer = choices.integer(0, 2**63 - 1)
     return choices.pick((choices.real(), integer, bool(choices.below(2)), choices.text(), None, [0.5], ["obs"], []))
 
@@ -152,7 +150,7 @@ def dispatcher_of(parameters: Parameters) -> Dispatcher:
 
 
 def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
-    """One message, through the wire's own frames; whether it was refused."""
+    """Send one message as wire frames; return "answered" or "refused"."""
     kind = choices.pick(REQUESTS)
     table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
     facts = {
@@ -182,7 +180,7 @@ def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
 
 
 def _check(dispatcher: Dispatcher) -> None:
-    """What anybody may ask of a server at any time."""
+    """Make the queries that clients may make at any time; assert that the server is consistent."""
     for facts in dispatcher.runs.facts():
         run = dispatcher.runs.named(facts.name)
         assert run is not None
@@ -209,14 +207,14 @@ def _check(dispatcher: Dispatcher) -> None:
 
 
 def one(data: bytes) -> str:
-    """Up to twelve messages, and the books after them."""
+    """Send up to twelve messages, then check the server."""
     choices = Choices(data)
     dispatcher = dispatcher_of(
         choices.pick((WINDOWS, WINDOWS.replace(reuse_cache=True), WINDOWS.replace(max_times_sampled=3)))
     )
-    told = set()
+    verdicts = set()
     for _ in range(12):
         if choices:
-            told.add(_tell(dispatcher, choices))
+            verdicts.add(_tell(dispatcher, choices))
     _check(dispatcher)
-    return "both" if len(told) == 2 else next(iter(told), "nothing")
+    return "both" if len(verdicts) == 2 else next(iter(verdicts), "nothing")

@@ -1,4 +1,4 @@
-"""Damages inputs at random and hands them to a target; everything follows from a seed, so that each finding comes again.
+"""Random damage to the inputs of a target; everything follows from a seed, so that each finding can be repeated.
 
 python -m fuzz.engine wire_message --rounds 100000 --seed 7       from the folder tests, or with it in PYTHONPATH
 python -m fuzz.engine wire_message --input FILE                   one input again
@@ -25,11 +25,11 @@ TOGETHER = {
     "texts": ("key_file", "settings_file", "schema_text", "table_file", "log_line", "http_request"),
     "messages": ("wire_message", "container", "model_body", "model_transfer"),
 }
-"""Modules that have several targets; every other one is a target itself."""
+"""Modules that have several targets; every other module is a target itself."""
 _ALONE = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"engine", "choices", *TOGETHER}
 TARGETS = tuple(sorted(_ALONE.union(*TOGETHER.values())))
 MAX_BYTES = 1 << 16
-"""Longest input that mutation makes."""
+"""Bytes of the longest input that mutation makes."""
 
 _INTEGERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
@@ -47,7 +47,7 @@ _JSON: tuple[Any, ...] = (
 
 
 class Finding(AssertionError):
-    """An input that a target did not bear, and how to try it again."""
+    """Input for which a target failed, and a call that tries the input again."""
 
 
 def _flip(data: bytearray, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes]) -> None:
@@ -102,35 +102,35 @@ _WAYS = (*_IN_PLACE, _insert, _cut, _repeat, _splice, _splice)
 def mutate(
     data: bytes, rng: random.Random, pool: Sequence[bytes], words: Sequence[bytes] = _WORDS, in_place: float = 0.2
 ) -> bytes:
-    """An input that differs from `data` in one to a few places; never longer than `MAX_BYTES`.
+    """Return an input that differs from `data` in one to eight places; never longer than `MAX_BYTES`.
 
     Args:
-        pool: Other inputs, of which pieces are put in.
-        words: What is put over bytes or between them.
-        in_place: How often the length stays as it is.
+        pool: Other inputs, of which pieces are inserted.
+        words: Bytes that are inserted, or written over others.
+        in_place: Share of mutations that keep the length.
     """
-    made = bytearray(data)
+    mutated = bytearray(data)
     ways = _IN_PLACE if rng.random() < in_place else _WAYS
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5, 8))):
-        if not made:
-            made += rng.randbytes(rng.randrange(1, 64))
-        rng.choice(ways)(made, rng, pool, words)
-    return bytes((made[: len(data)] if ways is _IN_PLACE and data else made)[:MAX_BYTES])
+        if not mutated:
+            mutated += rng.randbytes(rng.randrange(1, 64))
+        rng.choice(ways)(mutated, rng, pool, words)
+    return bytes((mutated[: len(data)] if ways is _IN_PLACE and data else mutated)[:MAX_BYTES])
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes:
-    """JSON of which one value or key is another one: still JSON, unlike most of what `mutate` makes of it."""
+    """Return JSON in which one value or key differs: still JSON, unlike most results of `mutate`."""
     try:
-        made = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         return data
     places: list[tuple[Any, Any]] = []
-    waiting: list[Any] = [made]
+    waiting: list[Any] = [document]
     while waiting:
-        found = waiting.pop()
-        keys: Any = found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
-        places += [(found, key) for key in keys]
-        waiting += [found[key] for key in keys]
+        node = waiting.pop()
+        keys: Any = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        places += [(node, key) for key in keys]
+        waiting += [node[key] for key in keys]
     if not places:
         return data
     for _ in range(rng.choice((1, 1, 2))):
@@ -146,14 +146,14 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
         elif is_there:
             within[key] = value
     try:
-        return json.dumps(made).encode()
-    except (ValueError, RecursionError):  # it holds itself
+        return json.dumps(document).encode()
+    except (ValueError, RecursionError):  # the document contains itself
         return data
 
 
 @dataclass
 class Target:
-    """One of a module that has several; the others are modules with these names in them."""
+    """Target in a module that has several; a module that is a target has the same names."""
 
     one: Callable[[bytes], str]
     seeds: Callable[[], list[bytes]]
@@ -164,12 +164,12 @@ class Target:
 
 
 def target(*facts: Any, **named: Any) -> Callable[[Callable[[bytes], str]], Target]:
-    """Makes a function a target, with these facts of it."""
+    """Return a decorator that makes a function a target with these facts."""
     return lambda one: Target(one, *facts, **named)
 
 
 def load(name: str) -> Any:
-    """The target of this name: a module, or one of a module."""
+    """Return the target of this name: a module, or an attribute of a module."""
     for module, names in TOGETHER.items():
         if name in names:
             return getattr(importlib.import_module(f"fuzz.{module}"), name)
@@ -177,7 +177,7 @@ def load(name: str) -> Any:
 
 
 def attempt(name: str, one: Callable[[bytes], str], data: bytes) -> str:
-    """What became of the input. Raises Finding."""
+    """Try an input and return the verdict; raise Finding if the target fails."""
     try:
         return one(data)
     except Exception as error:
@@ -188,13 +188,13 @@ def attempt(name: str, one: Callable[[bytes], str], data: bytes) -> str:
 
 
 def again(name: str, text: str) -> str:
-    """Try the input of a finding once more; raises what it raised."""
+    """Try the input of a finding once more; errors of the target are raised."""
     verdict: str = load(name).one(zlib.decompress(base64.b64decode(text)))
     return verdict
 
 
 def inputs(target: Any, name: str, rounds: int, seed: int | str) -> Iterator[bytes]:
-    """Seeds of a target as they are, then `rounds` mutations of them."""
+    """Yield the seeds of a target, then `rounds` mutations of them."""
     pool = target.seeds()
     yield from pool
     words = (*_WORDS, *getattr(target, "WORDS", ()) * 3)
@@ -208,13 +208,13 @@ def inputs(target: Any, name: str, rounds: int, seed: int | str) -> Iterator[byt
 
 
 def hunt(name: str, rounds: int, seed: int | str = 0) -> Counter[str]:
-    """Try so many inputs; returns how often each verdict came. Raises Finding at the first one."""
+    """Try so many inputs and return the count of each verdict; raise Finding at the first failure."""
     target = load(name)
     return Counter(attempt(name, target.one, data) for data in inputs(target, name, rounds, seed))
 
 
 def _measured(name: str, rounds: int, seed: str) -> dict[str, Any]:
-    """`hunt`, with what it took: seconds, and bytes of memory from its first tenth on."""
+    """Hunt, and measure seconds, and the growth of memory in bytes after a tenth of the inputs."""
     target, began = load(name), time.monotonic()
     verdicts: Counter[str] = Counter()
     warm = 0
@@ -233,21 +233,20 @@ def _resident() -> int:
 
 
 def main() -> int:
-    """One target from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--seed", default="0")
     parser.add_argument("--json", action="store_true", help="say what came of it, and what it took, as JSON")
     parser.add_argument("--input", type=Path, help="try only the bytes of this file")
-    given = parser.parse_args()
-    if given.input:
-        print(attempt(given.target, load(given.target).one, given.input.read_bytes()))
+    args = parser.parse_args()
+    if args.input:
+        print(attempt(args.target, load(args.target).one, args.input.read_bytes()))
         return 0
-    if given.json:
-        print(json.dumps(_measured(given.target, given.rounds, given.seed)))
+    if args.json:
+        print(json.dumps(_measured(args.target, args.rounds, args.seed)))
         return 0
-    for verdict, count in hunt(given.target, given.rounds, given.seed).most_common():
+    for verdict, count in hunt(args.target, args.rounds, args.seed).most_common():
         print(f"{count:9} {verdict}")
     return 0
 

@@ -1,4 +1,4 @@
-"""What comes over the wire: messages, containers of arrays, models."""
+"""Targets for input from the wire: messages, containers of arrays, models."""
 
 import random
 import struct
@@ -34,17 +34,16 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 
 
 def seeds_of_wire_message() -> list[bytes]:
-    """The golden messages, each with everything set right."""
-    made = []
+    """Return the golden messages, each as it is and with corrections."""
+    seeds = []
     for path in sorted(VECTORS.glob("*.0")):
         head, second = path.read_bytes(), path.with_suffix(".1")
         payload = second.read_bytes() if second.exists() else b""
-        made += [bytes([flags]) + struct.pack("<H", len(head)) + head + payload for flags in (0, 2, 3)]
-    return made
+        seeds += [bytes([flags]) + struct.pack("<H", len(head)) + head + payload for flags in (0, 2, 3)]
+    return seeds
 
 
 def frames_of(data: bytes) -> tuple[list[bytes], int]:
-    """Frames and flags of an input."""
     flags, (size,) = data[0], struct.unpack_from("<H", data, 1)
     head, payload = bytearray(data[3 : 3 + size]), data[3 + size :]
     if len(head) >= HEADER_BYTES:
@@ -64,10 +63,10 @@ def frames_of(data: bytes) -> tuple[list[bytes], int]:
     {"taken", "tail", "checksum", "short", "long", "magic", "size", "frames", "type", "flags", "payload"},
 )
 def wire_message(data: bytes) -> str:
-    """Frames of a message: `frames.parse` takes them or raises ProtocolError, and what it took can be sent on as it is.
+    """Parse the frames of a message: ProtocolError, or a message that can be sent on unchanged.
 
-    1 byte   what is set right before they are parsed: 1 lengths, 2 checksums; 4 as a notice, with its topic in front
-    2 bytes  length of frame 0, little endian; then frame 0, and frame 1 where anything is left
+    1 byte   corrections before the frames are parsed: 1 lengths, 2 checksums; 4: a notice, with its topic in front
+    2 bytes  length of frame 0, little endian; then frame 0, and frame 1 if any bytes are left
     """
     if len(data) < 3:
         return "too short to be one"
@@ -84,8 +83,8 @@ def wire_message(data: bytes) -> str:
         return error.code
     header = message.header
     names = ("client", "sequence", "run", "home", "table", "fingerprint")
-    made = encode(message.body, payload=message.payload, **{name: getattr(header, name) for name in names})
-    again = parse(made)
+    encoded = encode(message.body, payload=message.payload, **{name: getattr(header, name) for name in names})
+    again = parse(encoded)
     assert again.header.client == header.client and again.type is message.type
     assert encode(again.body, payload=again.payload)[0] == encode(message.body, payload=message.payload)[0]
     return "taken"
@@ -107,21 +106,20 @@ KINDS = (
     ("ragged_sequences", make_vectors.RAGGED, SEQUENCES, ContainerKind.CACHE),
     ("rows", make_vectors.ROWS, Parameters(), ContainerKind.ROWS),
 )
-"""Golden container, and under which schema and parameters it is one."""
+"""Golden containers, each with its schema, parameters and kind."""
 ME, READER = b"m" * 16, b"r" * 16
 
 
 def seeds_of_container() -> list[bytes]:
-    """The golden containers, and caches with packed frames."""
-    made = [bytes([i]) + (VECTORS / f"{kind[0]}.payload").read_bytes() for i, kind in enumerate(KINDS)]
+    seeds = [bytes([i]) + (VECTORS / f"{kind[0]}.payload").read_bytes() for i, kind in enumerate(KINDS)]
     for compression in codecs():
         memory = Memory(make_vectors.SCHEMA, 64, WINDOWS.replace(cache_size=24, compression=compression), seed=0)
         memory.open()
         for step in range(40):
             memory.add(0, (np.full(2, step // 20, np.uint8), np.int32(step), np.float32(1.0)))
         memory.close()
-        made.append(b"\0" + containers.build(memory, now=1.0).tobytes())
-    return made
+        seeds.append(b"\0" + containers.build(memory, now=1.0).tobytes())
+    return seeds
 
 
 @target(
@@ -130,9 +128,9 @@ def seeds_of_container() -> list[bytes]:
     IN_PLACE=0.8,
 )
 def container(data: bytes) -> str:
-    """Containers: `containers.check` refuses them, or whatever is done with held samples goes well with what it took.
+    """Check a container: ProtocolError, or samples with which all uses succeed.
 
-    1 byte   which kind of container is asked for; the rest is the payload
+    1 byte   expected kind of container; the rest is the payload
     """
     if not data:
         return "nothing"
@@ -148,7 +146,7 @@ def container(data: bytes) -> str:
     try:
         containers.table(payload)
     except ProtocolError:
-        pass  # it looks at sizes only: what it lets pass may still be refused below
+        pass  # `table` checks sizes only: the payload may still be refused below
     try:
         uses[kind](payload, schema, parameters)
     except ProtocolError as error:
@@ -159,8 +157,8 @@ def container(data: bytes) -> str:
 
 def _use_rows(payload, schema, parameters):
     columns, rows = row_container.unpack_rows(payload, schema, CONTAINER_LIMITS)
-    made = row_container.pack_rows(schema, columns, rows)
-    again, _ = row_container.unpack_rows(made, schema, CONTAINER_LIMITS)
+    packed = row_container.pack_rows(schema, columns, rows)
+    again, _ = row_container.unpack_rows(packed, schema, CONTAINER_LIMITS)
     for name, values in columns.items():
         one, other = (getattr(each, "values", each) for each in (values, again[name]))
         assert len(values) == rows and np.array_equal(one, other)
@@ -176,11 +174,11 @@ def _use_cache(payload, schema, parameters):
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["client"], counts["count"] = rows["client"], samples // 2
     drawn = pool.draw_counts(READER, counts)
-    made = plan([rows], 1, 0.5)
-    if drawn is not None:  # what goes to a reader is what a reader takes
+    planned = plan([rows], 1, 0.5)
+    if drawn is not None:  # readers must accept all that servers send
         layout = layout_of(schema, parameters, ContainerKind.DRAWN)
-        if made is not None:
-            _look_at(finish(made, [containers.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
+        if planned is not None:
+            _look_at(finish(planned, [containers.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
     pool.reserve(READER, 0)
     _look_at(pool.get(samples - samples // 2), samples - samples // 2)
     try:
@@ -208,9 +206,9 @@ def _use_drawn(payload, schema, parameters):
     rows = np.zeros(len({owners[i : i + 16] for i in range(0, len(owners), 16)}), CLIENT_SUMS)
     rows["client"] = np.unique(np.frombuffer(owners, "<u8").reshape(-1, 2), axis=0)
     rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
-    made = plan([rows], 2, 0.5)
-    assert made is not None
-    _look_at(finish(made, [held], layout, parameters, 7, 0.4), held.samples)
+    planned = plan([rows], 2, 0.5)
+    assert planned is not None
+    _look_at(finish(planned, [held], layout, parameters, 7, 0.4), held.samples)
 
 
 def _use_episode(payload, schema, parameters):
@@ -221,7 +219,7 @@ def _use_episode(payload, schema, parameters):
     try:
         pooled = pool.get(8)
     except (NotEnoughSamples, EmptyMemory):
-        return  # nothing in it weighs anything
+        return  # no entry has a weight
     _look_at(pooled, 8)
 
 
@@ -244,7 +242,6 @@ def _array(dtype: str, *shape: int) -> Array:
 
 
 def seeds_of_model_body() -> list[bytes]:
-    """Bodies of each type, one without numbers, and headers that say too much."""
     deep = b"[" * 100_000
     return [
         pack({"w": _array("F32", 2, 3), "b": _array("BF16", 3), "seen": _array("I64")}),
@@ -258,7 +255,7 @@ def seeds_of_model_body() -> list[bytes]:
 
 @target(seeds_of_model_body, {"taken", "refused"}, MODEL_BODY_WORDS)
 def model_body(data: bytes) -> str:
-    """A model's body of named arrays: WrongModel, or arrays that make the same body again."""
+    """Unpack a model's body of named arrays: WrongModel, or arrays that pack into an equal body."""
     try:
         arrays = unpack(data)
     except WrongModel as error:
@@ -267,7 +264,7 @@ def model_body(data: bytes) -> str:
     assert sum(each.data.nbytes for each in arrays.values()) <= len(data)
     try:
         again = unpack(pack(arrays))
-    except ValueError:  # a name that is no text: JSON may say half of a character
+    except ValueError:  # a name with half of a surrogate pair, which JSON can hold
         return "taken"
     assert {name: (a.dtype, a.shape, bytes(a.data)) for name, a in again.items()} == {
         name: (a.dtype, a.shape, bytes(a.data)) for name, a in arrays.items()
@@ -281,28 +278,29 @@ CHECKSUM = _bytes.checksum(BODY)
 
 
 def seeds_of_model_transfer() -> list[bytes]:
-    """Rows of decisions."""
     rng = random.Random(1)
     return [rng.randbytes(500) for _ in range(32)]
 
 
 def _assemble(choices: Choices) -> None:
-    """Chunks in any order, of any size."""
+    """Assemble a model from chunks in any order and of any size."""
     try:
-        made = ModelAssembly(
+        assembly = ModelAssembly(
             "policy", 1, choices.pick((200, 200, 0, 1001, 2**53)), choices.pick((CHECKSUM, CHECKSUM, 0)),
             bool(choices.below(2)), byte_limit=MODEL_TRANSFER_LIMITS.model_bytes, early=4,
         )  # fmt: skip
     except ProtocolError:
         return
     for _ in range(12):
-        at = made.offset if choices.below(3) else choices.integer(0, 2**53 - 1)
+        at = assembly.offset if choices.below(3) else choices.integer(0, 2**53 - 1)
         try:
-            model = made.add(at, BODY[at : at + choices.below(60)] if choices.below(8) else b"x" * choices.below(60))
+            model = assembly.add(
+                at, BODY[at : at + choices.below(60)] if choices.below(8) else b"x" * choices.below(60)
+            )
         except ProtocolError:
             return
         if model is not None:
-            assert _bytes.checksum(model.body) == model.checksum and len(model.body) == made.size
+            assert _bytes.checksum(model.body) == model.checksum and len(model.body) == assembly.size
             return
 
 
@@ -324,7 +322,7 @@ def _store(choices: Choices) -> None:
 
 
 def _follow(choices: Choices) -> str:
-    """A subscriber, told anything."""
+    """Follow a topic under arbitrary notices and chunks; return "delivered" or "nothing"."""
     asked = []
     now = [0.0]
     seen = []
@@ -340,13 +338,13 @@ def _follow(choices: Choices) -> str:
             done(_answer(choices, topic, version, offset))
         else:
             size = choices.pick((200, 200, 5, 0, 1001))
-            told = {
+            fields = {
                 "topic": "policy",
                 "version": choices.pick((1, 1, 2, 3, 2**53 - 1)),
                 "size": size,
                 "checksum": CHECKSUM,
             }
-            notice = messages.Notice(**told, epoch=choices.below(3), text=bool(choices.below(2)))
+            notice = messages.Notice(**fields, epoch=choices.below(3), text=bool(choices.below(2)))
             inline = BODY[:size] if choices.below(2) and size <= MODEL_TRANSFER_LIMITS.get("inline_model") else None
             try:
                 message = parse(encode(notice, payload=inline or None))
@@ -363,23 +361,23 @@ def _answer(choices: Choices, topic: str, version: int, offset: int) -> object:
     if not choices.below(30):
         return ProtocolError("missing", "gone")
     body = BODY[offset : offset + (30 if choices.below(20) else choices.pick((7, 0)))]
-    told = {
+    fields = {
         "topic": topic,
         "version": version or choices.pick((1, 2, 2**53 - 1)),
         "size": 200 if choices.below(20) else 90,
     }
     chunk = messages.Chunk(
-        **told, checksum=CHECKSUM, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1)
+        **fields, checksum=CHECKSUM, offset=offset if choices.below(20) else choices.integer(0, 2**53 - 1)
     )
     return parse(encode(chunk, payload=body or None))
 
 
 @target(seeds_of_model_transfer, {"delivered", "nothing"})
 def model_transfer(data: bytes) -> str:
-    """A model on its way to whoever follows its topic: notices and chunks of a server that says anything at all.
+    """Transfer a model to a follower of its topic, under arbitrary notices and chunks of a server.
 
-    The bytes are decisions (see `choices`). Nothing is ever delivered but whole bodies with the announced hash, the books of
-    what is kept stay right, and no more is held than the limits say.
+    The bytes are decisions (see `choices`). Only whole bodies with the announced hash are delivered, stores stay
+    consistent, and limits of memory hold.
     """
     choices = Choices(data)
     _assemble(choices)

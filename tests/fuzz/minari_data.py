@@ -1,6 +1,6 @@
-"""Episodes of a Minari data set that somebody else wrote: taken as they are, or an error that says which and what.
+"""Minari episodes with unusual values: taken as they are, or an error that names the episode and the fault.
 
-The bytes are decisions (see `choices`): what an episode has in place of arrays of the right length and type.
+The bytes are decisions (see `choices`): values of an episode in place of arrays of the right length and type.
 """
 
 import random
@@ -31,13 +31,12 @@ DTYPES = ("u1", "f4", "f8", "i8", "?", "U3", "O", "M8[s]", "c16", ">i2", "V4")
 
 
 def seeds() -> list[bytes]:
-    """Rows of decisions; one of zeros is a good episode."""
+    """Return rows of decisions; a row of zeros is a good episode."""
     rng = random.Random(2)
     return [bytes(200), *(rng.randbytes(200) for _ in range(24)), *(rng.randbytes(3) + bytes(200) for _ in range(8))]
 
 
 def _odd(choices: Choices) -> Any:
-    """Something in place of an array."""
     plain = (None, 1, "text", b"\xff" * 4, [], {}, (), [[1], [2, 3]], object(), float("nan"), 10**400)
     kinds = (
         lambda: np.zeros(choices.pick(SHAPES), choices.pick(DTYPES)),
@@ -51,7 +50,7 @@ def _odd(choices: Choices) -> Any:
 
 
 def _episode(choices: Choices) -> Any:
-    """An episode, of which every value may be another one."""
+    """Return an episode in which any value may be replaced."""
 
     def some(good: Any) -> Any:
         return good if choices.below(8) != 7 else _odd(choices)
@@ -69,7 +68,7 @@ def _episode(choices: Choices) -> Any:
 
 
 def one(data: bytes) -> str:
-    """Two odd episodes, and a good one that must be taken after them."""
+    """Take two odd episodes, and after them a good one without an error."""
     choices = Choices(data)
     memory = Memory(SCHEMA, 20)
     verdict = "taken"

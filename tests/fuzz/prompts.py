@@ -1,7 +1,7 @@
-"""What a server answers about prompts and keyed rows: any row of such messages leaves the ledger in order.
+"""Requests about prompts and keyed rows: any row of such messages leaves the ledger consistent.
 
-The bytes are decisions (see `choices`): up to twenty messages of a few clients. In the end the ledger holds what it
-promises, the states add up, and what was saved is the same table once more.
+The bytes are decisions (see `choices`): up to twenty messages of a few clients. At the end the ledger's invariants
+hold, the counts of states add up, and the saved rows restore an equal table.
 """
 
 import random
@@ -39,7 +39,6 @@ ORDERS = (
 
 
 def seeds() -> list[bytes]:
-    """Rows of decisions: what they lead to is as good as anything."""
     rng = random.Random(1)
     return [rng.randbytes(1500) for _ in range(32)]
 
@@ -126,7 +125,7 @@ def _look(choices: Choices) -> tuple[prompt_messages.Prompts, bytes | None]:
 
 
 def _rows(choices: Choices) -> tuple[messages.Body, bytes | None]:
-    """Keyed rows, with bytes that are a list of them or anything."""
+    """Return a request about keyed rows, with a list of rows or arbitrary bytes."""
     kind = choices.pick((keyed.FindRows, keyed.ChangeRows, keyed.ChangeRows))
     keys = [choices.pick(("k", "l", "m")) for _ in range(choices.below(3))]
     staged = [("f", choices.below(9), choices.below(9))] if not choices.below(4) else []
@@ -141,7 +140,7 @@ def _rows(choices: Choices) -> tuple[messages.Body, bytes | None]:
 
 
 def _tell(dispatcher: Dispatcher, pool: PromptPool, choices: Choices) -> str:
-    """One message, through the wire's own frames; whether it was refused."""
+    """Send one message as wire frames; return "answered" or "refused"."""
     make = choices.pick((_order, _order, _work, _work, _look, _rows))
     body, payload = _work(choices, pool) if make is _work else make(choices)  # type: ignore[operator]
     facts = {"client": choices.pick(CLIENTS), "sequence": choices.integer(0, 2**64 - 1), "run": 0}
@@ -157,7 +156,7 @@ def _tell(dispatcher: Dispatcher, pool: PromptPool, choices: Choices) -> str:
 
 
 def pool_of(clock: list[float]) -> PromptPool:
-    """An empty table, whose leases go by this clock."""
+    """Return an empty pool, whose leases follow this clock."""
     return PromptPool(
         TABLE.schema, TABLE.parameters, TABLE.own, capacity=12, byte_limit=2000, is_bounded=True, first=1,
         clock=lambda: clock[0],
@@ -165,7 +164,7 @@ def pool_of(clock: list[float]) -> PromptPool:
 
 
 def one(data: bytes) -> str:
-    """Up to twenty messages, and the ledger after each of them."""
+    """Send up to twenty messages, and check the ledger after each of them."""
     choices, clock = Choices(data), [0.0]
     pool = pool_of(clock)
     pool.keep_changes()
@@ -173,11 +172,11 @@ def one(data: bytes) -> str:
         {"t": TABLE, "r": Table(storage="keyed")}, lambda name, _: pool if name == "t" else KeyedPool(first=0)
     )
     dispatcher = Dispatcher(tables=tables, run="run", name="home", limits=LIMITS, clock=lambda: 1e9, epoch=1)
-    told, disk = set(), {}
+    verdicts, disk = set(), {}
     for _ in range(20):
         if not choices:
             break
-        told.add(_tell(dispatcher, pool, choices))
+        verdicts.add(_tell(dispatcher, pool, choices))
         clock[0] += choices.pick((0.0, 0.0, 1.0, 1e4))
         with pool.locked() as table:
             table.check_invariants()
@@ -197,4 +196,4 @@ def one(data: bytes) -> str:
             key: row.state for key, row in table.book.rows.items()
         }
         assert all(row.state is not PromptState.LEASED or row.until < float("inf") for row in other.book.rows.values())
-    return "both" if len(told) == 2 else next(iter(told), "nothing")
+    return "both" if len(verdicts) == 2 else next(iter(verdicts), "nothing")

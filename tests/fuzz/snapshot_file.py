@@ -1,6 +1,6 @@
-"""A snapshot of a server: an error that says what is wrong with the file, or tables that go on working.
+"""Snapshots of a server: an error that names the fault of the file, or tables that go on working.
 
-1 byte   1: every checksum is set right before the file is read; 2: of the episodes' table, else of the caches'
+1 byte   1: every checksum is corrected before the file is read; 2: a table of episodes, else of caches
 """
 
 import json
@@ -49,9 +49,9 @@ def _table(storage: str) -> OpenTable:
 
 
 def file_of(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
-    """A file of these records."""
-    told = snapshots.about([_table(storage)], server="home", run="run", models={"policy": 3})
-    snapshot_file.write(PATH, msgspec.structs.replace(told, **about), records)
+    """Return an input that holds a snapshot with these records."""
+    header = snapshots.about([_table(storage)], server="home", run="run", models={"policy": 3})
+    snapshot_file.write(PATH, msgspec.structs.replace(header, **about), records)
     return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
 
 
@@ -67,13 +67,12 @@ def _episode(**changed: object) -> snapshot_file.Record:
     }  # fmt: skip
     columns = {"obs": np.zeros((5, 2), np.uint8), "action": np.zeros(5, np.int32), "reward": np.ones(5, np.float32)}
     final = {"obs": np.zeros(2, np.uint8)}
-    made = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
-    body, payload = episode_records.pack(KeptEpisode(b"o" * 16, 7, made), SCHEMA)
+    episode = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
+    body, payload = episode_records.pack(KeptEpisode(b"o" * 16, 7, episode), SCHEMA)
     return snapshot_file.Record(msgspec.structs.replace(body, **changed), 0, payload)
 
 
 def seeds() -> list[bytes]:
-    """Files of caches, episodes and accounts, and some whose records say what cannot be."""
     payload = (VECTORS / "cache.payload").read_bytes()
     rows = np.zeros(2, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
@@ -98,37 +97,37 @@ def seeds() -> list[bytes]:
 
 
 def _deep() -> dict[str, object]:
-    made: dict[str, object] = {}
+    nested: dict[str, object] = {}
     for _ in range(900):
-        made = {"a": made}
-    return made
+        nested = {"a": nested}
+    return nested
 
 
 def repair(data: bytes) -> bytes:
-    """The same file with every checksum right, as far as its lengths lead."""
-    made = bytearray(data)
-    if len(made) < _HEAD + _SUM:
+    """Return the same file with every checksum corrected, as far as its lengths lead."""
+    repaired = bytearray(data)
+    if len(repaired) < _HEAD + _SUM:
         return data
-    chain = _bytes.checksum(made[:_HEAD])
-    struct.pack_into("<Q", made, _HEAD, chain)
+    chain = _bytes.checksum(repaired[:_HEAD])
+    struct.pack_into("<Q", repaired, _HEAD, chain)
     at = _HEAD + _SUM
-    while at + _RECORD.size + _SUM <= len(made):
-        kind, tag, size, check = _RECORD.unpack_from(made, at)
+    while at + _RECORD.size + _SUM <= len(repaired):
+        kind, tag, size, check = _RECORD.unpack_from(repaired, at)
         begin = at + _RECORD.size + _SUM
-        is_last = begin == len(made)
+        is_last = begin == len(repaired)
         if not is_last:
-            if begin + size > len(made):
+            if begin + size > len(repaired):
                 break
-            check = _bytes.checksum(made[begin : begin + size])
+            check = _bytes.checksum(repaired[begin : begin + size])
         facts = _RECORD.pack(kind, tag, size, check)
         chain = _bytes.checksum(facts, chain)
-        made[at:begin] = facts + chain.to_bytes(_SUM, "little")
+        repaired[at:begin] = facts + chain.to_bytes(_SUM, "little")
         at = begin if is_last else begin + size
-    return bytes(made)
+    return bytes(repaired)
 
 
 def one(data: bytes) -> str:
-    """Say what is in it, and restore it into a new server's tables."""
+    """Read the facts of a snapshot, and restore it into a new server's tables."""
     flags = data[0] if data else 0
     PATH.write_bytes(repair(data[1:]) if flags & 1 else data[1:])
     table = _table("episodes" if flags & 2 else "caches")

@@ -1,6 +1,6 @@
-"""A state folder of which somebody has rewritten a row, checksums and all: StateError, or a server that goes on.
+"""State folders with one rewritten row and correct checksums: StateError, or a server that goes on.
 
-1 byte   which row of the database; the rest is what stands in it
+1 byte   number of a row in the database; the rest is its new content
 """
 
 import functools
@@ -26,7 +26,7 @@ from statekit import CLIENTS, contents, keeper_of_all
 REACHED = {"opened", "refused"}
 IN_PLACE = 0.5
 ACCOUNTS = -1
-"""In the place of a kind, for rows of the accounts' own table."""
+"""Number in place of a kind, for rows of the accounts' own table."""
 WORDS = (b"../../../../tmp/x", b"\xc0", b"\xdf" + b"\x7f" * 4)
 _PLACE = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
 _FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-", dir=_PLACE)
@@ -35,21 +35,21 @@ TEMPLATE, FOLDER = Path(_FOLDER.name) / "template", Path(_FOLDER.name) / "state"
 
 @functools.cache
 def _template() -> list[tuple[int, bytes, bytes]]:
-    """Kind, key and body of every row of a folder with something of everything; made once."""
+    """Return kind, key and body of every row of a folder with contents of every kind; made once."""
     keeper = keeper_of_all(TEMPLATE)
     whole = Parameters().to_wire()
     parameters = json.dumps({"given": whole, "now": whole, "version": 3})
     keeper.save(settings={"parameters": parameters, "run": "ant/7", "restored": "00ff"})
     keeper.close()
     connection = sqlite3.connect(TEMPLATE / "state.db")
-    found = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()
-    found += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
+    rows = connection.execute("SELECT kind, key, body FROM facts WHERE kind != ?", (records.SEAL,)).fetchall()
+    rows += connection.execute("SELECT ?, key, body FROM accounts", (ACCOUNTS,)).fetchall()
     connection.close()
-    return found
+    return rows
 
 
 def seeds() -> list[bytes]:
-    """Every row as it is."""
+    """Return every row unchanged, behind its number."""
     return [bytes([i]) + body for i, (_, _, body) in enumerate(_template())]
 
 
@@ -77,7 +77,7 @@ def _rewrite(place: int, body: bytes) -> None:
 
 @quiet()
 def one(data: bytes) -> str:
-    """Open it, read all of it, and go on with it as a server does."""
+    """Open the folder, read all of it, and go on with it as a server does."""
     if not data:
         return "nothing"
     shutil.rmtree(FOLDER, ignore_errors=True)

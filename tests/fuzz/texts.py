@@ -1,4 +1,4 @@
-"""Texts and files that people or programs write: keys, settings, schemas, tables, log lines, requests for pages."""
+"""Targets for texts and files: keys, settings, schemas, tables, log lines, requests for pages."""
 
 import argparse
 import base64
@@ -45,7 +45,6 @@ KEYS = [make(role, "some") for role in roles.ROLES]
 
 
 def seeds_of_key_file() -> list[bytes]:
-    """Files of each kind of key, and every role's passport."""
     texts = [key.text(secret=is_secret) for key in KEYS for is_secret in (True, False)]
     files = [*texts, "# both\n" + texts[0] + "\n" + texts[3], ""]
     return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in roles.ROLES)]
@@ -53,7 +52,7 @@ def seeds_of_key_file() -> list[bytes]:
 
 @target(seeds_of_key_file, {"keys", "no key", "passport", "no passport"}, KEY_FILE_WORDS)
 def key_file(data: bytes) -> str:
-    """The text of keys and of passports: keys that say the same again, or one error that repeats nothing secret.
+    """Read the text of keys or of a passport: keys that can be written again, or an error without secrets.
 
     1 byte   even: a file of keys; odd: a passport
     """
@@ -66,13 +65,13 @@ def key_file(data: bytes) -> str:
         assert read_passport(passport(peer)) == peer
         return "passport"
     try:
-        found = read_blocks(data[1:])
+        keys = read_blocks(data[1:])
     except ValueError as error:
-        # What looks like a key in the text may be one, or most of one.
-        text = re.sub(rb"Name: .*", b"", data[1:])  # which are no secret
+        # A word that looks like a key may be one, or most of one.
+        text = re.sub(rb"Name: .*", b"", data[1:])  # names are no secret
         assert not [word for word in re.findall(rb"[A-Za-z0-9+/]{20,}", text) if word.decode() in str(error)]
         return "no key"
-    for key in found:
+    for key in keys:
         (again,) = read_blocks(key.text(secret=key.secret is not None).encode())
         assert (again.public, again.secret, again.peer) == (key.public, key.secret, key.peer)
         if key.secret:
@@ -88,7 +87,6 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="memoire-fuzz-")
 
 
 def seeds_of_settings_file() -> list[bytes]:
-    """Files as the documentation has them, and deep ones."""
     server = {"insecure": True, "held-bytes": 1000, "schema": {"columns": []}, "state-dir": "x"}
     text = 'insecure = true\n[server]\nheld-bytes = 1000\nstate_dir = "x"\n[proxy]\nlisten = ["tcp://*:1"]\n'
     return [
@@ -100,7 +98,7 @@ def seeds_of_settings_file() -> list[bytes]:
 
 @target(seeds_of_settings_file, {"taken", "refused"}, SETTINGS_FILE_WORDS)
 def settings_file(data: bytes) -> str:
-    """A file of settings, TOML or JSON: ParameterError with a text for people, or a command line.
+    """Parse a file of settings, TOML or JSON: ParameterError with a readable text, or a command line.
 
     1 byte   even: TOML, odd: JSON
     """
@@ -109,19 +107,19 @@ def settings_file(data: bytes) -> str:
     words = ["server", "--settings", str(path)]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            given = settings.parse(*main.parsers(), words, {})
+            args = settings.parse(*main.parsers(), words, {})
     except ParameterError as error:
         assert path.name in str(error)
         return "refused"
-    except SystemExit as error:  # something that every command line needs is not there
+    except SystemExit as error:  # an option that every command line needs is missing
         assert error.code == 2
         return "incomplete"
-    assert isinstance(given, argparse.Namespace)
+    assert isinstance(args, argparse.Namespace)
     return "taken"
 
 
 SMALL = 1 << 16
-"""Bytes of an entry of which a memory is made here."""
+"""Largest entry, in bytes, for which a memory is made."""
 SCHEMA_TEXT_WORDS = (
     b'"obs"', b'"state"', b'"plain"', b'"return"', b"[]", b"[null]", b"[0]", b"[4,null]", b'"<f4"', b'"O"', b'"V8"', b'"S1"',
     b'"f4,f4"', b'"(2,3)f4"', b'"((((((((1"', b"4294967296", b"9" * 300, b"-1", b"1e9", b"true", b"[[[[", b'"a.b"', b'"tuples"',
@@ -134,7 +132,6 @@ def _of(*columns: object, tuples: object = ()) -> bytes:
 
 
 def seeds_of_schema_text() -> list[bytes]:
-    """Schemas of the tests, and some that are too much."""
     nested = _of(["obs.0", "|u1", [2, 2], "state"], ["obs.1", "<f4", [None, 3], "state"], tuples=["obs"])
     huge = [10**4000]
     return [
@@ -152,7 +149,7 @@ def seeds_of_schema_text() -> list[bytes]:
 
 @target(seeds_of_schema_text, {"taken", "refused"}, SCHEMA_TEXT_WORDS, IS_JSON=True)
 def schema_text(data: bytes) -> str:
-    """The JSON form of a schema: SchemaError, or a schema that says the same again and that memories can be made of."""
+    """Read the JSON form of a schema: SchemaError, or a schema that survives a round trip and fits memories."""
     try:
         schema = Schema.from_json(data)
     except SchemaError as error:
@@ -181,7 +178,7 @@ PATH = Path(_FOLDER.name) / "tables.json"
 
 
 def seeds_of_table_file() -> list[bytes]:
-    """Tables with every setting, and files that are too deep or too large in a number."""
+    """Return tables with every setting, and files that are too deep or have too large numbers."""
     schema = json.loads(SCHEMA.to_json())
     parameters = {"priority_exponent": 0.7, "discount": [0.9], "prev": ["obs"], "model_topic": None, "min_size": 5}
     full = {
@@ -195,9 +192,9 @@ def seeds_of_table_file() -> list[bytes]:
 
 @target(seeds_of_table_file, {"taken", "refused"}, TABLE_FILE_WORDS, IS_JSON=True)
 def table_file(data: bytes) -> str:
-    """The file with a server's tables: ParameterError with a text for people, or tables."""
+    """Read a server's file of tables: ParameterError with a readable text, or tables."""
     if b'"env"' in data:
-        return "names an environment"  # which is a module to import: whoever writes the file may do that
+        return "names an environment"  # which imports a module: authors of the file may do that
     PATH.write_bytes(data)
     try:
         tables = read_tables(str(PATH))
@@ -216,14 +213,13 @@ _UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
 
 
 def seeds_of_log_line() -> list[bytes]:
-    """Plain lines, and some with everything."""
     everything = "zwölf \U0001f600 lines\nand\r\x1b]0;title\x07".encode()
     return [b"a line", everything, b"\xed\xa0\x80 half a pair", b"x" * 9000]
 
 
 @target(seeds_of_log_line, {"taken"}, LOG_LINE_WORDS)
 def log_line(data: bytes) -> str:
-    """A log line of a client: whatever its text, one line of the file that moves no terminal, and is found again."""
+    """Format a client's log line: always one line of the file, harmless to terminals, that a search finds."""
     text = data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace") if _is_text(data) else repr(data)
     safe = escape(text)
     assert len(safe.splitlines()) <= 1 and escape(safe) == safe
@@ -264,18 +260,17 @@ _open, _closed = NodePages("127.0.0.1:0", _server), NodePages("127.0.0.1:0", _se
 
 
 def seeds_of_http_request() -> list[bytes]:
-    """Each page, and each question that may be asked."""
-    asked = [f"GET {path} HTTP/1.1\r\nHost: localhost".encode() for path in PAGES]
+    requests = [f"GET {path} HTTP/1.1\r\nHost: localhost".encode() for path in PAGES]
     queries = (
         "/logs?text=a&since=1&until=2&after=0&before=5&most=3&newest&client=00&label=ff&run=run",
         "/status?after=aa&most=5&clients=no", "/accounts?run=run&seen=1.5", "/episodes?after=1&most=2", "/sample?table=default",
     )  # fmt: skip
-    return [*asked, *(f"GET {query} HTTP/1.1\r\nHost: 127.0.0.1:80\r\nAccept: */*".encode() for query in queries)]
+    return [*requests, *(f"GET {query} HTTP/1.1\r\nHost: 127.0.0.1:80\r\nAccept: */*".encode() for query in queries)]
 
 
 @target(seeds_of_http_request, {"200", "400", "404"}, HTTP_REQUEST_WORDS)
 def http_request(data: bytes) -> str:
-    """A request to a node's pages: always a whole response, never of our own making what the request says, never 500."""
+    """Answer a request for a node's pages: always a whole response without injected headers, never status 500."""
     peer = f"10.0.{len(data) % 256}.{sum(data) % 256}"
     closed = _status(_closed.answer(data, _closed._addresses[0], peer))
     status = _status(_open.answer(data, _open._addresses[0], peer))

@@ -1,4 +1,4 @@
-"""Which of our functions are called, noted in the folder MEMOIRE_RECORD: each process appends lines of JSON to its own file."""
+"""Record of called functions: each process appends JSON lines to its own file in the folder MEMOIRE_RECORD."""
 
 import json
 import os
@@ -12,7 +12,7 @@ TREE = os.environ.get("MEMOIRE_TREE", "") + "/"
 
 
 def function_of(code: CodeType) -> str | None:
-    """`file|qualified name` of our own functions."""
+    """Return `file|qualified name` of a function of memoire or the dashboard, None for others."""
     if not code.co_filename.startswith(TREE) or code.co_name == "<module>":
         return None
     file = code.co_filename.removeprefix(TREE).replace("memoire/dashboard/", "dashboard/", 1)
@@ -30,7 +30,7 @@ def kernels_reached() -> list[int]:
 
 
 def record_child(test: str) -> None:
-    """A process that a test started: it may be killed at any time, so each function is written when it is first called."""
+    """Record a test's child process, which may be killed at any time: write each function at its first call."""
     seen: set[CodeType] = set()
 
     def called(frame: FrameType, event: str, argument: object) -> None:

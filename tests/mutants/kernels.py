@@ -1,7 +1,7 @@
-"""Mistakes in the compiled modules: all are built into them, and MEMOIRE_MUTANT picks the one that is made.
+"""Mistakes in the compiled modules: all are built in, and MEMOIRE_MUTANT selects the active one.
 
 A statement with a planted mistake becomes `if planted(7): MISTAKE else: STATEMENT`. Numbers go through all modules. Each
-module remembers which of its own it came by, so that each mistake is tried by the tests that reach it.
+module records which of its mistakes were reached, so that each is tried by the tests that reach it.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from pathlib import Path
 from places import ROOT, SWAPS, Place, numbered
 
 FILES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memoire").rglob("*.p[yx][xd]")))
-"""The kernels' sources: modules, and declarations with functions that several modules compile in."""
+"""Sources of the kernels: modules, and declarations with functions that several modules compile in."""
 SWITCH_FILE = "memoire/_kernels/planted.pxd"
 SWITCH = '''
 cdef extern from *:
@@ -38,7 +38,7 @@ cdef extern from *:
     bint planted "memoire_planted"(int number) noexcept nogil
     unsigned char met "memoire_met"[4096]
 '''
-"""What a module compiles in, once."""
+"""Declarations of the switch, compiled into each module once."""
 OF_DECLARATIONS = "from memoire._kernels.planted cimport planted\n"
 OF_MODULES = '''
 from memoire._kernels.planted cimport met, planted
@@ -54,7 +54,7 @@ def reached_mutants():
 
 '''
 NEW = {**SWAPS, "*": "+", "%": "+", "+=": "-=", "-=": "+=", "True": "False", "False": "True"}
-"""The sign that a mistake writes in place of each."""
+"""Sign that a mistake writes in place of each sign."""
 SIGNS = {"comparison": "< <= > >= == !=", "arithmetic": "+ - * // % << >> += -=", "boolean": "and or True False"}
 KIND_OF = {sign: kind for kind, signs in SIGNS.items() for sign in signs.split()}
 WORDS = {"and", "or", "not", "if", "else", "in", "is", "return", "while", "elif", "lambda", "yield"}
@@ -63,7 +63,7 @@ OTHERS = frozenset(
     cdef def cpdef class for with try except finally else import from raise pass assert global cimport @ del ctypedef yield
     """.split()  # noqa: SIM905
 )
-"""First words of statements that are left alone."""
+"""First words of statements that stay unchanged."""
 
 Tokens = list[tokenize.TokenInfo]
 
@@ -88,14 +88,14 @@ def _opens_function(line: Tokens) -> bool:
 
 
 def _name(line: Tokens) -> str:
-    """The name before the first bracket, or after `class`."""
+    """Return the name before the first bracket, or after `class`."""
     texts = [token.string for token in line]
     return texts[texts.index("class") + 1] if "class" in texts[:2] else texts[texts.index("(") - 1]
 
 
 def statements(source: str) -> Iterator[tuple[str, Tokens]]:
-    """(function, statement) of whatever runs inside of functions, and can be chosen between."""
-    stack: list[tuple[int, str, bool]] = []  # column, name, whether it is a function
+    """Yield (function, statement) of each statement inside a function that a switch can select."""
+    stack: list[tuple[int, str, bool]] = []  # column, name, True for a function
     for line in logical_lines(source):
         column = line[0].start[1]
         while stack and stack[-1][0] >= column:
@@ -110,7 +110,7 @@ def statements(source: str) -> Iterator[tuple[str, Tokens]]:
 
 
 def _can_be_chosen(line: Tokens) -> bool:
-    """Whether it is a statement of its own, or the whole first line of a block with a condition."""
+    """Return True for a statement of its own, or for the whole first line of a block with a condition."""
     has_block = line[-1].string == ":"
     one_line = any(token.string == ":" and not _in_brackets(line, token) for token in line[:-1])
     return (line[0].string in ("if", "elif", "while")) == has_block and line[0].string not in OTHERS and not one_line
@@ -134,7 +134,7 @@ def _is_operand(token: tokenize.TokenInfo) -> bool:
 
 
 def _changes(line: Tokens) -> Iterator[tuple[str, int, str]]:
-    """(kind, index of the token, new text) of each mistake in a statement."""
+    """Yield (kind, index of the token, new text) of each mistake in a statement."""
     cast = False
     for index, token in enumerate(line):
         binary = index > 0 and _is_operand(line[index - 1])
@@ -153,7 +153,7 @@ def _changes(line: Tokens) -> Iterator[tuple[str, int, str]]:
 
 
 def _can_be_dropped(line: Tokens) -> bool:
-    """What others keep: a C variable that was never set would hold anything."""
+    """Return True if the statement sets no C variable, which would hold anything if it were never set."""
     texts = [token.string for token in line]
     if texts[0] in ("break", "continue"):
         return True
@@ -164,7 +164,7 @@ def _can_be_dropped(line: Tokens) -> bool:
 
 
 class Source:
-    """The text of one source, and where its lines begin."""
+    """Text of one source, and the positions at which its lines begin."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -181,11 +181,11 @@ class Source:
 
     @functools.cached_property
     def _spans(self) -> dict[int, tuple[Tokens, int]]:
-        """Each statement's tokens and end, by its start."""
+        """Tokens and end of each statement, by its start."""
         return {self.span(line)[0]: (line, self.span(line)[1]) for _, line in statements(self.text)}
 
     def statement_at(self, place: int) -> int:
-        """Where the statement starts that a character belongs to."""
+        """Return the start of the statement that a character belongs to."""
         return self._starts_of[bisect.bisect_right(self._starts_of, place) - 1]
 
     @functools.cached_property
@@ -193,22 +193,22 @@ class Source:
         return sorted(self._spans)
 
     def places(self) -> list[Place]:
-        """All places; start and end count characters."""
-        found = []
+        """Return all places; start and end count characters."""
+        places = []
         for function, line in statements(self.text):
             start, end = self.span(line)
             head = self.text[start:end].partition("\n")[0]
-            made = [(kind, line[at].string, new, line[at : at + 1]) for kind, at, new in _changes(line)]
+            changes = [(kind, line[at].string, new, line[at : at + 1]) for kind, at, new in _changes(line)]
             if _can_be_dropped(line):
-                made.append(("dropped statement", " ".join(self.text[start:end].split()), "pass", line))
-            found += [
+                changes.append(("dropped statement", " ".join(self.text[start:end].split()), "pass", line))
+            places += [
                 Place(self.file, function, part[0].start[0], kind, old, new, *self.span(part), head)
-                for kind, old, new, part in made
+                for kind, old, new, part in changes
             ]
-        return numbered(found)
+        return numbered(places)
 
     def with_mistakes(self, places: Mapping[int, Place]) -> tuple[str, list[int]]:
-        """The text with all of them behind switches, by number; and which number each of its lines belongs to."""
+        """Return the text with all of these behind switches, and the number of the mistake in each line, or 0."""
         spans = self._spans
         by_statement = {self.statement_at(place.start): (number, place) for number, place in places.items()}
         pieces, owners, done = [], [0], 0
@@ -238,17 +238,17 @@ class Source:
 
 
 def build(folder: Path, texts: Mapping[str, str]) -> str:
-    """Build the compiled modules of a copy of the checkout from these texts, by file; what the compiler says if it cannot."""
+    """Build a copy's compiled modules from these texts, by file; return the output if the build fails, else ""."""
     for file, text in {**texts, SWITCH_FILE: SWITCH}.items():
         (folder / file).write_text(text, encoding="utf-8")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     (folder / SWITCH_FILE).unlink()
-    return "" if made.returncode == 0 else made.stdout + made.stderr
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def refused(said: str, owners: Mapping[str, list[int]]) -> set[int]:
-    """Numbers of the mistakes that Cython refuses, by what it said; `owners` are each file's."""
-    lines = re.findall(r"(memoire/[\w/]+\.p(?:yx|xd)):(\d+):\d+:", said)
+def refused(output: str, owners: Mapping[str, list[int]]) -> set[int]:
+    """Return the numbers of mistakes that Cython refuses, by its output; `owners` has each file's numbers by line."""
+    lines = re.findall(r"(memoire/[\w/]+\.p(?:yx|xd)):(\d+):\d+:", output)
     return {owners[file][int(line) - 1] for file, line in lines} - {0}

@@ -1,4 +1,4 @@
-"""Places in the code where a mistake can be planted, and a draw among them that hardly changes when the code does."""
+"""Places in the code for planted mistakes, and a draw of places that hardly changes when the code does."""
 
 import ast
 import bisect
@@ -20,10 +20,9 @@ QUOTAS = {
     "memoire/rl/demo": 15, "memoire/cli": 20, "dashboard": 5, "dashboard/collect": 25, "dashboard/web": 20,
     "dashboard/terminal": 15, KERNELS: 35,
 }  # fmt: skip
-"""How many places are drawn: in each folder with what is in it and has no number of its own, and in the kernels, which
-need a build."""
+"""Number of places to draw in each folder, but for subfolders with their own number, and in the kernels."""
 NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
-"""Files whose tests run only where a package is installed; elsewhere no place is drawn in them."""
+"""Files whose tests need an optional package; without the package no place is drawn in them."""
 KINDS = (
     "comparison", "arithmetic", "constant", "boolean", "return", "dropped statement", "swapped arguments", "default",
 )  # fmt: skip
@@ -32,9 +31,9 @@ SWAPS = {
     "is": "is not", "is not": "is", "in": "not in", "not in": "in", "and": "or", "or": "and",
     "+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|", "|": "&", "<<": ">>", ">>": "<<",
 }  # fmt: skip
-"""What each operator becomes."""
+"""Operator that a mistake writes in place of each operator."""
 SYMMETRIC = {"min", "max", "isinstance", "maximum", "minimum", "array_equal", "cast", "getattr"}
-"""Calls whose swapped arguments are the same call, or no call at all."""
+"""Calls that stay equal, or become invalid, with swapped arguments."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,24 @@ class Place:
     """One planted mistake: `old` becomes `new` in a statement of a file."""
 
     file: str
-    """Relative to the root of the checkout."""
+    """Path relative to the root of the checkout."""
     function: str
-    """Qualified name of the innermost function; empty for what runs when the module is imported."""
+    """Qualified name of the innermost function; empty for code that runs at import."""
     line: int
     kind: str
     old: str
     new: str
     start: int
-    """Bytes of the file from here to `end` are replaced."""
+    """First replaced byte of the file; `end` is behind the last."""
     end: int
     statement: str
     """First line of the statement."""
     number: int = 0
-    """How many equal mistakes come before it in this function."""
+    """Number of equal mistakes before this one in the function."""
 
     @property
     def key(self) -> str:
-        """The same after changes elsewhere in the file."""
+        """Identifier that stays the same after changes elsewhere in the file."""
         return " | ".join(
             (self.file, self.function, self.statement, self.kind, f"{self.old} -> {self.new}", str(self.number))
         )
@@ -69,7 +68,7 @@ class Place:
 
 
 def folder_of(file: str) -> str:
-    """Which of QUOTAS a file belongs to."""
+    """Return the key of QUOTAS that a file belongs to."""
     if file.endswith((".pyx", ".pxd")):
         return KERNELS
     return max((name for name in QUOTAS if file.startswith(f"{name}/")), key=len)
@@ -85,12 +84,12 @@ A, B = ast.Name("a"), ast.Name("b")
 
 
 def sign_of(node: ast.expr) -> str:
-    """The operator between A and B, as it is written."""
+    """Return the operator between A and B as source text."""
     return ast.unparse(node)[2:-2]
 
 
 class Finder(ast.NodeVisitor):
-    """Collects the places of one Python file."""
+    """Collector of the places of one Python file."""
 
     def __init__(self, file: str, source: bytes) -> None:
         self.file, self.source = file, source
@@ -101,8 +100,6 @@ class Finder(ast.NodeVisitor):
         self._names: list[str] = []
         self._functions: list[str] = []
         self._statement = ""
-
-    # -------------------------------------------------------------------------------------------- where in the text
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         return (
@@ -120,15 +117,13 @@ class Finder(ast.NodeVisitor):
         self.found.append(Place(self.file, function, line, kind, old, new, start, end, self._statement))
 
     def _between(self, kind: str, left: ast.AST, right: ast.AST, sign: str, equals: str = "") -> None:
-        """Replace the operator between two operands."""
+        """Add a place for the operator between two operands."""
         if sign not in SWAPS:
             return
         old, (start, end) = sign + equals, (self._span(left)[1], self._span(right)[0])
-        found = re.search(r"\s+".join(map(re.escape, old.split())), self.source[start:end].decode())
-        if found and " ".join(found.group().split()) == old:
-            self._add(kind, start + found.start(), start + found.end(), SWAPS[sign] + equals)
-
-    # ------------------------------------------------------------------------------------------------- what is left out
+        match = re.search(r"\s+".join(map(re.escape, old.split())), self.source[start:end].decode())
+        if match and " ".join(match.group().split()) == old:
+            self._add(kind, start + match.start(), start + match.end(), SWAPS[sign] + equals)
 
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.stmt):
@@ -139,7 +134,7 @@ class Finder(ast.NodeVisitor):
             super().visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Messages; and their positions are wrong before Python 3.12."""
+        """Skip messages, whose positions are wrong before Python 3.12."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -162,7 +157,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if all(isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) for child in node.body):
-            return  # of a protocol or an overload: nobody calls it
+            return  # a method of a protocol or an overload, which is never called
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._constant("default", default)
         self._names.append(node.name)
@@ -174,8 +169,6 @@ class Finder(ast.NodeVisitor):
         self._functions.pop()
 
     visit_AsyncFunctionDef = visit_FunctionDef
-
-    # ------------------------------------------------------------------------------------------------------------ kinds
 
     def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
@@ -220,7 +213,7 @@ class Finder(ast.NodeVisitor):
         self._constant("constant", node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg != "strict":  # of zip: it changes nothing where lengths are equal
+        if node.arg != "strict":  # of zip, where it changes nothing if lengths are equal
             self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
@@ -239,7 +232,7 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _drop(self, node: ast.stmt, *targets: ast.AST, always: bool = False) -> None:
-        """A name that is never set is found by everything: only what others keep is dropped."""
+        """Add a place to drop a statement, but not for a plain name: every test would miss a name that is never set."""
         if always or any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets):
             self._add("dropped statement", *self._span(node), "pass")
 
@@ -267,17 +260,16 @@ class Finder(ast.NodeVisitor):
 
 
 def numbered(places: list[Place]) -> list[Place]:
-    """Equal ones told apart by their order in the function."""
+    """Number equal places by their order in the function."""
     seen: dict[str, int] = defaultdict(int)
-    told = []
+    result = []
     for place in places:
-        told.append(Place(**{**vars(place), "number": seen[place.key]}))
+        result.append(Place(**{**vars(place), "number": seen[place.key]}))
         seen[place.key] += 1
-    return told
+    return result
 
 
 def python_places(file: str) -> list[Place]:
-    """All places of a Python file."""
     source = (ROOT / file).read_bytes()
     finder = Finder(file, source)
     finder.visit(ast.parse(source))
@@ -291,7 +283,7 @@ def _source_and_tree(file: str) -> tuple[bytes, str]:
 
 
 def is_other_code(place: Place) -> bool:
-    """Whether the planted file is Python, and means something else than before."""
+    """Return True if the planted file is valid Python with another meaning than before."""
     source, tree = _source_and_tree(place.file)
     try:
         return ast.dump(ast.parse(place.planted(source))) != tree
@@ -300,12 +292,12 @@ def is_other_code(place: Place) -> bool:
 
 
 def rank(seed: int, place: Place) -> bytes:
-    """Its own number by the seed: a change elsewhere moves no place in or out, but for those it is taken against."""
+    """Return the place's rank for the seed, which no change elsewhere affects."""
     return hashlib.sha256(f"{seed} {place.key}".encode()).digest()
 
 
 def in_turn(seed: int, places: list[Place]) -> Iterator[Place]:
-    """Kinds take turns, each with its places in order of rank."""
+    """Yield places of each kind in turn, in order of rank."""
     queues = {
         kind: sorted((p for p in places if p.kind == kind), key=lambda p: rank(seed, p), reverse=True) for kind in KINDS
     }
@@ -316,7 +308,7 @@ def in_turn(seed: int, places: list[Place]) -> Iterator[Place]:
 
 
 def draw(seed: int, places: list[Place], count: int, allowed: Callable[[Place], bool] = is_other_code) -> list[Place]:
-    """So many places, at most one in each statement."""
+    """Draw so many places, at most one in each statement."""
     taken: dict[tuple[str, str, str], Place] = {}
     for place in in_turn(seed, places):
         if len(taken) == count:
@@ -328,7 +320,7 @@ def draw(seed: int, places: list[Place], count: int, allowed: Callable[[Place], 
 
 
 def drawn(seed: int) -> list[Place]:
-    """The places in Python of one run: each folder's quota."""
+    """Draw the places in Python for one run, by each folder's quota."""
     by_folder: dict[str, list[Place]] = defaultdict(list)
     for file in python_files():
         by_folder[folder_of(file)] += python_places(file)

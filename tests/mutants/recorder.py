@@ -1,4 +1,4 @@
-"""Notes which functions each test enters: a plugin of pytest, `-p recorder`."""
+"""Plugin of pytest that records the functions that each test enters: `-p recorder`."""
 
 import sys
 import threading
@@ -11,8 +11,6 @@ from calls import FOLDER, append, function_of, kernels_reached
 
 
 class Recorder:
-    """Notes what is called while a test runs."""
-
     def __init__(self) -> None:
         self._codes: set[CodeType] = set()
         self._outcome = "passed"

@@ -1,11 +1,11 @@
-"""Plant mistakes in copies of the checkout and see which of them the tests find: `make mutants`.
+"""Planted mistakes in copies of the checkout, and the share of them that the tests find: `make mutants`.
 
     python tests/mutants/run.py [--workers 2] [--quick] [--again] [--only WORD] [--write docs/development/records/mutants.md]
 
-Places are drawn by a seed (places.py, kernels.py); by_hand.toml has some more. The first run records which tests enter
-which function, which takes as long as `make test`; a mistake is tried by the tests that enter its function, the quickest
-first. Results are kept in build/mutants, so a run that was cut off goes on where it was: `--again` tries anew what was
-not found, after tests were added. Remove build/mutants to begin anew, after the code was changed.
+Places are drawn by a seed (places.py, kernels.py); by_hand.toml adds more. The first run records which tests enter
+which function, which takes as long as `make test`. Each mistake is tried by the tests that enter its function, the
+quickest first. Results are kept in build/mutants, so that an interrupted run continues. After tests were added,
+`--again` repeats the mistakes that were not found. Remove build/mutants after changes of the code.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from trial import HERE, LEFT_OUT, LOOKING, MARKS, QUICK, SOUND, Recording, Tree,
 SEED = 20250715
 FOLDER = ROOT / "build" / "mutants"
 FIRST_SECONDS = 6.0
-"""What the first tests that are tried take together; most mistakes are found by them."""
+"""Seconds that the first tests take together; these tests find most mistakes."""
 FILES_AT_ONCE = 30
-"""Test files that are recorded before what was noted is kept."""
+"""Number of test files that are recorded before the records are saved."""
 ALL_SECONDS = 180.0
-"""What all tests that are tried take together."""
+"""Seconds that all tests of a mistake take together."""
 SURE_SECONDS = 1.0
-"""A test that takes longer may have failed because the machine is busy: it is run again without the mistake."""
+"""Seconds beyond which a failure may be the machine's, so that the test is repeated without the mistake."""
 WANTED_SHARE, EQUIVALENT_SHARE = 0.95, 0.05
 
 
@@ -49,11 +49,8 @@ def toml(name: str, table: str) -> list[dict[str, Any]]:
     return tomllib.loads((HERE / name).read_text(encoding="utf-8")).get(table, [])
 
 
-# -------------------------------------------------------------------------------------------------------- by hand
-
-
 def function_at(file: str, line: int) -> str:
-    """Qualified name of the innermost function at a line of a Python file."""
+    """Return the qualified name of the innermost function at a line of a Python file."""
     name = prefix = ""
     nodes: list[Any] = ast.parse((ROOT / file).read_text(encoding="utf-8")).body if file.endswith(".py") else []
     while inner := next((each for each in nodes if each.lineno <= line <= each.end_lineno), None):
@@ -67,10 +64,10 @@ def function_at(file: str, line: int) -> str:
 
 
 def place_by_hand(row: dict[str, Any]) -> Place | None:
-    """The place of a row of by_hand.toml; None if its text is not in the file exactly once."""
+    """Return the place of a row of by_hand.toml, or None if the file does not have its text exactly once."""
     source: Any = (ROOT / row["file"]).read_bytes()
     old, newline = row["old"].encode(), b"\n"
-    if row["file"] in kernels.FILES:  # whose places count characters
+    if row["file"] in kernels.FILES:  # places in kernels count characters
         source, old, newline = source.decode(), row["old"], "\n"
     if source.count(old) != 1:
         return None
@@ -81,15 +78,12 @@ def place_by_hand(row: dict[str, Any]) -> Place | None:
 
 
 def places_by_hand() -> list[Place]:
-    """Those of by_hand.toml whose text is there."""
+    """Return the places of by_hand.toml whose text is present."""
     return [place for row in toml("by_hand.toml", "mistake") if (place := place_by_hand(row))]
 
 
-# -------------------------------------------------------------------------------------------------------- the trees
-
-
 def kernels_built(tree: Tree, seed: int) -> list[Place]:
-    """Build the copy's compiled modules with all mistakes that Cython takes; the list of them, the first is number 1."""
+    """Build a copy's compiled modules with all mistakes that Cython accepts; return the mistakes from number 1 on."""
     sources, left_out = {file: kernels.Source(file) for file in kernels.FILES}, set()
     by_hand = [place for place in places_by_hand() if place.file in sources]
 
@@ -103,25 +97,25 @@ def kernels_built(tree: Tree, seed: int) -> list[Place]:
         places = draw(seed, left, QUOTAS[KERNELS], lambda _: True) + by_hand
         numbers = {file: {n: place for n, place in enumerate(places, 1) if place.file == file} for file in sources}
         planted = {file: source.with_mistakes(numbers[file]) for file, source in sources.items()}
-        said = kernels.build(tree.folder, {file: text for file, (text, _) in planted.items()})
-        if not said:
+        output = kernels.build(tree.folder, {file: text for file, (text, _) in planted.items()})
+        if not output:
             for file, source in sources.items():
                 (tree.folder / file).write_text(source.text, encoding="utf-8")
             return places
-        refused = kernels.refused(said, {file: owners for file, (_, owners) in planted.items()})
+        refused = kernels.refused(output, {file: owners for file, (_, owners) in planted.items()})
         if not refused:
-            raise SystemExit(f"{tree.folder} cannot be built:\n{said[-3000:]}")
+            raise SystemExit(f"{tree.folder} cannot be built:\n{output[-3000:]}")
         left_out |= {places[number - 1].key for number in refused}
 
 
 def all_but_compiled(folder: str, names: list[str]) -> set[str]:
-    """For `shutil.copytree`: the files of a folder that are no compiled modules, and what is linked."""
+    """Return the names that `shutil.copytree` ignores: links, and files that are not compiled modules."""
     paths = (Path(folder, name) for name in names)
     return {path.name for path in paths if path.is_symlink() or (path.is_file() and path.suffix != ".so")}
 
 
 def set_up(workers: int, seed: int) -> list[Tree]:
-    """A copy for each worker, with the same compiled modules. What was built for the same kernels is used again."""
+    """Make a copy for each worker, all with the same compiled modules; reuse those of an earlier run if possible."""
     trees = [Tree(FOLDER / f"tree{number}") for number in range(workers)]
     by_hand = [(row["why"], row["new"]) for row in toml("by_hand.toml", "mistake") if row["file"] in kernels.FILES]
     texts = sorted(path for form in ("*.pyx", "*.pxd", "*.h") for path in (ROOT / "memoire").rglob(form))
@@ -135,7 +129,7 @@ def set_up(workers: int, seed: int) -> list[Tree]:
         shutil.rmtree(modules, ignore_errors=True)
         shutil.copytree(trees[0].folder / "memoire", modules, ignore=all_but_compiled)
         listed.write_text(json.dumps({"key": key, "places": [vars(place) for place in places]}))
-        (FOLDER / "recorded.json").unlink(missing_ok=True)  # numbers of the kernels' places are others
+        (FOLDER / "recorded.json").unlink(missing_ok=True)  # the numbers of the kernels' places have changed
     for tree in trees:
         copy_checkout(tree.folder)
         shutil.copytree(modules, tree.folder / "memoire", dirs_exist_ok=True)
@@ -155,7 +149,7 @@ def name_of(path: Path) -> str:
 
 
 def record(tree: Tree, workers: int, marks: str) -> Recording:
-    """Record the test files that were not recorded as they are now."""
+    """Record the test files that have changed since they were recorded; return all records."""
     noted, folder = FOLDER / "recorded.json", FOLDER / "recorded"
     folder.mkdir(exist_ok=True)
     former = json.loads(noted.read_text()) if noted.exists() else {}
@@ -191,35 +185,32 @@ def record(tree: Tree, workers: int, marks: str) -> Recording:
 
 
 def forget(folder: Path, files: set[str]) -> None:
-    """Drop what was recorded of these test files."""
+    """Drop the records of these test files."""
     for path in folder.glob("*.jsonl"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if json.loads(line)["test"].partition("::")[0] not in files))
 
 
-# -------------------------------------------------------------------------------------------------------- a mistake
-
-
 def mentioning(file: str, recording: Recording) -> set[str]:
-    """Tests of the files that name this module: for what only killed child processes call."""
+    """Return tests in files that name this module, for functions that only killed child processes call."""
     stem = Path(file).stem
     named = {name_of(path) for path in test_files() if stem in path.read_text(encoding="utf-8")}
     return {test for test in recording.seconds if test.partition("::")[0] in named}
 
 
 class Examiner:
-    """Tries mistakes in one copy."""
+    """Trials of mistakes in one copy of the checkout."""
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
         self._tree, self._recording = tree, recording
         self._unreliable: set[str] = set()
 
     def examine(self, place: Place, number: int, tests: list[str] | None, seconds: float) -> tuple[Verdict, int]:
-        """The verdict on a mistake, and how many tests were tried at most, which take `seconds` together.
+        """Return the verdict on a mistake and the number of tests tried; `seconds` bounds their time together.
 
         Args:
-            number: Of a mistake in the kernels; 0 for others.
-            tests: What to give to pytest; None chooses by what was recorded.
+            number: Number of a mistake in the kernels; 0 for others.
+            tests: Tests to run; None chooses by the records.
         """
         source = (ROOT / place.file).read_bytes()
         if not number:
@@ -266,7 +257,7 @@ class Examiner:
         return some
 
     def _is_sure(self, verdict: Verdict, place: Place) -> bool:
-        """Whether the test that failed passes without the mistake, where it is one that depends on the machine."""
+        """Return True unless the failed test depends on the machine and fails without the mistake, too."""
         seconds = self._recording.seconds.get(verdict.by)
         if seconds is None or (seconds < SURE_SECONDS and not verdict.is_late):
             return True
@@ -279,11 +270,8 @@ class Examiner:
         return not again.found
 
 
-# -------------------------------------------------------------------------------------------------------- results
-
-
 class Results:
-    """What was found out so far, kept in a file."""
+    """Results of tried mistakes, kept in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -297,12 +285,12 @@ class Results:
             os.replace(part, self._path)
 
     def is_open(self, key: str, limit: float) -> bool:
-        """Whether this mistake was neither found nor looked for that long."""
+        """Return True if the mistake was neither found nor tried for that long."""
         row = self.rows.get(key)
         return row is None or not (row["found"] or row["limit"] >= limit)
 
     def forget(self, keys: list[str]) -> None:
-        """What was not found is tried anew."""
+        """Drop results of mistakes that were not found, so that these are tried again."""
         for key in keys:
             if key in self.rows and not self.rows[key]["found"]:
                 del self.rows[key]
@@ -312,7 +300,7 @@ Job = tuple[Place, int, list[str] | None]
 
 
 def jobs_of(seed: int) -> list[Job]:
-    """All mistakes: those by hand, those in Python, those in the kernels with their numbers."""
+    """Return all mistakes: in Python, in the kernels with their numbers, and by hand."""
     by_hand: list[Job] = []
     named: dict[str, list[str]] = {}
     for row in toml("by_hand.toml", "mistake"):
@@ -333,7 +321,7 @@ def jobs_of(seed: int) -> list[Job]:
 
 
 def in_parallel(trees: list[Tree], recording: Recording, jobs: list[Job], results: Results, limit: float) -> None:
-    """Try these mistakes, each in a copy that is free."""
+    """Try these mistakes, each in a free copy."""
     free: SimpleQueue[Examiner] = SimpleQueue()
     for tree in trees:
         free.put(Examiner(tree, recording))
@@ -358,28 +346,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--workers", type=int, default=2, choices=(1, 2, 3, 4))
-    parser.add_argument("--again", action="store_true", help="try anew what was not found")
+    parser.add_argument("--again", action="store_true", help="try again the mistakes that were not found")
     parser.add_argument("--only", default="", metavar="WORD", help="only places whose file or line has this in it")
     parser.add_argument("--quick", action="store_true", help="leave out tests that start processes")
     parser.add_argument("--write", type=Path, help="page to write the results to")
-    given = parser.parse_args()
+    args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    trees = set_up(given.workers, given.seed)
+    trees = set_up(args.workers, args.seed)
     for tree in trees:
-        if tree.try_tests([SOUND], 10.0).found:  # else everything would be found in it
+        if tree.try_tests([SOUND], 10.0).found:  # otherwise every mistake would seem found
             raise SystemExit(f"{SOUND} fails without any mistake in {tree.folder}: see build/output.txt there")
-    recording = record(trees[0], given.workers, MARKS + QUICK * given.quick)
+    recording = record(trees[0], args.workers, MARKS + QUICK * args.quick)
     results = Results(FOLDER / "results.json")
-    jobs = [job for job in jobs_of(given.seed) if given.only in job[0].key]
+    jobs = [job for job in jobs_of(args.seed) if args.only in job[0].key]
     proofs = {row["key"]: row["proof"] for row in toml("equivalent.toml", "equivalent")}
     open_jobs = [job for job in jobs if job[0].key not in proofs]
-    if given.again:
+    if args.again:
         results.forget([job[0].key for job in open_jobs])
     for limit in (FIRST_SECONDS, ALL_SECONDS):
         left = [job for job in open_jobs if results.is_open(job[0].key, limit)]
         say(f"{len(left)} of {len(jobs)} mistakes to try, by tests that take {limit:g} s together")
         in_parallel(trees, recording, left, results, limit)
-    return report(given.seed, [place for place, _, _ in jobs], results.rows, proofs, given.write)
+    return report(args.seed, [place for place, _, _ in jobs], results.rows, proofs, args.write)
 
 
 def state_of(place: Place, rows: dict[str, dict[str, Any]], proofs: dict[str, str]) -> str:
@@ -392,7 +380,7 @@ def state_of(place: Place, rows: dict[str, dict[str, Any]], proofs: dict[str, st
 def report(
     seed: int, places: list[Place], rows: dict[str, dict[str, Any]], proofs: dict[str, str], page: Path | None
 ) -> int:
-    """Say what came out; 1 unless enough was found."""
+    """Report the results; return 1 unless enough mistakes were found."""
     states = {place.key: state_of(place, rows, proofs) for place in places}
     count = Counter(states.values())
     text = pages_text(seed, places, states, rows, proofs)
@@ -416,10 +404,9 @@ installed ({absent}). A mistake is tried by the tests that enter its function.
 
 
 def line_of(place: Place) -> str:
-    """A mistake in a line of a list."""
     old, new = (" ".join(text.split()).replace("`", "'")[:110] for text in (place.old, place.new))
-    said = " ".join(place.statement.split()).replace("`", "'")
-    return f"`{place.file}` `{place.function or 'module'}`, {place.kind}: `{old}` became `{new}` in `{said}`"
+    statement = " ".join(place.statement.split()).replace("`", "'")
+    return f"`{place.file}` `{place.function or 'module'}`, {place.kind}: `{old}` became `{new}` in `{statement}`"
 
 
 def table(title: str, names: list[str], of: Any, places: list[Place], states: dict[str, str]) -> list[str]:
@@ -435,7 +422,6 @@ def table(title: str, names: list[str], of: Any, places: list[Place], states: di
 def pages_text(
     seed: int, places: list[Place], states: dict[str, str], rows: dict[str, dict[str, Any]], proofs: dict[str, str]
 ) -> str:
-    """The page of results."""
     by_hand = [place for place in places if place.kind == "by hand"]
     others = [place for place in places if place.kind != "by hand"]
     count = Counter(states.values())

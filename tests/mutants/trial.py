@@ -1,4 +1,4 @@
-"""A copy of the checkout with at most one mistake in it, and what its tests say."""
+"""Copy of the checkout with at most one mistake, and verdicts of its tests."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ LEFT_OUT = (
 )
 """Test files about this tool, and about builds and archives of the whole checkout."""
 SOUND = "tests/samples/test_server_client.py"
-"""What has to pass in a copy without any mistake."""
+"""Test file that has to pass in a copy without any mistake."""
 LOOKING = "tests/structure/test_signatures.py"
-"""A test file that looks at functions and does not call them."""
+"""Test file that inspects functions without calling them."""
 NOT_OURS = ("CI", "PYTHONPATH", "MEMOIRE_CHECKED", "PYTHONDONTWRITEBYTECODE")
 MARKS = "not browser and not chart and not kubernetes"
 QUICK = " and not processes"
@@ -37,7 +37,7 @@ def digest(path: Path) -> str:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Files of the checkout that git knows or would take, and the built extension; what is no longer there goes."""
+    """Copy the files of the checkout that git knows or would add into an emptied folder."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
     names = [name for name in names if name and os.path.lexists(ROOT / name)]
@@ -50,33 +50,33 @@ def copy_checkout(folder: Path) -> None:
 
 @dataclass
 class Recording:
-    """Which tests enter which function, how long each takes, and which cannot be relied on."""
+    """Records of tests: their times, and the functions and mistakes that they reach."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each test that passed."""
+    """Seconds of each test that passed."""
     functions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Tests that enter a function, `file|name`; `file|` are those that enter any of its functions."""
+    """Tests that enter a function, `file|name`; `file|` stands for all functions of the file."""
     kernels: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Tests that come by a mistake in the kernels."""
+    """Tests that reach a mistake in the kernels, by its number."""
 
     @classmethod
     def read(cls, folder: Path) -> "Recording":
-        made, lines = cls(), []
+        recording, lines = cls(), []
         for path in folder.glob("*.jsonl"):
             lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        made.seconds = {line["test"]: line["seconds"] for line in lines if line.get("outcome") == "passed"}
+        recording.seconds = {line["test"]: line["seconds"] for line in lines if line.get("outcome") == "passed"}
         for line in lines:
             test = line["test"]
-            if test in made.seconds:
+            if test in recording.seconds:
                 for function in line["functions"]:
-                    made.functions[function].add(test)
-                    made.functions[function.partition("|")[0] + "|"].add(test)
+                    recording.functions[function].add(test)
+                    recording.functions[function.partition("|")[0] + "|"].add(test)
                 for number in line["kernels"]:
-                    made.kernels[number].add(test)
-        return made
+                    recording.kernels[number].add(test)
+        return recording
 
     def nearest(self, file: str, tests: set[str], first: set[str]) -> list[str]:
-        """In the order in which they are tried: quick ones first, and those of the file's own test file before others."""
+        """Return tests in the order of trials: `first`, then quick ones; the file's own test file counts as quicker."""
         own = f"/test_{Path(file).stem}"
 
         def rank(test: str) -> tuple[bool, float]:
@@ -87,13 +87,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What tests said of a mistake."""
-
     found: bool
     by: str
     """The test that failed, or how its process ended; empty if none did."""
     is_late: bool = False
-    """Whether it failed because it took too long, which may be the machine's fault."""
+    """True if the test failed because it took too long, which may be the machine's fault."""
 
 
 def group_killed(process: "subprocess.Popen[str]") -> None:
@@ -112,7 +110,7 @@ class Tree:
         self._written = 0
 
     def write(self, file: str, source: bytes) -> None:
-        """Replace a file. Compiled files are known by time and size of their source: each time is another one."""
+        """Replace a file, each time with another time of change, so that its compiled file is not reused."""
         self._written += 1
         target = self.folder / file
         target.write_bytes(source)
@@ -126,7 +124,7 @@ class Tree:
         return {**kept, **threads, "PYTHONPATH": ":".join(map(str, paths)), "MEMOIRE_TREE": str(self.folder), **more}
 
     def pytest(self, arguments: list[str], limit: float, **environment: str) -> tuple[int | None, str]:
-        """(exit status, output); None if it did not end in time."""
+        """Run pytest; return (exit status, output), with None for a run that did not end in time."""
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         surroundings = self.environment(**environment)
@@ -142,7 +140,7 @@ class Tree:
         return return_code, output
 
     def try_tests(self, tests: list[str], expected: float, longest: float = 5.0, **environment: str) -> Verdict:
-        """Run these until one fails. One that takes ten times as long as the longest, and 20 s, hangs."""
+        """Run these tests until one fails; a test that takes 20 s plus ten times `longest` counts as a hang."""
         listed = self.folder / "build" / "tests.txt"
         listed.parent.mkdir(exist_ok=True)
         listed.write_text("\n".join(tests), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A server and a proxy as processes, and clients in processes of their own, each told what to do over a pipe."""
+"""Server and proxy as processes, and processes of clients that answer questions over pipes."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Command:
-    """One `memoire server` or `memoire proxy`."""
+    """Process of `memoire server` or `memoire proxy`."""
 
     def __init__(self, role: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Command:
 
 @contextmanager
 def nodes(schema: Schema, *settings: str) -> Iterator[tuple[Command, Command]]:
-    """A server, and a proxy in front of it."""
+    """Start a server, and a proxy in front of it."""
     with ExitStack() as stack:
         server = Command("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", schema.to_json(), *settings)
         stack.callback(server.end)
@@ -57,7 +57,7 @@ class Peers:
     """Processes with several clients each; `ask` puts one question to all of them and gathers the answers.
 
     Args:
-        work: Run in each process with its place, how many clients it has, its end of a pipe, and `arguments`.
+        work: Runs in each process; gets its first client's number, a number of clients, a pipe, and `arguments`.
     """
 
     def __init__(self, work: Callable[..., None], clients: int, each: int, *arguments: Any) -> None:
@@ -76,18 +76,18 @@ class Peers:
         return [int(process.pid or 0) for process in self._processes]
 
     def ask(self, question: Any, seconds: float = 300.0) -> list[Any]:
-        """Each process' answer."""
+        """Ask all processes the same question; return their answers."""
         for pipe in self._pipes:
             pipe.send(question)
         return self.answers(seconds)
 
     def answers(self, seconds: float = 300.0) -> list[Any]:
-        said = []
+        replies = []
         for pipe in self._pipes:
             if not pipe.poll(seconds):
                 raise TimeoutError("a process with clients did not answer")
-            said.append(pipe.recv())
-        return said
+            replies.append(pipe.recv())
+        return replies
 
     def end(self) -> None:
         for process in self._processes:

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: where things are, what a process uses, and how a result is printed."""
+"""Helpers for the scripts of this folder: paths, resources of a process, and printed results."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ROOT / "tests"
 CANNOT = 77
-"""Exit status of a script that cannot run here; why is on its standard output."""
+"""Exit status of a script that cannot run on this machine; its standard output gives the reason."""
 
 sys.path[1:1] = (str(TESTS / part) for part in ("", "support", "disk", "kubernetes"))  # after this folder
 
@@ -25,48 +25,46 @@ def run_named(trials: Mapping[str, Any]) -> None:
 
 
 def names_in(path: Path) -> dict[str, str]:
-    """Trials of a program, and what is said of each: its functions whose docstrings begin with a question."""
+    """Return the trials of a program with their texts: functions whose docstrings begin with a question."""
     functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
-    said = {node.name: ast.get_docstring(node) or "" for node in functions}
-    return {name: text for name, text in said.items() if text.partition("\n")[0].endswith("?")}
+    texts = {node.name: ast.get_docstring(node) or "" for node in functions}
+    return {name: text for name, text in texts.items() if text.partition("\n")[0].endswith("?")}
 
 
 def say(*words: object) -> None:
-    """Progress, for whoever watches."""
     print(*words, file=sys.stderr, flush=True)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; all columns but the first are aligned to the right."""
+    """Return a Markdown table, in which all columns but the first are aligned to the right."""
     lines = [list(map(str, head)), ["---", *["---:"] * (len(head) - 1)], *(list(map(str, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def memory(pid: int | str = "self") -> int:
-    """Bytes of a process' resident memory now."""
+    """Return the bytes of a process' resident memory."""
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors(pid: int | str = "self") -> int:
-    """Files and sockets that a process has open."""
+    """Return the number of files and sockets that a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def threads(pid: int | str = "self") -> int:
-    """Threads of a process."""
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder on a disk (not tmpfs, where it can be told) that is gone afterwards."""
+    """Yield a temporary folder, which is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="memoire-soak-") as name:
         yield Path(name)
 
 
 def end(violations: Sequence[str]) -> int:
-    """The exit status; says what was violated."""
+    """Print the violations; return the exit status."""
     for violation in violations:
         say(f"VIOLATED: {violation}")
     return 1 if violations else 0

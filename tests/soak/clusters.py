@@ -29,7 +29,7 @@ def killed_cluster() -> int:
 
     50 clients in 10 processes count episodes, log, push caches and follow a model at three servers with state folders,
     behind two proxies. Servers, proxies and actors are killed with SIGKILL and stopped with SIGSTOP by a seeded schedule.
-    In the end each client's episodes, steps and log lines are compared with what it was told and what it did.
+    In the end each client's episodes, steps and log lines are compared with its own counts and replies.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -37,19 +37,19 @@ def killed_cluster() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="trials, with seeds one after the other")
     parser.add_argument("--kills", type=int, default=28)
     parser.add_argument("--stops", type=int, default=8)
-    given = parser.parse_args()
+    args = parser.parse_args()
     outcomes = []
-    for seed in range(given.seed, given.seed + given.seeds):
-        faults = {"kills": given.kills, "stops": given.stops}
+    for seed in range(args.seed, args.seed + args.seeds):
+        faults = {"kills": args.kills, "stops": args.stops}
         settings = trial.Settings(
-            seed, given.seconds, servers=3, proxies=2, actors=10, clients=5, rate=6.0, runs=2, **faults
+            seed, args.seconds, servers=3, proxies=2, actors=10, clients=5, rate=6.0, runs=2, **faults
         )
         with folder() as place:
             outcomes.append(trial.run(settings, place))
         say(outcomes[-1])
     rows = [[name.replace("_", " "), *(text(each.figures[name]) for each in outcomes)] for name in outcomes[0].figures]
     violations = [violation for outcome in outcomes for violation in outcome.violations]
-    print(table(["", *(f"trial {number}" for number in range(1, given.seeds + 1))], rows))
+    print(table(["", *(f"trial {number}" for number in range(1, args.seeds + 1))], rows))
     return end(violations)
 
 
@@ -68,7 +68,7 @@ ASKED = 5
 
 
 def actors(first: int, count: int, pipe: Any, endpoint: str, seconds: float) -> None:
-    """Clients of one process: connect, work for some time, say what they counted."""
+    """Run the clients of one process: connect, work for some time, report the counts."""
     process.raise_limit()
     pipe.recv()
     began = time.monotonic()
@@ -101,7 +101,7 @@ def actors(first: int, count: int, pipe: Any, endpoint: str, seconds: float) -> 
 
 
 def adds_up(stats: Any) -> bool:
-    """Whether each cache that was pushed was accepted or rejected, is lost, or is on its way."""
+    """Return True if each pushed cache was accepted or rejected, is lost, or is on its way."""
     answered = stats.accepted_caches + sum(stats.rejected.values())
     return bool(stats.pushed_caches == answered + stats.lost_caches + stats.in_flight_caches)
 
@@ -109,44 +109,44 @@ def adds_up(stats: Any) -> bool:
 def many_clients() -> int:
     """Do a thousand clients work through one proxy, and is each of them counted exactly?
 
-    Clients in processes of their own connect to one proxy in front of one server, record, log and push caches at a steady
-    pace, and tell. One round trip is an UPDATE that somebody waits for, of a few clients in each process, while all of them
-    work. All the time nobody may be refused, and at the end the totals are what the clients counted.
+    Clients in separate processes connect to one proxy in front of one server, record, log and push caches at a steady
+    pace, and report. A round trip is an UPDATE with its reply, of a few clients in each process, while all clients
+    work. No message may be refused at any time, and the final totals are equal to the clients' counts.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     violated = []
-    each = -(-given.clients // given.processes)
+    each = -(-args.clients // args.processes)
     with nodes(SCHEMA, "--set", "cache_size=32") as (server, proxy), Reader([proxy.endpoint], timeout=30.0) as reader:
         before = memory(proxy.pid)
-        peers = Peers(actors, given.clients, each, proxy.endpoint, given.seconds)
+        peers = Peers(actors, args.clients, each, proxy.endpoint, args.seconds)
         try:
             connecting = max(peers.ask("begin"))
-            say(f"{given.clients} are connected after {connecting:.1f} s")
-            said = peers.ask("work")
+            say(f"{args.clients} are connected after {connecting:.1f} s")
+            replies = peers.ask("work")
             used, most, at_proxy = descriptors(proxy.pid), threads(proxy.pid), memory(proxy.pid)
             at_server = memory(server.pid)
             totals = reader.totals(timeout=60.0)
             peers.ask("end")
         finally:
             peers.end()
-    episodes = sum(answer[0] for answer in said)
-    trips = sorted(trip for answer in said for trip in answer[2])
-    violated += [text for answer in said for text in answer[4]]
-    if refused := sum(answer[3] for answer in said):
+    episodes = sum(answer[0] for answer in replies)
+    trips = sorted(trip for answer in replies for trip in answer[2])
+    violated += [text for answer in replies for text in answer[4]]
+    if refused := sum(answer[3] for answer in replies):
         violated.append(f"{refused} messages were refused, or turns failed")
     if (totals.totals.episodes, totals.totals.steps) != (episodes, LENGTH * episodes):
         violated.append(f"the servers counted {totals.totals}, the clients {episodes} episodes")
-    if totals.totals.clients != given.clients:
+    if totals.totals.clients != args.clients:
         violated.append(f"{totals.totals.clients} clients are known")
     rows = [
-        ("clients", given.clients),
+        ("clients", args.clients),
         ("all connected after", f"{connecting:.1f} s"),
         ("episodes told, and counted", f"{episodes}, {totals.totals.episodes}"),
-        ("caches accepted", sum(answer[1] for answer in said)),
+        ("caches accepted", sum(answer[1] for answer in replies)),
         ("round trip of an UPDATE, median", f"{1e3 * statistics.median(trips):.0f} ms"),
         ("the slowest of a hundred", f"{1e3 * trips[int(0.99 * len(trips))]:.0f} ms"),
         ("descriptors of the proxy", used),
@@ -161,20 +161,20 @@ def many_clients() -> int:
 ACTORS, EACH = 8, 4
 BATCH = 128
 EPISODE = 100
-"""Steps of an episode."""
+"""Number of steps in an episode."""
 MODEL = bytes(1 << 16)
 FLAT = 4 * MiB
-"""What anything may be larger by, late than early: allocators breathe, and totals of an hour are points of a curve."""
+"""Bytes that memory may grow from early to late: allocators fluctuate, and totals of an hour are points of a curve."""
 STEPS = 50.0
 """Steps a second of each actor."""
 TURN = 0.5
-"""Seconds between two turns of the learner, and of whoever watches."""
+"""Seconds between two turns of the learner; the nodes' pages are read every four turns."""
 Usage = tuple[int, int, int]
 """Bytes of memory, descriptors and threads of a process."""
 
 
 def actors_of_steady_hours(first: int, number: int, pipe: Any, endpoint: str) -> None:
-    """Clients with an episode a turn each, until they are asked what they counted; then they leave."""
+    """Run clients with an episode a turn each, until a question for their counts; then close the clients."""
     clients = [memoire.connect(endpoint, timeout=60.0, capacity=4096, seed=first + k) for k in range(number)]
     models = [client.model("policy") for client in clients]
     rng = np.random.default_rng(first)
@@ -196,7 +196,7 @@ def actors_of_steady_hours(first: int, number: int, pipe: Any, endpoint: str) ->
 
 
 def play(client: memoire.Client, states: Any) -> None:
-    """An episode into a client's memory, told, and a cache of it if there is room."""
+    """Record an episode into a client's memory, report it, and push a cache if there is room."""
     memory = client.memory
     memory.open()
     for state in states:
@@ -208,7 +208,7 @@ def play(client: memoire.Client, states: Any) -> None:
 
 
 def learner(first: int, number: int, pipe: Any, endpoint: str) -> None:
-    """Draws, corrects, tells and publishes, until it is asked how much."""
+    """Draw, correct priorities, report and publish, until a question for the counts."""
     rng = np.random.default_rng(first)
     with memoire.Reader([endpoint], timeout=60.0) as reader:
         pipe.send("here")
@@ -217,7 +217,7 @@ def learner(first: int, number: int, pipe: Any, endpoint: str) -> None:
             reader.update_priorities(batch.ids, rng.random(BATCH))
             reader.scalars({"loss": 1.0 / turn})
             if turn % 10 == 0:
-                with contextlib.suppress(MemoireTimeout):  # the machine is busy: it goes on being sent
+                with contextlib.suppress(MemoireTimeout):  # on a busy machine the model is still being sent
                     reader.publish("policy", MODEL)
             if pipe.poll(TURN):
                 break
@@ -230,7 +230,7 @@ def usage(pid: int) -> Usage:
 
 
 def watch(pids: Sequence[int], urls: Sequence[str], seconds: float) -> Iterator[list[Usage]]:
-    """What each process uses, again and again, while somebody reads the pages of the nodes."""
+    """Yield the usage of each process, again and again, while the nodes' pages are read."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for url in urls:
@@ -242,7 +242,7 @@ def watch(pids: Sequence[int], urls: Sequence[str], seconds: float) -> Iterator[
 
 
 def medians(seen: Sequence[list[Usage]], place: int) -> tuple[list[int], list[int]]:
-    """Medians of what a process used in the second quarter of the time, and in the last."""
+    """Return the medians of a process' usage in the second and in the last quarter of the time."""
     quarter = len(seen) // 4
     parts = (seen[quarter : 2 * quarter], seen[3 * quarter :])
     early, late = ([int(statistics.median(look[place][k] for look in part)) for k in range(3)] for part in parts)
@@ -252,15 +252,14 @@ def medians(seen: Sequence[list[Usage]], place: int) -> tuple[list[int], list[in
 def steady_hours() -> int:
     """Does any process grow over hours of steady work, in which everything is used and nothing is stopped?
 
-    Eight actors step, end episodes and log through a proxy to a server that saves its state; a learner far away draws,
-    corrects priorities, tells scalars and publishes models, which actors adopt; somebody scrapes metrics and status.
-    Memory, descriptors and threads of each process are looked at all the time. `Early` and `late` are the medians of the
-    second and of the last quarter of the time: what grows with the work is seen between them. In the end the server has
-    counted each step.
+    Eight actors step, end episodes and log through a proxy to a server that saves its state. A remote learner draws,
+    corrects priorities, reports scalars and publishes models, which actors adopt. Metrics and status are scraped.
+    Memory, descriptors and threads of each process are measured all the time. `Early` and `late` are the medians of the
+    second and of the last quarter of the time, between which growth with the work shows. In the end the server has
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=5400.0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     pages = ["--http", "127.0.0.1:0"]
     with folder() as state, nodes(SCHEMA, "--state-dir", str(state), "--set=cache_size=128", *pages) as (server, proxy):
         assert server.process.stdout is not None
@@ -271,8 +270,8 @@ def steady_hours() -> int:
             crowd.answers()
             reader.answers()
             pids = [server.pid, proxy.pid, reader.pids[0], *crowd.pids]
-            seen = list(watch(pids, [url], given.seconds))
-            counted = [each for said in crowd.ask("counts") for each in said]
+            seen = list(watch(pids, [url], args.seconds))
+            counted = [each for counts in crowd.ask("counts") for each in counts]
             ((batches, models),) = reader.ask("counts")
             with memoire.Reader([server.endpoint], timeout=60.0) as last:
                 totals = last.totals(timeout=60.0).totals
@@ -280,13 +279,12 @@ def steady_hours() -> int:
             crowd.end()
             reader.end()
     crowds = [f"actors {k * EACH + 1} to {(k + 1) * EACH}" for k in range(ACTORS // EACH)]
-    return report(given.seconds, ["server", "proxy", "learner", *crowds], seen, counted, batches, models, totals)
+    return report(args.seconds, ["server", "proxy", "learner", *crowds], seen, counted, batches, models, totals)
 
 
 def report(
     spent: float, names: list[str], seen: list[list[Usage]], counted: list[Any], batches: int, models: int, totals: Any
 ) -> int:
-    """The table; what is wrong with it."""
     wrong, rows = [], []
     for place, name in enumerate(names):
         early, late = medians(seen, place)

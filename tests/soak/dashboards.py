@@ -1,4 +1,4 @@
-"""A dashboard over thousands of actors, in a browser."""
+"""Trial of a dashboard over thousands of actors, in a browser."""
 
 import argparse
 import contextlib
@@ -39,7 +39,7 @@ NEEDLE = "/api/logs?text=needle&limit=100"
 
 
 class Actors:
-    """What 3000 actors say to a server, in the frames of the real protocol."""
+    """Messages of 3000 actors to a server, in the frames of the real protocol."""
 
     def __init__(self, server: memoire.Server) -> None:
         self.dispatcher = server._dispatcher
@@ -82,7 +82,7 @@ class Actors:
 
 
 def be_the_server(folder: str) -> int:
-    """Until told to end; prints the address of the pages, and at the end what the actors said."""
+    """Serve until SIGTERM; print the address of the pages, and at the end the steps that the actors reported."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="soak", run="soak", state=folder) as server:
@@ -92,32 +92,33 @@ def be_the_server(folder: str) -> int:
             print(pages.url, flush=True)
             actors.go_on(ended)
             print(sum(actors.steps), flush=True)
-            time.sleep(10.0)  # the dashboard looks once more
+            time.sleep(10.0)  # the dashboard polls once more
     return 0
 
 
 def get(url: str, path: str) -> bytes:
-    """The body of a page."""
     with urllib.request.urlopen(urllib.parse.urljoin(url, path), timeout=30.0) as answer:
         return bytes(answer.read())
 
 
 @contextlib.contextmanager
 def running() -> Iterator[tuple[str, subprocess.Popen[str], subprocess.Popen[str]]]:
-    """The cluster and its dashboard, once it shows all of it: the dashboard's address, and both processes."""
+    """Run a cluster and its dashboard; once all is shown, yield the dashboard's address and both processes."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
 
         def begin(*command: str) -> tuple[subprocess.Popen[str], str]:
-            made = stack.enter_context(subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True))
-            stack.callback(made.kill)
-            assert made.stdout is not None
-            return made, made.stdout.readline().strip()
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            return process, process.stdout.readline().strip()
 
         history = os.path.join(folder, "history.db")
         server, url = begin(__file__, "dashboard_pages", "--serve", os.path.join(folder, "state"))
         command = ["-m", "memoire", "dashboard", url, "--listen", "127.0.0.1:0", "--history", history]
-        board, said = begin(*command, "--expected-actors", str(ACTORS))
-        shown = said.removeprefix("memoire dashboard: ")
+        board, line = begin(*command, "--expected-actors", str(ACTORS))
+        shown = line.removeprefix("memoire dashboard: ")
         while True:
             with contextlib.suppress(OSError):
                 is_found = LAST in get(shown, NEEDLE).decode()  # all lines are on disk
@@ -138,12 +139,12 @@ PAGES = {
     "overview": ".tile .value", "live": ".uplot canvas", "learning": ".uplot canvas", "memory": ".uplot canvas",
     "actors": "tbody tr:nth-child(100)", "nodes": "tbody a", "logs": ".lines li:nth-child(200)", "settings": "div.settings",
 }  # fmt: skip
-"""What is there once a page is drawn."""
+"""Element of each page that exists once the page is drawn."""
 FLAGS = ("--no-sandbox", "--disable-background-networking", "--enable-precise-memory-info")
 
 
 Times = defaultdict[str, list[float]]
-"""How long each step took, in seconds."""
+"""Seconds of each repetition of a step, by the step's name."""
 
 
 @contextlib.contextmanager
@@ -154,9 +155,9 @@ def timed(times: Times, step: str) -> Iterator[None]:
 
 
 def once_through(page: "Page", url: str, times: Times) -> None:
-    """What somebody does who looks for one actor and one line among all of them.
+    """Look for one actor and one line among all of them, as a user does.
 
-    Waits by locators: a handle of an element would keep it, and with it a page that is long gone.
+    Locators wait: a handle of an element would keep the element, and with it a page that is long gone.
     """
     for name, drawn in PAGES.items():
         page.goto("about:blank")
@@ -195,19 +196,17 @@ def once_through(page: "Page", url: str, times: Times) -> None:
 
 
 def held(page: "Page") -> tuple[int, int]:
-    """Bytes of the page's heap after a collection, and its elements with those that are only still known to scripts."""
+    """Return the bytes of the page's heap after a collection, and its elements, also those that only scripts keep."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
     session.send("Performance.enable")
-    found = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     session.detach()
-    return int(found["JSHeapUsedSize"]), int(found["Nodes"])
+    return int(metrics["JSHeapUsedSize"]), int(metrics["Nodes"])
 
 
 def stay(page: "Page", pid: int, seconds: float) -> list[tuple[float, int, int, int]]:
-    """One page after the other, ten seconds each, without loading anew: (second, heap, elements, dashboard's bytes) at the
-    overview, once a round.
-    """
+    """Show each page for ten seconds; return (second, heap, elements, dashboard's bytes) after each round."""
     seen = []
     began = time.monotonic()
     while time.monotonic() < began + seconds:
@@ -233,27 +232,27 @@ def dashboard_pages() -> int:
     A server with a state folder gets HELLO and UPDATE messages of 3000 actors, each with 333 log lines at first, and
     then goes on: every actor updates every five seconds. A `memoire dashboard` watches it with a history in a file. In
     a real Chromium every page is loaded, actors are sorted and searched, lines are searched and paged back. Then the
-    pages stay open for ten minutes, one after the other, with a tick a second. Each step must take two seconds at the
-    median at most; after the first minute neither the page's memory (what is left of its heap after a collection, and
-    its elements) nor the dashboard's may grow by more than the bounds below; no page may complain; and at the end the
-    dashboard has counted what the actors said.
+    pages stay open for ten minutes, one after the other, with a tick a second. Each step may take two seconds in the
+    median. After the first minute neither the page's memory (its heap after a collection, and its elements) nor the
+    dashboard's may grow by more than the bounds below. No page may complain, and at the end the dashboard has counted
+    all that the actors reported.
     """
     options = argparse.ArgumentParser()
     options.add_argument("--rounds", type=int, default=5, help="of loading, sorting and searching")
     options.add_argument("--seconds", type=float, default=600.0, help="of ticks")
     options.add_argument("--serve", help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.serve:
-        return be_the_server(given.serve)
+    args = options.parse_args()
+    if args.serve:
+        return be_the_server(args.serve)
     chromium = shutil.which("chromium")
     if sync_playwright is None or chromium is None:
         print("Chromium or playwright is not installed.")
         return CANNOT
     wrong: list[str] = []
 
-    def heard(said: Any) -> None:
-        if said.type in ("error", "warning"):
-            wrong.append(f"a page said: {said.text}")
+    def heard(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(f"a page said: {message.text}")
 
     times: Times = defaultdict(list)
     with running() as (url, server, board), sync_playwright() as playwright:
@@ -262,22 +261,22 @@ def dashboard_pages() -> int:
         page.on("console", heard)
         page.on("pageerror", lambda error: wrong.append(f"a page failed: {error}"))
         page.set_default_timeout(60_000)
-        for number in range(given.rounds):
-            say(f"round {number + 1} of {given.rounds}")
+        for number in range(args.rounds):
+            say(f"round {number + 1} of {args.rounds}")
             once_through(page, url, times)
         page.goto(f"{url}/#/overview")
-        seen = stay(page, board.pid, given.seconds)
+        seen = stay(page, board.pid, args.seconds)
         browser.close()
         server.terminate()
-        told = int(server.stdout.readline())
+        reported = int(server.stdout.readline())
         time.sleep(6.0)
         totals = json.loads(get(url, "/api/overview"))["totals"]
-    if (totals["steps"], totals["clients"]) != (told, ACTORS):
-        wrong.append(f"{totals['steps']} steps are shown, and {told} were told")
+    if (totals["steps"], totals["clients"]) != (reported, ACTORS):
+        wrong.append(f"{totals['steps']} steps are shown, and {reported} were told")
     rows = []
-    for step, found in times.items():
-        median = statistics.median(found)
-        rows.append([step, f"{1e3 * median:.0f}", f"{1e3 * max(found):.0f}", str(len(found))])
+    for step, seconds in times.items():
+        median = statistics.median(seconds)
+        rows.append([step, f"{1e3 * median:.0f}", f"{1e3 * max(seconds):.0f}", str(len(seconds))])
         wrong += [f"{step} took {median:.2f} s"] * (median > SLOWEST)
     first, last = next((each for each in seen if each[0] > 60.0), seen[-1]), seen[-1]
     bounds = (("heap", HEAP_GROWTH), ("elements", ELEMENT_GROWTH), ("dashboard", PROCESS_GROWTH))

@@ -1,4 +1,4 @@
-"""What is on disks: power failures and damage."""
+"""Trials of disks: power failures and damage."""
 
 import argparse
 import itertools
@@ -26,29 +26,29 @@ from statekit import folder_in_memory
 def power_failure() -> int:
     """Does a power failure lose anything that was acknowledged?
 
-    Everything that a store writes, renames and syncs is recorded by a library that is loaded before all others. Then the
-    power fails at a thousand random moments: what was synced is there, of the rest each write is there, not there, or there
-    up to a sector, in any order, and names only as far as their folder was synced. What was acknowledged before has to be
-    there, each step whole, with the log's text completed.
+    A library that is loaded before all others records all that a store writes, renames and syncs. Then the power fails
+    at a thousand random moments. Synced data is there. Each other write is there, missing, or there up to a sector, in
+    any order, and names only as far as their folder was synced. All acknowledged steps have to be there, each as a
+    whole, with the log's text completed.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0, help="at most")
     parser.add_argument("--cuts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    args = parser.parse_args()
     if not (shutil.which("gcc") or shutil.which("cc")):
         print("It takes a C compiler to record what is written.")
         return CANNOT
-    ends, violations, cuts, steps = time.monotonic() + given.seconds, [], 0, 0
+    ends, violations, cuts, steps = time.monotonic() + args.seconds, [], 0, 0
     with folder_in_memory() as place:
         root = place / "recorded"
         root.mkdir()
         recorded = powerkit.record(root, place, TESTS / "support" / "store_child.py", "steps", root, 20)
-        for moment, acknowledged in powerkit.failures(recorded, root, place / "after", given.cuts, given.seed):
+        for moment, acknowledged in powerkit.failures(recorded, root, place / "after", args.cuts, args.seed):
             try:
                 steps = check_state(place / "after" / "state", acknowledged)
             except Exception as error:
-                violations.append(f"seed {given.seed}, moment {moment}, {acknowledged} acknowledged: {error!r}")
+                violations.append(f"seed {args.seed}, moment {moment}, {acknowledged} acknowledged: {error!r}")
             cuts += 1
             if cuts % 100 == 0:
                 say(f"{cuts} cuts, {len(violations)} violations")
@@ -70,23 +70,23 @@ def state_damage() -> int:
     """Is a damaged file of a server, a trainer or a client ever believed?
 
     Every kind of file is tried alone (`tests/disk/test_every_file.py`), and the table has a row for each of its files.
-    Each bit of a file below 2 kB is flipped, and it is cut at each size. Of a larger file every so many bits and sizes
-    are tried; if it lies in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other
+    Each bit of a file below 2 kB is flipped, and the file is cut at each size. In a larger file a sample of bits and
+    sizes is tried; in a state folder, 2,000 bits by a seed, the boundaries of all pages and a hundred other
     sizes. The file is removed; its last 512 and 4,096 bytes are zeros or gone. At each step of a write the disk is full
     (once, or from then on), another process writes too, or the process is killed. Undamaged files open before and
     after.
 
-    Whatever is damaged is refused and stays as it was, or has all that was acknowledged ("unchanged": the damage is in
+    A damaged file is refused and stays as it was, or all that was acknowledged is there ("unchanged": the damage is in
     free space or in a backup, for example). "Named" is right, too: answers of prompts are missing, these prompts wait
     again, and the log names the file; or a log's text differs, which acknowledges nothing. Anything else is silent.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--kinds", nargs="*", default=list(every.FILES), help="of files that are tried alone")
-    given = parser.parse_args()
+    args = parser.parse_args()
     logging.getLogger("memoire").addHandler(Losses())
     logging.getLogger("memoire").propagate = False  # thousands of warnings are expected
     whole, violations = [], []
-    for name in given.kinds:
+    for name in args.kinds:
         with folder_in_memory() as place:
             trial = Trial(every.FILES[name], place, violations)
             try:
@@ -103,12 +103,12 @@ def state_damage() -> int:
 
 
 def in_columns(row: Counter[str]) -> tuple[int, ...]:
-    """The counts of a row of the table."""
+    """Return the counts of a row in the order of the table's columns."""
     return tuple(row[column] for column in COLUMNS)
 
 
 class Losses(logging.Handler):
-    """Counts files that the log names as missing or damaged."""
+    """Handler that counts warnings, in which the log names missing or damaged files."""
 
     count = 0
 
@@ -117,7 +117,7 @@ class Losses(logging.Handler):
 
 
 class Trial:
-    """Everything that can happen to the files of one kind, in a folder of their own."""
+    """Damage and faults for the files of one kind, in a separate folder."""
 
     def __init__(self, kind: every.File, place: Path, violations: list[str]) -> None:
         self.kind, self.place, self.violations = kind, place, violations
@@ -126,7 +126,7 @@ class Trial:
         every.fill(kind, self.folder)
 
     def rows(self) -> list[tuple[str, tuple[int, ...]]]:
-        """A row for each file: how often what was done, and what came of it; the last one is of all files."""
+        """Return a row for each file with counts of damages and verdicts; the last row is of faults during writes."""
         good = every.contents(self.folder)
         every.is_control(self.kind, self.folder)
         counts: dict[str, Counter[str]] = {}
@@ -152,7 +152,7 @@ class Trial:
         return "unchanged" if Losses.count == named else "named"
 
     def interrupted(self) -> Counter[str]:
-        """The disk is full, another process writes, or the process is killed, at each step of a write."""
+        """Fill the disk, write in another process, or kill the process, at each step of a write; return the counts."""
         kind, folder, place, row = self.kind, self.folder, self.place, Counter[str]()
         steps = every.steps_of(kind, folder, place)
         trials = [("full disks", every.fail_at, number, stays) for number in steps for stays in (False, True)]
@@ -172,7 +172,7 @@ class Trial:
 
 
 def write_twice_at(kind: every.File, folder: Path, place: Path, number: int) -> None:
-    """A second process writes at a step of the first one's write: it is refused, or the last one of them stays."""
+    """Write in a second process at a step of the first one's write: the second is refused, or the last write stays."""
     shutil.copytree(folder, place)
     steps = itertools.count(1)
 
@@ -189,8 +189,8 @@ def write_twice_at(kind: every.File, folder: Path, place: Path, number: int) -> 
             assert in_child(second) == 0, f"at {step}"
 
     every.write(kind, place, every.VALUES, at)
-    found = kind.read(place)
-    assert found == every.VALUES or (kind.hold is None and found == every.VALUES + 1)
+    values = kind.read(place)
+    assert values == every.VALUES or (kind.hold is None and values == every.VALUES + 1)
     assert not [name for name in every.contents(place) if "draft" in name]
 
 

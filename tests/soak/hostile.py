@@ -1,4 +1,4 @@
-"""Hostile inputs: from a seed, led by what the code does, and on a build with sanitizers."""
+"""Trials of hostile inputs: from a seed, guided by coverage, and on a build with sanitizers."""
 
 import argparse
 import importlib.util
@@ -21,13 +21,13 @@ SHARES = {
     "dispatcher": 3_000, "prompts": 20_000, "snapshot_file": 1_500, "state_file": 300, "buffer_file": 20_000,
     "settings_file": 200,
 }  # fmt: skip
-"""Inputs of each target, of a million."""
+"""Inputs of each target, of about a million."""
 MAX_GROWTH = 32 << 20
 FOLDERS = [str(TESTS), str(TESTS / "support")]
 
 
 def run(name: str, rounds: int, seed: str, **environment: str) -> tuple[dict, str]:
-    """What became of so many inputs of a target; and why it ended, where it did not end well."""
+    """Try so many inputs of a target; return the figures of the run, and the reason if it failed."""
     command = [sys.executable, "-P", "-m", "fuzz.engine", name, "--rounds", str(rounds), "--seed", seed, "--json"]
     path = os.pathsep.join([environment.pop("PYTHONPATH", str(ROOT)), *FOLDERS])
     done = subprocess.run(
@@ -38,44 +38,45 @@ def run(name: str, rounds: int, seed: str, **environment: str) -> tuple[dict, st
     return json.loads(done.stdout), ""
 
 
-def row(name: str, found: dict) -> list[object]:
-    """Of a table: what the target came to."""
-    words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found["verdicts"].items(), key=lambda e: -e[1]))
-    return [name, found["inputs"], f"{found['seconds']:.0f}", f"{found['grown'] / 2**20:.1f}", words]
+def row(name: str, figures: dict) -> list[object]:
+    words = ", ".join(
+        f"{count} {verdict}" for verdict, count in sorted(figures["verdicts"].items(), key=lambda e: -e[1])
+    )
+    return [name, figures["inputs"], f"{figures['seconds']:.0f}", f"{figures['grown'] / 2**20:.1f}", words]
 
 
 def try_all(shares: dict[str, int], inputs: int, seed: str, most: float = math.inf, **environment: str) -> int:
-    """Try so many inputs, of each target its share; the exit status.
+    """Try so many inputs, shared among the targets; return the exit status.
 
     Args:
         most: Bytes by which a target's process may grow.
     """
     rows, violations = [], []
     for name, share in shares.items():
-        found, why = run(name, max(100, share * inputs // sum(shares.values())), seed, **environment)
+        figures, why = run(name, max(100, share * inputs // sum(shares.values())), seed, **environment)
         if why:
             violations.append(why)
             continue
-        rows.append(row(name, found))
-        if found["grown"] > most:
-            violations.append(f"{name}: memory grew by {found['grown'] >> 20} MiB")
+        rows.append(row(name, figures))
+        if figures["grown"] > most:
+            violations.append(f"{name}: memory grew by {figures['grown'] >> 20} MiB")
     print(f"Seed {seed}; {sum(row[1] for row in rows)} inputs, {len(violations)} findings.\n")
     print(table(["target", "inputs", "seconds", "MiB more", "came to"], rows))
     return end(violations)
 
 
 def fuzz_inputs() -> int:
-    """One million hostile inputs: does anything come of them but what is promised, and does memory stay flat?
+    """Do a million hostile inputs have only promised results, and does memory stay flat?
 
-    Every target of `tests/fuzz` is handed damaged inputs, from a seed that is new each day unless `--seed` says otherwise.
-    Memory is a target's process' after a tenth of its inputs, and at its end. A finding ends the script and says how to try
-    it again.
+    Every target of `tests/fuzz` gets damaged inputs, from a seed that is new each day unless `--seed` sets one. Memory
+    is compared in a target's process after a tenth of its inputs and at its end. A finding ends the target's run, and
+    the script prints how to try the input again.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", default=time.strftime("%Y-%m-%d", time.gmtime()))
-    given = parser.parse_args()
-    return try_all(SHARES, given.inputs, given.seed, MAX_GROWTH)
+    args = parser.parse_args()
+    return try_all(SHARES, args.inputs, args.seed, MAX_GROWTH)
 
 
 TARGETS = (
@@ -86,7 +87,7 @@ FOLDER = ROOT / "build" / "fuzz"
 
 
 def guide(name: str, arguments: list[str]) -> None:
-    """In a process of its own: never returns."""
+    """Fuzz a target in this process; never returns."""
     import atheris
 
     with atheris.instrument_imports(include=["memoire"]):
@@ -102,7 +103,7 @@ def guide(name: str, arguments: list[str]) -> None:
 
 
 def run_of_fuzz_guided(name: str, seconds: float) -> tuple[list[object], str]:
-    """A target's row, and what was found."""
+    """Run a target; return its row of the table and its finding, or ""."""
     corpus, seeds = FOLDER / name / "corpus", FOLDER / name / "seeds"
     for folder in (corpus, seeds):
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,26 +122,27 @@ def run_of_fuzz_guided(name: str, seconds: float) -> tuple[list[object], str]:
 
 
 def fuzz_guided() -> int:
-    """What do hostile inputs come to that are led by what the code does?
+    """Do hostile inputs that coverage of the code guides have only promised results?
 
-    libFuzzer, by way of atheris (`.venv/bin/python -m pip install atheris`), sees which lines of Python each input reaches,
-    and goes on from those that reach new ones. Each target that reads bytes has its share of the time. A finding ends it,
-    and is left in `build/fuzz`; inputs that reached something new stay there, to begin from the next time.
+    libFuzzer, through atheris (`.venv/bin/python -m pip install atheris`), sees which lines of Python each input
+    reaches, and goes on from inputs that reach new lines. Each target that reads bytes has its share of the time. A
+    finding ends its target's run and stays in `build/fuzz`, as do inputs that reached new lines, from which the next
+    run begins.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=240.0, help="of all targets together")
     parser.add_argument("--guide", nargs=argparse.REMAINDER, help="be the process of a target")
-    given = parser.parse_args()
-    if given.guide:
-        guide(given.guide[0], given.guide[1:])
+    args = parser.parse_args()
+    if args.guide:
+        guide(args.guide[0], args.guide[1:])
     if importlib.util.find_spec("atheris") is None:
         print("This takes atheris: .venv/bin/python -m pip install atheris")
         return CANNOT
     rows, violations = [], []
     for name in TARGETS:
-        row, found = run_of_fuzz_guided(name, given.seconds / len(TARGETS))
+        row, finding = run_of_fuzz_guided(name, args.seconds / len(TARGETS))
         rows.append(row)
-        violations += [found] if found else []
+        violations += [finding] if finding else []
     print(table(["target", "inputs", "places at first", "at the end", "inputs kept"], rows))
     return end(violations)
 
@@ -154,22 +156,22 @@ FLAGS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 
 
 def library(name: str) -> str:
-    """Where the compiler has a sanitizer's runtime; "" where it has none."""
-    said = subprocess.run(
+    """Return the path of a sanitizer's runtime, or "" if the compiler has none."""
+    path = subprocess.run(
         ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return said if os.path.isabs(said) and os.path.exists(said) else ""
+    return path if os.path.isabs(path) and os.path.exists(path) else ""
 
 
 def build() -> Path:
-    """The package, compiled with the sanitizers; built again if a source is newer."""
+    """Build the package with the sanitizers if a source is newer than the last build; return its folder."""
     lib = BASE / "lib"
-    made = list((lib / "memoire").rglob("*.so"))
+    built = list((lib / "memoire").rglob("*.so"))
     sources = [
         ROOT / "setup.py",
         *(path for form in ("*.pyx", "*.pxd", "*.h") for path in (ROOT / "memoire").rglob(form)),
     ]
-    if made and min(map(os.path.getmtime, made)) > max(path.stat().st_mtime for path in sources):
+    if built and min(map(os.path.getmtime, built)) > max(path.stat().st_mtime for path in sources):
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.pyx", "*.pxd", "*.h")
         shutil.copytree(ROOT / "memoire", lib / "memoire", ignore=ignored, dirs_exist_ok=True)
         return lib
@@ -184,12 +186,12 @@ def fuzz_sanitized() -> int:
     """Does compiled code touch memory that is not its own, or compute what C leaves undefined, under hostile input?
 
     memoire is built once more with AddressSanitizer and UndefinedBehaviorSanitizer, and the targets of `tests/fuzz` that
-    reach its compiled modules run on that build, with every allocation of Python checked too. One report ends it.
+    reach its compiled modules run on that build, with every allocation of Python checked too. One report ends the run.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=120_000)
     parser.add_argument("--seed", default=time.strftime("%Y-%m-%d", time.gmtime()))
-    given = parser.parse_args()
+    args = parser.parse_args()
     runtimes = [library(name) for name in ("libasan.so", "libubsan.so")] if shutil.which("gcc") else [""]
     if platform.system() != "Linux" or not all(runtimes):
         print("This takes Linux and gcc with the runtimes of its sanitizers.")
@@ -201,7 +203,7 @@ def fuzz_sanitized() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
-    return try_all(SANITIZED_SHARES, given.inputs, f"sanitized {given.seed}", **environment)
+    return try_all(SANITIZED_SHARES, args.inputs, f"sanitized {args.seed}", **environment)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Releases on a Kubernetes of yours."""
+"""Trials of releases on a Kubernetes cluster of yours."""
 
 import json
 import os
@@ -21,12 +21,12 @@ DENY = {
     "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "deny-all"},
     "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
 }  # fmt: skip
-"""Cuts off whatever no other policy allows."""
+"""Policy that cuts off all traffic that no other policy allows."""
 ACTORS_ONLY = ("--set", "learner.enabled=false")
 
 
 class Trial(kubekit.Report, kubekit.Release):
-    """A release in a namespace where everything is denied, and what is to be told of it."""
+    """Release in a namespace where all traffic is denied, and its report."""
 
     def __enter__(self) -> "Trial":
         super().__enter__()
@@ -34,26 +34,25 @@ class Trial(kubekit.Report, kubekit.Release):
         return self
 
     def steps(self) -> int:
-        """Recorded, by all servers' accounts."""
+        """Return the recorded steps in all servers' accounts."""
         return sum(one["steps"] for one in self.accounts().values())
 
     def goes_on(self, what: str) -> None:
-        """Wait until actors have recorded more."""
+        """Wait until actors have recorded more steps."""
         before = self.steps()
         until(lambda: self.steps() > before, 120.0, f"more steps after: {what}")
 
     def compare(self, words: dict[str, dict[str, object]]) -> None:
-        """Check that each actor's own counts are the cluster's."""
         for trouble in self.differences(words):
             self.check(False, trouble)
         self.note("actors, each counted exactly", len(words))
 
     def containers(self, pod: str) -> list[dict]:
-        """What Kubernetes says of the containers of a Pod."""
+        """Return the statuses of a Pod's containers from Kubernetes."""
         return json.loads(self.kubectl("get", "pod", pod, "-o", "json"))["status"]["containerStatuses"]
 
     def end_actors(self, *words: str) -> None:
-        """Let actors tell all, and go."""
+        """Scale actors to zero, so that they report all and end."""
         self.install("--set", "actors.replicas=0", *words)
         until(lambda: not self.pods("actor"), 120.0, "no actor")
 
@@ -61,11 +60,11 @@ class Trial(kubekit.Report, kubekit.Release):
 def trial(
     play: Callable[..., None], why_not: Callable[[], str] = str, make: Callable[[], kubekit.Release] = Trial
 ) -> int:
-    """Do all of `play` with a release; the exit status.
+    """Run `play` with a release; return the exit status.
 
     Args:
-        why_not: What else is missing here, in words.
-        make: The release.
+        why_not: Returns what else is missing on this machine, in words, or "".
+        make: Makes the release.
     """
     if why := kubekit.missing() or why_not():
         print(f"It cannot run here: {why}.")
@@ -77,17 +76,17 @@ def trial(
 
 
 def trial_of_nodes(play: Callable[[nodekit.Trial], None], *commands: str, **values: dict[str, object]) -> int:
-    """Install the release, let `play` do its worst, and compare what was counted; the exit status.
+    """Install the release, let `play` cause faults, and compare the counts; return the exit status.
 
     Args:
-        commands: Of kill, start, cut and join, those that it takes.
-        values: The chart's, by component.
+        commands: Commands that the trial needs, among kill, start, cut and join.
+        values: Values of the chart, by component.
     """
 
-    def all_of_it(made: nodekit.Trial) -> None:
-        made.goes_on()
-        play(made)
-        made.finish()
+    def all_of_it(release: nodekit.Trial) -> None:
+        release.goes_on()
+        play(release)
+        release.finish()
 
     return trial(all_of_it, lambda: nodekit.missing(*commands), lambda: nodekit.Trial(**values))
 
@@ -100,7 +99,7 @@ SERVERS = [
     "--set-json", 'server.extraVolumeMounts=[{"name":"small","mountPath":"/var/lib/memoire"}]',
 ]  # fmt: skip
 FILL = "cat /dev/zero > /var/lib/memoire/fill; true"
-# A file without a name, which belongs to no process' own memory: the kernel kills the largest process, which is the server.
+# A file without a name belongs to no process' own memory: the kernel kills the largest process, the server.
 TAKE = "import os; file = os.memfd_create('fill')\nwhile True: os.write(file, bytes(1 << 20))"
 
 
@@ -119,7 +118,7 @@ def play(release: Trial) -> None:
 
 
 def clients(release: Trial, pod: str) -> int:
-    """How many clients a server has."""
+    """Return the number of a server's clients."""
     return int(release.status(pod)["stats"]["presence"]["active"])
 
 
@@ -136,7 +135,7 @@ def fill(release: Trial, pod: str) -> None:
 
 
 def kill_for_memory(release: Trial, pod: str) -> None:
-    """Have the kernel kill a server because its container takes too much."""
+    """Have the kernel kill a server because its container takes too much memory."""
     release.kubectl("exec", pod, "--", "python3", "-c", TAKE, check=False)
 
     def is_back() -> bool:
@@ -151,9 +150,10 @@ def kill_for_memory(release: Trial, pod: str) -> None:
 def kubernetes_accidents() -> int:
     """Are counts exact when a volume fills, and when a server is killed for memory?
 
-    Actors push all the time. The servers' state is on small volumes in memory, which can be filled. A server with a full volume
-    acknowledges nothing and is not ready, and goes on when there is room. That server is then killed by the kernel (OOMKilled)
-    and starts again from its volume. At the end every actor's own counts are compared with the cluster's.
+    Actors push all the time. The servers' state is on small volumes in memory, which can be filled. A server with a
+    full volume acknowledges nothing and is not ready, and goes on when there is room. The kernel then kills that server
+    (OOMKilled), which starts again from its volume. At the end every actor's own counts are compared with the
+    cluster's.
     """
     return trial(play)
 
@@ -161,25 +161,25 @@ def kubernetes_accidents() -> int:
 MANY = 12
 
 
-def play_of_kubernetes_autoscaling(made: nodekit.Trial) -> None:
-    until(lambda: metrics(made) is not None, 120.0, "the autoscaler has a figure")
-    made.note("proxies with 2 actors", len(made.ready("proxy")))
+def play_of_kubernetes_autoscaling(release: nodekit.Trial) -> None:
+    until(lambda: metrics(release) is not None, 120.0, "the autoscaler has a figure")
+    release.note("proxies with 2 actors", len(release.ready("proxy")))
     began = time.time()
-    made.change(actors={"replicas": MANY})
-    made.measure(f"{MANY} actors: a second proxy is ready", began, lambda: len(made.ready("proxy")) >= 2, 400.0)
-    made.goes_on(180.0)
-    until(lambda: len(made.ready("proxy")) >= 2, 60.0, "two proxies at least")
-    made.note(f"proxies with {MANY} actors", len(made.ready("proxy")))
+    release.change(actors={"replicas": MANY})
+    release.measure(f"{MANY} actors: a second proxy is ready", began, lambda: len(release.ready("proxy")) >= 2, 400.0)
+    release.goes_on(180.0)
+    until(lambda: len(release.ready("proxy")) >= 2, 60.0, "two proxies at least")
+    release.note(f"proxies with {MANY} actors", len(release.ready("proxy")))
     began = time.time()
-    made.change(actors={"replicas": 2})
-    made.measure("2 actors: one proxy again", began, lambda: made.has("proxy", 1), 400.0)
-    made.goes_on(180.0)
+    release.change(actors={"replicas": 2})
+    release.measure("2 actors: one proxy again", began, lambda: release.has("proxy", 1), 400.0)
+    release.goes_on(180.0)
 
 
-def metrics(made: nodekit.Trial) -> int | None:
-    """Per cent of the requested CPU that the proxies use, as the autoscaler sees it."""
-    path = f"/apis/autoscaling/v2/namespaces/{made.namespace}/horizontalpodautoscalers/{made.full}-proxy"
-    for each in made.api.get(path)["status"].get("currentMetrics") or []:
+def metrics(release: nodekit.Trial) -> int | None:
+    """Return the per cent of the requested CPU that the proxies use, as the autoscaler sees it."""
+    path = f"/apis/autoscaling/v2/namespaces/{release.namespace}/horizontalpodautoscalers/{release.full}-proxy"
+    for each in release.api.get(path)["status"].get("currentMetrics") or []:
         return each["resource"]["current"].get("averageUtilization")
     return None
 
@@ -187,8 +187,9 @@ def metrics(made: nodekit.Trial) -> int | None:
 def kubernetes_autoscaling() -> int:
     """Do proxies scale out and back by their autoscaler while actors push, and is nothing lost or counted twice?
 
-    A HorizontalPodAutoscaler on real CPU metrics, with one proxy at first and three at most. Actors become so many that one
-    proxy takes more than it asked for, and few again. At the end every actor's own counts are compared with the servers'.
+    A HorizontalPodAutoscaler on real CPU metrics, with one proxy at first and three at most. So many actors start that
+    one proxy takes more CPU than it requested; then few remain. At the end every actor's own counts are compared with
+    the servers'.
     """
     behavior = {
         "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 15}]},
@@ -204,57 +205,59 @@ MINE = "app.kubernetes.io/instance=demo"
 DRAIN = ("drain", "--ignore-daemonsets", "--delete-emptydir-data", "--force")
 
 
-def play_of_kubernetes_drains(made: nodekit.Trial) -> None:
+def play_of_kubernetes_drains(release: nodekit.Trial) -> None:
     ended, fewest = threading.Event(), {"server": 2, "proxy": 2}
 
     def watch() -> None:
         while not ended.wait(0.5):
             for component, least in fewest.items():
-                fewest[component] = min(least, len(made.ready(component)))
+                fewest[component] = min(least, len(release.ready(component)))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         for number, node in enumerate(nodekit.nodes(), 1):
-            drain(made, node, f"node {number}")
+            drain(release, node, f"node {number}")
     finally:
         ended.set()
         watcher.join()
-    lost = [client for client, said in made.words.items() if not said.get("last") and client not in made.alive()]
-    made.check(not lost, f"{len(lost)} actors ended without a last word")
+    lost = [
+        client for client, entry in release.words.items() if not entry.get("last") and client not in release.alive()
+    ]
+    release.check(not lost, f"{len(lost)} actors ended without a last word")
     for component, least in fewest.items():
-        made.note(f"fewest of {component} that were ready", least)
-        made.check(least >= 1, f"there was a moment without a {component} that was ready")
+        release.note(f"fewest of {component} that were ready", least)
+        release.check(least >= 1, f"there was a moment without a {component} that was ready")
 
 
-def drain(made: nodekit.Trial, node: str, name: str) -> None:
-    kinds = made.on(node)
-    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
+def drain(release: nodekit.Trial, node: str, name: str) -> None:
+    kinds = release.on(node)
+    release.note(f"{name} has on it", ", ".join(sorted(kinds)))
     (other,) = set(nodekit.nodes()[:2]) - {node}
     began = time.time()
-    # Actors first: one whose server has gone, and waits for this node, could not tell what it did last.
+    # Actors first: an actor whose server is gone, and waits for this node, could not report its last counts.
     for mine in (f"{MINE},app.kubernetes.io/component=actor", MINE):
         run("kubectl", *DRAIN, f"--pod-selector={mine}", "--timeout=150s", node, timeout=180.0)
-    made.note(f"{name}: drained", f"{time.time() - began:.1f} s")
+    release.note(f"{name}: drained", f"{time.time() - began:.1f} s")
     for component, count in nodekit.COUNTS.items():
         if component in kinds - {"server"}:
-            until(lambda c=component, n=count: made.has(c, n), 120.0, f"{component} elsewhere")
-    batches = made.batches()
-    made.measure(f"{name} drained: learner takes batches", began, lambda: made.batches() > batches)
+            until(lambda c=component, n=count: release.has(c, n), 120.0, f"{component} elsewhere")
+    batches = release.batches()
+    release.measure(f"{name} drained: learner takes batches", began, lambda: release.batches() > batches)
     if "learner" not in kinds:
-        made.note(f"{name} drained: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
+        release.note(f"{name} drained: longest wait of the learner for a batch", f"{release.longest_wait(began):.1f} s")
     run("kubectl", "cordon", other)
     command = ["kubectl", *DRAIN, f"--pod-selector={MINE},app.kubernetes.io/component=server", "--timeout=6s", other]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     is_refused = "disruption budget" in refused.stderr and refused.returncode != 0
-    made.check(is_refused, f"the drain of the second server was not refused: {refused.stderr[-300:]}")
+    release.check(is_refused, f"the drain of the second server was not refused: {refused.stderr[-300:]}")
     run("kubectl", "uncordon", other)
     run("kubectl", "uncordon", node)
     began = time.time()
-    made.measure(f"{name} uncordoned: all servers ready", began, lambda: made.has("server", 2))
-    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 120.0, "all ready")
-    made.goes_on()
-    made.note(f"{name} uncordoned: everything goes on", f"{time.time() - began:.1f} s")
+    release.measure(f"{name} uncordoned: all servers ready", began, lambda: release.has("server", 2))
+    until(lambda: all(release.has(c, n) for c, n in nodekit.COUNTS.items()), 120.0, "all ready")
+    release.goes_on()
+    release.note(f"{name} uncordoned: everything goes on", f"{time.time() - began:.1f} s")
 
 
 def kubernetes_drains() -> int:
@@ -280,14 +283,14 @@ ACTORS = [
 
 
 class InferenceTrial(WithInference, Trial):
-    """A release whose actors ask nodes, and what its nodes have been asked."""
+    """Release whose actors ask inference nodes, and counts of the nodes' requests."""
 
     def asked(self) -> int:
-        """Rows that the nodes which are there were asked for."""
+        """Return the number of rows that the running nodes were asked for."""
         return sum(self.status(pod)["stats"]["rows"] for pod in self.pods("inference"))
 
     def answers_again(self, what: str) -> None:
-        """Wait until both nodes are ready, and asked."""
+        """Wait until both nodes are ready and get requests."""
         until(lambda: self.are_ready("inference", 2), 120.0, f"two nodes after: {what}")
         before = self.asked()
         until(lambda: self.asked() > before + 200, 60.0, f"200 rows after: {what}")
@@ -312,20 +315,20 @@ def play_of_kubernetes_inference(release: InferenceTrial) -> None:
         release.answers_again("to one node, and back to two")
         release.install(*ACTORS, "--set", "actors.replicas=0")
         until(lambda: not release.pods("actor"), 90.0, "no actor")
-    told(release, words)
+    note_answers(release, words)
 
 
-def told(release: InferenceTrial, words: dict[str, dict[str, object]]) -> None:
-    """What the actors have said, and whether the cluster has counted the same."""
-    for client, said in words.items():
-        where = f"client {client}: {json.dumps(said)}"
-        release.check(not said["late"], f"an answer did not come in time: {where}")
-        release.check(float(str(said["longest"])) < PATIENCE, f"an answer took too long: {where}")
+def note_answers(release: InferenceTrial, words: dict[str, dict[str, object]]) -> None:
+    """Note the actors' figures of answers; check that answers came in time and that counts agree."""
+    for client, entry in words.items():
+        where = f"client {client}: {json.dumps(entry)}"
+        release.check(not entry["late"], f"an answer did not come in time: {where}")
+        release.check(float(str(entry["longest"])) < PATIENCE, f"an answer took too long: {where}")
     release.compare(words)
-    release.note("rows asked for", f"{sum(int(str(said['asked'])) for said in words.values()):,}")
-    release.note("without an answer within 2 s", sum(int(str(said["late"])) for said in words.values()))
-    release.note("the longest answer took", f"{max(float(str(said['longest'])) for said in words.values()):.2f} s")
-    release.note("version of the network at the end", max(int(str(said["version"])) for said in words.values()))
+    release.note("rows asked for", f"{sum(int(str(entry['asked'])) for entry in words.values()):,}")
+    release.note("without an answer within 2 s", sum(int(str(entry["late"])) for entry in words.values()))
+    release.note("the longest answer took", f"{max(float(str(entry['longest'])) for entry in words.values()):.2f} s")
+    release.note("version of the network at the end", max(int(str(entry["version"])) for entry in words.values()))
 
 
 def kubernetes_inference() -> int:
@@ -342,14 +345,14 @@ def kubernetes_inference() -> int:
 NAMESPACE, _, SERVICE = os.environ.get("MEMOIRE_PROMETHEUS", "monitoring/prometheus:9090").partition("/")
 MONITORING = ROOT / "deploy" / "monitoring"
 ALERTS = ("MemoireServerDown", "MemoireProxyBackDown")
-"""That have to fire when no server is there, five minutes later."""
+"""Alerts that have to fire five minutes after the last server is gone."""
 
 
 def ask(path: str, **query: str) -> dict:
-    """What Prometheus answers."""
+    """Return the data of Prometheus' answer to a query."""
     address = f"/api/v1/namespaces/{NAMESPACE}/services/{SERVICE}/proxy/api/v1/{path}"
-    said = run("kubectl", "get", "--raw", f"{address}?{urllib.parse.urlencode(query)}", timeout=30.0)
-    return json.loads(said)["data"]
+    answer = run("kubectl", "get", "--raw", f"{address}?{urllib.parse.urlencode(query)}", timeout=30.0)
+    return json.loads(answer)["data"]
 
 
 def why_not() -> str:
@@ -374,37 +377,37 @@ def play_of_kubernetes_monitoring(release: Trial) -> None:
 
 
 def scraped(release: Trial) -> None:
-    """Every Pod is a target, and up; nothing else of the release is one."""
+    """Check that the targets are exactly the release's Pods, and that each is up."""
     pods = set(release.pods())
 
-    def found() -> bool:
+    def are_targets() -> bool:
         series = ask("query", query=f'up{{namespace="{release.namespace}"}}')["result"]
         up = {(one["metric"]["pod"], one["metric"]["job"]) for one in series if one["value"][1] == "1"}
         is_right = {pod for pod, _ in up} == pods and len(series) == len(pods)
         return is_right and all(one["metric"]["release"] == release.name for one in series)
 
-    until(found, 120.0, f"every Pod a target that is up: {sorted(pods)}")
+    until(are_targets, 120.0, f"every Pod a target that is up: {sorted(pods)}")
     release.note("every Pod a target that is up")
     release.note("Pods, targets", f"{len(pods)}, {len(pods)}")
 
 
 def loaded(release: Trial) -> None:
-    """Every group of ours is there, evaluated without an error."""
+    """Check that every group of memoire's rules is loaded and evaluated without an error."""
     ours = yaml.safe_load((MONITORING / "memoire.rules.yaml").read_text(encoding="utf-8"))["groups"]
     expected = {(group["name"], len(group["rules"])) for group in ours}
 
-    def found() -> bool:
+    def are_loaded() -> bool:
         groups = [group for group in ask("rules")["groups"] if release.namespace in group["file"]]
         health = {rule["health"] for group in groups for rule in group["rules"]}
         return {(group["name"], len(group["rules"])) for group in groups} == expected and health == {"ok"}
 
-    until(found, 120.0, f"all rules loaded, without errors: {expected}")
+    until(are_loaded, 120.0, f"all rules loaded, without errors: {expected}")
     release.note("all rules loaded and evaluated")
     release.note("rules", sum(count for _, count in expected))
 
 
 def alarmed(release: Trial) -> None:
-    """Alerts fire when servers are away, and end when they are back."""
+    """Check that alerts fire when servers are gone, and end when servers are back."""
 
     def firing() -> set[str]:
         query = f'ALERTS{{alertstate="firing", namespace="{release.namespace}", severity!="info"}}'
@@ -421,68 +424,72 @@ def alarmed(release: Trial) -> None:
 
 
 def kubernetes_monitoring() -> int:
-    """With a Prometheus operator: is every Pod scraped, are all rules loaded, and does an alert begin and end with its cause?
+    """Does a Prometheus operator scrape every Pod and load all rules, and does an alert begin and end with its cause?
 
-    The chart's PodMonitor and PrometheusRule are all that is configured. Everything else is asked of the Prometheus that the operator
-    runs ($MEMOIRE_PROMETHEUS is its Service as NAMESPACE/NAME:PORT, by default monitoring/prometheus:9090): targets, rules,
-    and alerts while the servers are away for longer than the rules bear with.
+    Only the chart's PodMonitor and PrometheusRule are configured. The trial asks the operator's Prometheus
+    ($MEMOIRE_PROMETHEUS is its Service as NAMESPACE/NAME:PORT, by default monitoring/prometheus:9090) for targets,
+    rules, and alerts, while the servers are away for longer than the rules tolerate.
     """
     return trial(play_of_kubernetes_monitoring, why_not)
 
 
 SHORTLY = 12.0
-"""Seconds: less than Kubernetes waits for a word from a node (20 to 50)."""
+"""Seconds, fewer than Kubernetes waits for a silent node (20 to 50)."""
 
 
-def play_of_kubernetes_nodes_cut(made: nodekit.Trial) -> None:
+def play_of_kubernetes_nodes_cut(release: nodekit.Trial) -> None:
     for number, node in enumerate(nodekit.nodes(), 1):
         if number > 1:
-            made.spread()
-        cut(made, node, f"node {number}", is_long=False)
-        cut(made, node, f"node {number}", is_long=True)
+            release.spread()
+        cut(release, node, f"node {number}", is_long=False)
+        cut(release, node, f"node {number}", is_long=True)
 
 
-def cut(made: nodekit.Trial, node: str, name: str, *, is_long: bool) -> None:
-    """Cut a node off; where it is for long, until its Pods of Deployments run elsewhere."""
+def cut(release: nodekit.Trial, node: str, name: str, *, is_long: bool) -> None:
+    """Cut a node off, shortly or until its Pods of Deployments run elsewhere, and join the node again."""
     how = "cut off for long" if is_long else f"cut off for {SHORTLY:.0f} s"
-    kinds, aside = made.on(node), made.clients_on(node)
-    made.note(f"{name} has on it", ", ".join(sorted(kinds)))
-    before, batches = {client: made.words[client]["did"][0] for client in aside}, made.batches()
+    kinds, aside = release.on(node), release.clients_on(node)
+    release.note(f"{name} has on it", ", ".join(sorted(kinds)))
+    before, batches = {client: release.words[client]["did"][0] for client in aside}, release.batches()
     began = time.time()
     nodekit.do("cut", node)
     if is_long:
-        made.lost = node
+        release.lost = node
         for component, count in nodekit.COUNTS.items():
             if component in kinds - {"server", "learner"}:
-                made.measure(f"{name} {how}: {component} replaced", began, lambda c=component, n=count: made.has(c, n))
+                release.measure(
+                    f"{name} {how}: {component} replaced", began, lambda c=component, n=count: release.has(c, n)
+                )
         if "learner" not in kinds:
-            until(lambda: made.batches() > batches + 20, 60.0, "the learner goes on")
+            until(lambda: release.batches() > batches + 20, 60.0, "the learner goes on")
     else:
         while time.time() < began + SHORTLY:
             time.sleep(0.2)
     nodekit.do("join", node)
-    made.lost, joined = "", time.time()
-    until(lambda: all(made.has(c, n) for c, n in nodekit.COUNTS.items()), 180.0, "all ready")
-    made.goes_on()
-    made.note(f"{name} {how}: everything goes on after it is back", f"{time.time() - joined:.1f} s")
+    release.lost, joined = "", time.time()
+    until(lambda: all(release.has(c, n) for c, n in nodekit.COUNTS.items()), 180.0, "all ready")
+    release.goes_on()
+    release.note(f"{name} {how}: everything goes on after it is back", f"{time.time() - joined:.1f} s")
     if "learner" not in kinds:
-        made.note(f"{name} {how}: longest wait of the learner for a batch", f"{made.longest_wait(began):.1f} s")
+        release.note(f"{name} {how}: longest wait of the learner for a batch", f"{release.longest_wait(began):.1f} s")
     if is_long:
         until(
-            lambda: all(made.words[client].get("last") for client in aside), 90.0, "those given up say their last words"
+            lambda: all(release.words[client].get("last") for client in aside),
+            90.0,
+            "those given up say their last words",
         )
-        played = sum(made.words[client]["did"][0] - before[client] for client in aside)
-        made.note(f"{name} {how}: episodes that its actors played meanwhile and had counted later", played)
-        made.check(played > 0, f"the actors on {name} did not go on while it was cut off")
+        played = sum(release.words[client]["did"][0] - before[client] for client in aside)
+        release.note(f"{name} {how}: episodes that its actors played meanwhile and had counted later", played)
+        release.check(played > 0, f"the actors on {name} did not go on while it was cut off")
 
 
 def kubernetes_nodes_cut() -> int:
-    """Does a cluster of Kubernetes lose or count anything twice when nodes are unplugged from the network and plugged in again?
+    """Does a cluster lose or count anything twice when nodes are unplugged from the network and plugged in again?
 
-    A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load: shortly, so
-    that nobody is replaced, and then for so long that Kubernetes gives its Pods up and starts others, while both sides go on:
-    those that were given up play and count until they are reached again. Pods have tolerations of five seconds. At the end
-    every actor's own counts are compared with the servers'.
+    A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load. The
+    first time is too short for replacements. The second is so long that Kubernetes gives the node's Pods up and starts
+    others, while both sides go on: lost Pods play and count until the network reaches them again. Pods have tolerations
+    of five seconds. At the end every actor's own counts are compared with the servers'.
     """
     return trial_of_nodes(play_of_kubernetes_nodes_cut, "cut", "join")
 
@@ -512,8 +519,8 @@ def play_of_kubernetes_stopped(release: Trial) -> None:
         before = {each: restarts(pod) for each, pod in pods.items()}
         began = time.monotonic()
         for each, pod in pods.items():
-            said = release.kubectl("exec", pod, "-c", each, "--", "python3", "-c", STOP, each)
-            release.check(bool(said.strip()), f"no process of {pod} was stopped")
+            output = release.kubectl("exec", pod, "-c", each, "--", "python3", "-c", STOP, each)
+            release.check(bool(output.strip()), f"no process of {pod} was stopped")
         took: dict[str, float] = {}
 
         def all_are_back() -> bool:
@@ -535,9 +542,9 @@ def play_of_kubernetes_stopped(release: Trial) -> None:
 def kubernetes_stopped() -> int:
     """Is a node that was stopped (SIGSTOP) restarted within three minutes, and does everything go on?
 
-    A server, a proxy and the dashboard are stopped at the same moment: each process is there, its port takes connections, and
-    nothing answers. The kubelet notices by /livez alone. Processes of a Pod see each other here, so that one can be stopped
-    from inside. At the end every actor's own counts are compared with the cluster's.
+    A server, a proxy and the dashboard are stopped at the same moment: each process is there, its port takes
+    connections, and nothing answers. The kubelet notices by /livez alone. Processes of a Pod see each other in this
+    trial, so that one can be stopped from inside. At the end every actor's own counts are compared with the cluster's.
     """
     return trial(play_of_kubernetes_stopped)
 

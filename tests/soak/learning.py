@@ -1,4 +1,4 @@
-"""Programs that learn as users run them, in real time."""
+"""Trials of programs that learn as users run them, in real time."""
 
 import argparse
 import importlib.util
@@ -11,7 +11,7 @@ import time
 from _kit import CANNOT, ROOT, end, run_named, say, table
 
 LATE = 1.0
-"""Per cent."""
+"""Per cent of late steps from which the trial fails."""
 NUMBER = r"(-?[\d.]+)"
 SAID = re.compile(
     rf"idle {NUMBER}, controller {NUMBER}.*learned: {NUMBER} over five test episodes, goal {NUMBER}; "
@@ -30,20 +30,20 @@ def drone() -> int:
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     tried = subprocess.run([sys.executable, "-c", "import torch, gymnasium"], capture_output=True, check=False)
     if tried.returncode:
         print("torch and gymnasium are needed: PYTHONPATH=build/torch, see `make setup-torch`.")
         return CANNOT
     load, began = os.getloadavg()[0], time.monotonic()
-    command = [sys.executable, str(ROOT / "examples" / "drone.py"), str(given.seconds)]
+    command = [sys.executable, str(ROOT / "examples" / "drone.py"), str(args.seconds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.monotonic() - began
     say(done.stdout)
-    found = SAID.search(done.stdout)
-    if found is None:
+    match = SAID.search(done.stdout)
+    if match is None:
         return end([f"it ended with {done.returncode}, and said {done.stdout!r}"])
-    idle, controlled, learned, wanted, late = map(float, found.groups())
+    idle, controlled, learned, wanted, late = map(float, match.groups())
     print(table(["mean return of an episode", ""], [
         ("does nothing", idle), ("a controller", controlled), ("half way", wanted), ("learned", learned),
     ]))  # fmt: skip
@@ -61,8 +61,8 @@ MINIGRID = ROOT / "build" / "minigrid"
 def door_key() -> int:
     """Does PPO learn from pictures that collectors without torch send: MiniGrid's DoorKey-5x5, 95 of 100 episodes?
 
-    `examples/learning/door_key.py` as a user runs it, with three seeds. torch lies where MEMOIRE_TORCH says; minigrid and
-    pygame are installed into build/minigrid if they are not there.
+    `examples/learning/door_key.py` as a user runs it, with three seeds. MEMOIRE_TORCH is the folder of torch; minigrid
+    and pygame are installed into build/minigrid if they are missing.
     """
     if not (MINIGRID / "minigrid").exists() and importlib.util.find_spec("minigrid") is None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(MINIGRID), "--no-deps"]
@@ -76,8 +76,8 @@ def door_key() -> int:
         command = [sys.executable, str(ROOT / "examples" / "learning" / "door_key.py"), f"--seed={seed}"]
         surroundings = os.environ | {"PYTHONPATH": path, "SDL_VIDEODRIVER": "dummy"}
         done = subprocess.run(command, env=surroundings, stdout=subprocess.PIPE, text=True, timeout=720.0, check=False)
-        found = re.search(r"success ([0-9.]+) after (\d+) steps", done.stdout)
-        success, steps = (float(found[1]), int(found[2])) if found else (0.0, 0)
+        match = re.search(r"success ([0-9.]+) after (\d+) steps", done.stdout)
+        success, steps = (float(match[1]), int(match[2])) if match else (0.0, 0)
         rows.append([seed, success, f"{steps:,}", f"{time.monotonic() - began:.0f}"])
         say(rows[-1])
         if success < 0.95:

@@ -1,4 +1,4 @@
-"""Bounded tables: a newcomer takes nothing from a peer that is there, or it is written down why that harms no peer."""
+"""Bounded tables: a newcomer evicts no active peer, or the code says why an eviction harms no peer."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ from poolkit import Clock
 from structure_imports import tree_of
 
 ROOT = Path(__file__).resolve().parents[2] / "memoire"
-ROOMS = (
+PACKAGES = (
     "server", "inference", "net", "dashboard", "tq", "tables", "prompts", "keyed", "reader", "client", "proxy",
     "wire", "security", "accounting", "models", "nodes",
 )  # fmt: skip
@@ -27,15 +27,15 @@ OF_OBSERVERS = ("rl/agent.py", "rl/jobs.py", "rl/observer.py", "rl/starts.py")
 LEAVES = {
     "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
 }  # fmt: skip
-"""What is called to take something out of a table that is full."""
+"""Calls that take something out of a table."""
 HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
-"""What a file has in which that happens."""
+"""Text that occurs in every file with an eviction."""
 
 REFUSES = {
     "server/dispatch:GivenReplies._new_row",
     "wire/byte_budget:PeerTable.put",
 }
-"""Places at which a newcomer is refused while all others are heard: tried below."""
+"""Places that refuse a newcomer while all others are heard."""
 HARMLESS = {
     "accounting/ledger:Ledger.__init__": "They are numbered, so that a gap shows missed ones.",
     "accounting/runs:Logbook._extend": "Older lines are in the log files, if the server writes any.",
@@ -86,11 +86,11 @@ HARMLESS = {
     "server/stats:recent": "Maximum episodes that `recent` summarizes.",
     "server/state:ClientNames.note": '"" if it is unknown or forgotten',
 }
-"""Places at which the oldest leaves: by what the same file says of it, no peer loses what it was promised."""
+"""Places that evict the oldest, each with the text of its file by which no peer loses anything promised."""
 
 
 def is_bound(test: ast.expr) -> bool:
-    """Whether a length, or bytes, are compared with a bound."""
+    """Return True if a length, or a number of bytes, is compared with a bound."""
     compared = [each for each in ast.walk(test) if isinstance(each, ast.Compare)]
     return any(
         isinstance(each.ops[0], ast.Gt | ast.GtE) and re.search(r"len\(|bytes", ast.unparse(each)) for each in compared
@@ -104,10 +104,10 @@ def takes_out(body: list[ast.stmt]) -> bool:
 
 
 def evicts(node: ast.AST) -> bool:
-    """Whether this is where something leaves a table that is full."""
+    """Return True if something leaves a full table at this node."""
     if isinstance(node, ast.Call):
-        name, given = ast.unparse(node.func).rpartition(".")[2], {each.arg for each in node.keywords}
-        return (name, *given) in (("popitem", "last"), ("deque", "maxlen"))
+        name, keywords = ast.unparse(node.func).rpartition(".")[2], {each.arg for each in node.keywords}
+        return (name, *keywords) in (("popitem", "last"), ("deque", "maxlen"))
     if isinstance(node, ast.While | ast.If):
         return is_bound(node.test) and takes_out(node.body)
     if isinstance(node, ast.Slice):
@@ -116,7 +116,7 @@ def evicts(node: ast.AST) -> bool:
 
 
 def places(node: ast.AST, name: str) -> Iterator[str]:
-    """Functions in which something leaves."""
+    """Yield the functions in which something leaves a full table."""
     for child in ast.iter_child_nodes(node):
         if evicts(child):
             yield name
@@ -125,20 +125,20 @@ def places(node: ast.AST, name: str) -> Iterator[str]:
 
 
 def test_each_place_at_which_a_full_table_lets_something_go_is_listed() -> None:
-    found, texts = set(), {}
-    rooms = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-    for path in (*rooms, *(ROOT / name for name in OF_OBSERVERS)):
+    evicting, texts = set(), {}
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    for path in (*paths, *(ROOT / name for name in OF_OBSERVERS)):
         stem = path.relative_to(ROOT).with_suffix("").as_posix()
         text = path.read_text()
         texts[stem] = " ".join(text.split())
         if HINT.search(text):
-            found |= {place.replace(":.", ":") for place in places(tree_of(path), f"{stem}:")}
-    assert found == REFUSES | HARMLESS.keys()
+            evicting |= {place.replace(":.", ":") for place in places(tree_of(path), f"{stem}:")}
+    assert evicting == REFUSES | HARMLESS.keys()
     assert [place for place, why in HARMLESS.items() if why not in texts[place.partition(":")[0]]] == []
 
 
 Use = Callable[[int], object]
-"""Has the peer of this number be known, or heard."""
+"""Function that makes the peer of this number known, or heard again."""
 
 
 def id_of(number: int) -> bytes:
@@ -176,12 +176,12 @@ def guests(clock: Clock) -> tuple[Use, int, float]:
 
 
 def replies(clock: Clock) -> tuple[Use, int, float]:
-    given = once.GivenReplies()
+    cache = once.GivenReplies()
 
     def use(peer: int) -> None:
         header = MessageHeader(types.TAKE, 0, id_of(peer), 0, 0, 1, 0, 0, 0)
-        if given.find(header, clock.now) is None:
-            given.keep(header, Reply(messages.Taken()))
+        if cache.find(header, clock.now) is None:
+            cache.keep(header, Reply(messages.Taken()))
 
     return use, once.MAX_ROWS, once.IDLE_TIMEOUT
 
@@ -189,13 +189,13 @@ def replies(clock: Clock) -> tuple[Use, int, float]:
 def logins(clock: Clock) -> tuple[Use, int, float]:
     logins = pytest.importorskip("memoire.dashboard.web.access", reason="starlette is not installed")
     headers = pytest.importorskip("starlette.datastructures").Headers
-    door = logins.Logins(SimpleNamespace(holds="token".__eq__), clock)
+    access = logins.Logins(SimpleNamespace(holds="token".__eq__), clock)
     browsers: dict[int, str] = {}
 
     def use(peer: int) -> None:
         if peer not in browsers:
-            browsers[peer] = door.log_in("token", logins.RequestOrigin("10.0.0.1", "10.0.0.1"))
-        assert door.has_login(headers({"cookie": f"{logins.COOKIE}={browsers[peer]}"}))
+            browsers[peer] = access.log_in("token", logins.RequestOrigin("10.0.0.1", "10.0.0.1"))
+        assert access.has_login(headers({"cookie": f"{logins.COOKIE}={browsers[peer]}"}))
 
     return use, logins.MAX_LOGINS, logins.LOGIN_IDLE_TIMEOUT
 
@@ -203,7 +203,7 @@ def logins(clock: Clock) -> tuple[Use, int, float]:
 TABLES = (owners_of_one_key, owners_of_all_keys, sizes_of_replies, guests, replies, logins)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("table", TABLES, ids=lambda function: function.__name__)
 def test_a_newcomer_is_refused_while_a_table_is_full_of_peers_that_are_heard(
     table: Callable[[Clock], tuple[Use, int, float]],
 ) -> None:

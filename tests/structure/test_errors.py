@@ -1,4 +1,4 @@
-"""Whatever is raised on purpose is one tree: nothing foreign is raised, every error survives pickling, and each is documented."""
+"""One tree of errors: nothing foreign is raised on purpose, each error survives pickling, and each is documented."""
 
 import ast
 import builtins
@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "memoire"
 TREE = sorted(
     {
-        found
+        kind
         for module in (errors, model)
-        for found in vars(module).values()
-        if isinstance(found, type) and issubclass(found, MemoireError)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, MemoireError)
     },
     key=lambda kind: kind.__name__,
 )
@@ -34,9 +34,9 @@ FOREIGN = {
     "__init__.py": {"AttributeError"},  # the same
     "building.py": {"AttributeError"},  # the same
     "tmrl/config/config_constants.py": {"AttributeError"},  # the same
-    "nodes/settings.py": {"NotASize"},  # what argparse asks for: becomes its error, or ParameterError
+    "nodes/settings.py": {"NotASize"},  # argparse expects it: becomes argparse's error, or ParameterError
     "cli/options.py": {"ArgumentTypeError"},  # the same
-    "replay/batch.py": {"AttributeError"},  # what Python's own protocol for attributes asks for
+    "replay/batch.py": {"AttributeError"},  # as Python's own protocol for attributes asks for
     "wire/messages.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
     "wire/rows.py": {"ValueError"},  # the same
     "wire/frames.py": {"ValueError"},  # inside of the encoder: a mistake of ours
@@ -49,7 +49,7 @@ FOREIGN = {
     "replay/conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
     "tables/inspection.py": {"AssertionError"},  # a mistake of ours
     "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
-    "net/addresses.py": {"OSError", "TimeoutError"},  # as a socket, whose place it takes; translated where it is asked
+    "net/addresses.py": {"OSError", "TimeoutError"},  # as the socket raises that it replaces; translated by its callers
     "replay/steps.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writing.py": {"ValueError"},  # inside of a parser: becomes DataError
     "replay/writers.py": {"ValueError"},  # the same
@@ -58,18 +58,18 @@ FOREIGN = {
     "rl/samples.py": {"ValueError"},  # inside of a parser: becomes DataError
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
     "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, who prints it
+    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, which prints it
     "tq/client.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
     "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError", "FileNotFoundError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
     "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
     "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
-"""Others that a file may raise, each for the reason beside it."""
+"""Other errors that a file may raise, each for the reason beside it."""
 
 
 def raised(path):
-    """Line and name of what is raised in a file by name; `raise error` and a plain `raise` hand something on."""
+    """Yield line and name of each error that a file raises by name, not of `raise error` or a plain `raise`."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Raise) and node.exc is not None:
             what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -95,10 +95,10 @@ def test_every_allowed_stranger_is_still_there():
 
 
 def test_every_error_of_the_package_is_in_the_tree():
-    for found in pkgutil.walk_packages(memoire.__path__, "memoire."):
-        if not found.name.endswith("__main__"):
+    for info in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if not info.name.endswith("__main__"):
             try:
-                importlib.import_module(found.name)
+                importlib.import_module(info.name)
             except ModuleNotFoundError as error:  # of an extra that is not installed
                 assert error.name and not error.name.startswith("memoire")
     everywhere, waiting = set(), [MemoireError]
@@ -114,7 +114,7 @@ FACTS = {"str": "some words", "int": 3, "float": 0.5, "bool": True, "object": (1
 
 
 def example(kind):
-    """One of a kind, with made-up facts."""
+    """Return an error of this kind, with invented facts."""
     if "__init__" not in vars(kind) and not any("__init__" in vars(base) for base in kind.__mro__[:-4]):
         return kind("some words")
     parameters = list(inspect.signature(kind).parameters.values())

@@ -1,4 +1,4 @@
-"""The folder list is the architecture: what lies at the top, imports that point one way, few modules with sockets."""
+"""Architecture of folders: files at the top, imports that point one way, few modules with sockets."""
 
 import ast
 import functools
@@ -16,16 +16,15 @@ from structure_imports import ENTRY_FILES, place
 ROOT = Path(__file__).resolve().parents[2]
 
 RULES = tomllib.loads((ROOT / structure.RULES).read_text(encoding="utf-8"))["order"]
-"""The order of packages: one imports only those that stand before it."""
+"""Order of packages: each imports only packages that stand before it."""
 KERNELS: list[str] = RULES["ground"]
 WORDS: list[str] = RULES["words"]
 FOR_USERS: list[str] = RULES["for_users"]
-"""Files at the top that users import by this path."""
+"""Files at the top that users import by these paths."""
 ORDER = {package: place for place, package in enumerate([*KERNELS, *WORDS, *RULES["packages"]])}
 
 ENDS = {"client", "reader", "proxy", "server", "inference"}
-"""Folders of which one file waits and does I/O, that with the folder's name and those that begin with `io`; the others
-decide."""
+"""Packages in which only the file with the package's name, and files that begin with `io`, wait and do I/O."""
 IO = {
     "zmq",
     "socket",
@@ -38,16 +37,16 @@ IO = {
     "urllib",
     "logging.handlers",
 }
-FACES = {
+PUBLIC_CLASSES = {
     "client/waiting": {"memoire.net"},
     "reader/calls": {"memoire.net", "socket", "time"},
     "server/table_handle": {"time"},
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
 }
-"""Faces beside the file with the folder's name."""
+"""Other files with I/O, which hold public classes, and the modules of I/O that they import."""
 WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "keyed"}
-"""Folders that know no socket, no file and no process but in a file that is named io; they may measure time."""
+"""Packages without sockets, files and processes, but for files named io; they may measure time."""
 KNOW_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
@@ -70,19 +69,19 @@ def sources() -> list[Path]:
 
 
 def package_of(path: Path) -> str:
-    """memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
+    """Return a file's package: memoire/server/dispatch.py -> server, memoire/errors.py -> errors."""
     return place(path, ROOT)[0]
 
 
 @functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
-    """Line and full dotted name of everything that a file imports, wherever in the file."""
+    """Return line and full dotted name of each import, anywhere in a file."""
     package = ["memoire", *place(path, ROOT)[:-1]]
     return [(line, ".".join(name)) for line, name in structure_imports.imports(path, package)]
 
 
 def ours(name: str) -> str | None:
-    """memoire.server.server.Server -> server; None for what is not memoire's."""
+    """Return a name's package: memoire.server.server.Server -> server; None for names outside memoire."""
     parts = name.split(".")
     return parts[1] if parts[0] == "memoire" and len(parts) > 1 else None
 
@@ -92,7 +91,7 @@ def is_within(name: str, roots: set[str]) -> bool:
 
 
 def everywhere() -> Iterator[tuple[str, str, str]]:
-    """Room, where, and name of each import in the package."""
+    """Yield package, place, and name of each import in memoire."""
     for path in sources():
         for line, name in imports_of(path):
             yield package_of(path), f"{path.relative_to(ROOT)}:{line}", name
@@ -121,8 +120,8 @@ def test_imports_within_a_folder_are_relative() -> None:
     for path in sources():
         own = ".".join(["memoire", *place(path, ROOT)[:-1]])
         if path.suffix == ".py" and path.stem not in ENTRY_FILES and "." in own:
-            found = [node for node in ast.walk(structure_imports.tree_of(path)) if isinstance(node, ast.ImportFrom)]
-            named = [(node.lineno, node.module or "") for node in found if not node.level]
+            nodes = [node for node in ast.walk(structure_imports.tree_of(path)) if isinstance(node, ast.ImportFrom)]
+            named = [(node.lineno, node.module or "") for node in nodes if not node.level]
             wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_within(name, {own})]
     assert not wrong, "\n".join(wrong)
 
@@ -137,14 +136,14 @@ def test_few_packages_know_zeromq() -> None:
 
 
 def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
-    found: dict[str, set[str]] = {}
+    io_modules: dict[str, set[str]] = {}
     for path in sources():
         package, *rest = place(path, ROOT)
         if package in ENDS and rest and rest[0] != package and not rest[0].startswith("io"):
             used = {root for _, name in imports_of(path) for root in {*IO, "memoire.net"} if is_within(name, {root})}
             if used:
-                found["/".join((package, *rest))] = used
-    assert found == FACES
+                io_modules["/".join((package, *rest))] = used
+    assert io_modules == PUBLIC_CLASSES
 
 
 def test_what_decides_does_no_io() -> None:
@@ -157,13 +156,13 @@ def test_what_decides_does_no_io() -> None:
 
 
 ASKED = {"time", "random", "secrets", "threading", "os", "socket"}
-"""Modules of clocks, chance, threads and what a machine is like."""
+"""Modules of clocks, chance, threads and facts about the machine."""
 CLOCKS = {"monotonic", "time", "perf_counter", "monotonic_ns", "time_ns"}
-"""Those of `time`."""
+"""Functions of `time` that read a clock."""
 
 
 def kept_parts(tree: ast.Module) -> Iterator[str]:
-    """What a file keeps of clocks and chance: parts that it imports, and clocks that are no default and not called."""
+    """Yield parts of clocks and chance that a file imports, and clocks that are neither defaults nor called."""
     nodes = list(ast.walk(tree))
     fine = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
@@ -213,7 +212,7 @@ def test_the_client_library_imports_only_what_it_declares() -> None:
 
 
 def top_level(tree: ast.Module) -> Iterator[ast.AST]:
-    """What runs, or may run, when a module is imported: everything outside functions, but for `if TYPE_CHECKING`."""
+    """Yield the nodes that may run when a module is imported: outside functions and `if TYPE_CHECKING`."""
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()

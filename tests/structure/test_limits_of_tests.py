@@ -1,4 +1,4 @@
-"""The tests' own limits: they end a hang and name it, and do not measure how fast a machine is."""
+"""Limits of the tests: they end a hang and name it, and do not measure how fast a machine is."""
 
 import ast
 import subprocess
@@ -14,32 +14,32 @@ TESTS = Path(__file__).resolve().parents[1]
 LONGER = ("kubernetes", "soak", "mutants", "fuzz")
 """Folders that `make test` does not run."""
 MOST = 120.0
-"""Seconds that a test may take here, however busy the machine; what runs on a whole cluster has limits of its own."""
+"""Longest limit of a test in seconds, also for busy machines; trials on whole clusters have limits of their own."""
 NAMES = {"timeout", "patience", "seconds"}
 
 
 def limits(source: str) -> list[float]:
-    """Numbers that calls and functions of a file give as limits: timeout=, patience=, seconds=, pytest.mark.timeout()."""
-    found = []
+    """Return the numbers that calls in a file give as limits: timeout=, patience=, seconds=, pytest.mark.timeout()."""
+    numbers = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             values = [word.value for word in node.keywords if word.arg in NAMES]
             if isinstance(node.func, ast.Attribute) and node.func.attr == "timeout":
                 values += node.args
-            found += [value.value for value in values if isinstance(value, ast.Constant)]
-    return [float(value) for value in found if isinstance(value, int | float)]
+            numbers += [value.value for value in values if isinstance(value, ast.Constant)]
+    return [float(value) for value in numbers if isinstance(value, int | float)]
 
 
 def test_no_limit_is_above_two_minutes():
     files = [path for path in TESTS.rglob("*.py") if path.parent.name not in LONGER]
-    found = {path.name: max(limits(path.read_text(encoding="utf-8")), default=0.0) for path in files}
-    assert max(found.values()) >= 100.0, "nothing was found: has the name of limits changed?"
-    assert {name: limit for name, limit in found.items() if limit > MOST} == {}
+    largest = {path.name: max(limits(path.read_text(encoding="utf-8")), default=0.0) for path in files}
+    assert max(largest.values()) >= 100.0, "nothing was found: has the name of limits changed?"
+    assert {name: limit for name, limit in largest.items() if limit > MOST} == {}
 
 
 @pytest.fixture
 def root(pytestconfig):
-    """`tests/conftest.py`: folders have files of the same name."""
+    """Return the plugin of `tests/conftest.py`, since other folders have files of the same name."""
     return pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
 
 
@@ -63,10 +63,10 @@ def test_an_endless_hang_is_ended_and_named(tmp_path):
 
 
 def test_the_quick_half_does_not_even_read_slow_folders(root):
-    def asked(marks, *given):
-        return SimpleNamespace(option=SimpleNamespace(markexpr=marks), args=[*given])
+    def config_of(marks, *paths):
+        return SimpleNamespace(option=SimpleNamespace(markexpr=marks), args=[*paths])
 
     for folder, is_left_out in (("integration", True), ("browser", True), ("wire", None)):
-        assert root.pytest_ignore_collect(TESTS / folder, asked("not slow", str(TESTS))) is is_left_out
-    for whole in (asked(""), asked("slow"), asked("not slow", "tests/integration/test_moves.py")):
+        assert root.pytest_ignore_collect(TESTS / folder, config_of("not slow", str(TESTS))) is is_left_out
+    for whole in (config_of(""), config_of("slow"), config_of("not slow", "tests/integration/test_moves.py")):
         assert root.pytest_ignore_collect(TESTS / "integration", whole) is None

@@ -1,6 +1,4 @@
-"""Public names, and what a release has of them. What extends memoire imports public names alone, and memoire works
-without it.
-"""
+"""Public names, their presence in a release, and extensions, which import public names alone and can be left out."""
 
 import ast
 import importlib
@@ -23,36 +21,38 @@ from memoire.version import COMPILED, imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LAZY = (building, kinds, launching)
-"""Modules for those who extend memoire."""
+"""Modules for code that extends memoire."""
 PACKAGE = Path(memoire.__file__).parent
 
 
 @pytest.mark.parametrize("module", [memoire, *LAZY], ids=lambda module: str(module.__name__))
 def test_what_a_module_imports_for_type_checkers_is_found_when_it_is_used(module: Any) -> None:
     block = next(node for node in ast.parse(Path(module.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
-    found = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
-    assert found and set(getattr(module, "__all__", ())) <= {name for _, name in found}
-    for home, name in found:
-        made = importlib.import_module(home)
-        assert getattr(module, name) is (getattr(made, name) if hasattr(made, name) else sys.modules[f"{home}.{name}"])
+    imports = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
+    assert imports and set(getattr(module, "__all__", ())) <= {name for _, name in imports}
+    for home, name in imports:
+        source = importlib.import_module(home)
+        assert getattr(module, name) is (
+            getattr(source, name) if hasattr(source, name) else sys.modules[f"{home}.{name}"]
+        )
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name
 
 
-def said_by(code: str, *arguments: str, **options: Any) -> Any:
-    """What this code prints, as JSON, in a process of its own."""
+def output_of(code: str, *arguments: str, **options: Any) -> Any:
+    """Run code in a separate process and return the JSON that it prints."""
     command = [sys.executable, "-P", "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, **options)
     return json.loads(done.stdout)
 
 
 def test_what_nobody_uses_is_not_imported() -> None:
-    loaded = said_by("import memoire, sys, json; print(json.dumps(sorted(sys.modules)))")
+    loaded = output_of("import memoire, sys, json; print(json.dumps(sorted(sys.modules)))")
     assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(loaded)
 
 
 PACKAGES = ("torch", "tensordict", "stable_baselines3", "sb3_contrib", "transformers", "minari", "gymnasium")
-"""What a module may need beyond the client's requirements."""
+"""Packages that some module needs beyond the client's requirements."""
 WITHOUT_THEM = f"""
 import importlib, json, sys
 
@@ -84,10 +84,10 @@ def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
         "memoire.tmrl.custom": "'memoire-rl[rl]'",
         "memoire.tmrl.rtgym": "'memoire-rl[rl]'",
     }
-    said = said_by(WITHOUT_THEM, *commands)
-    assert set(said) == set(commands)
+    messages = output_of(WITHOUT_THEM, *commands)
+    assert set(messages) == set(commands)
     for name, command in commands.items():
-        assert f"pip install {command}" in said[name], said[name]
+        assert f"pip install {command}" in messages[name], messages[name]
 
 
 def test_the_package_carries_its_types() -> None:
@@ -118,23 +118,21 @@ def test_every_extra_is_in_all() -> None:
     assert set(listed[1].split(",")) == set(extras) - {"all"}
 
 
-# --- Extensions
-
 STANDS_ON = {"tmrl": ("rl",), "tq": ("keyed",), "trl": ("prompts",)}
-"""Extensions that another one is made for."""
+"""Extensions on which another extension builds."""
 
 
 def public_modules() -> set[str]:
-    """Modules of the first table of docs/reference.md."""
+    """Return the modules in the first table of docs/reference.md."""
     table = (ROOT / "docs" / "reference.md").read_text("utf-8").partition("| --- | --- |")[2].partition("\n\n")[0]
     return {name for row in table.splitlines()[1:] for name in re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])}
 
 
 def not_public(extension: str) -> set[str]:
-    """What an extension's files import of memoire that is neither its own nor public."""
+    """Return the names of memoire that an extension's files import, but that are neither its own nor public."""
     own = [f"memoire.{each}" for each in (extension, *STANDS_ON.get(extension, ()))]
     roots = [*own, *(public_modules() - {"memoire"})]
-    found = set()
+    private = set()
     folder = "memoire/" + extension.replace(".", "/")
     for path in structure_imports.sources(ROOT):
         name = path.relative_to(ROOT).as_posix()
@@ -148,8 +146,8 @@ def not_public(extension: str) -> set[str]:
                     and not is_top
                     and not any(f"{full}.".startswith(f"{each}.") for each in roots)
                 ):
-                    found.add(full)
-    return found
+                    private.add(full)
+    return private
 
 
 @pytest.mark.parametrize("extension", memoire.EXTENSIONS)
@@ -174,21 +172,21 @@ NOT_EDITABLE = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in repr(each)]
 """
-"""Python would else find the rest in the folder of an editable installation."""
+"""Python code that keeps a process from finding extensions in the folder of an editable installation."""
 CORE = ("accounting", "client", "disk", "models", "reader", "server", "tables")
-"""Folders of tests of the core. Those of its files count that name no extension."""
+"""Folders of the core's tests, of which only files that name no extension run."""
 OF_EXTENSIONS = re.compile(r"memoire[. ](import )?(keyed|prompts|Prompts)|classic_help|bytekit")
 
 
 def core_files(folder: str) -> list[str]:
-    """Files of tests that run without the extensions."""
-    found = sorted((ROOT / "tests" / folder).glob("test_*.py"))
-    return [str(path) for path in found if not OF_EXTENSIONS.search(path.read_text("utf-8"))]
+    """Return files of tests that run without the extensions."""
+    paths = sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    return [str(path) for path in paths if not OF_EXTENSIONS.search(path.read_text("utf-8"))]
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds memoire without its extensions."""
+    """Return the environment of a process that finds memoire without its extensions."""
     folder = tmp_path_factory.mktemp("core")
     (folder / "memoire").mkdir()
     for path in PACKAGE.iterdir():
@@ -210,8 +208,8 @@ def test_the_core_s_tests_pass_without_the_extensions(folder: str, core: dict[st
 @pytest.mark.slow
 def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
     names = [*memoire.EXTENSIONS, "ReplayMemory", "Prompts", "storage keyed"]
-    said = said_by(WITHOUT, *names, env=core)
-    assert len(said) == len(names) and all("which is not installed: pip install" in each for each in said)
+    messages = output_of(WITHOUT, *names, env=core)
+    assert len(messages) == len(names) and all("which is not installed: pip install" in each for each in messages)
     demo = [sys.executable, "-P", "-m", "memoire", "demo"]
     done = subprocess.run(demo, env=core, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1 and "this needs memoire.rl, which is not installed" in done.stderr

@@ -1,6 +1,7 @@
-"""What a caller gets who says nothing: all defaults of public calls, of settings and of commands, as they were agreed.
+"""Defaults of all public calls, settings and commands, as agreed in defaults.txt.
 
-A change that is meant is written by `python tests/structure/test_signatures.py`; the difference shows what users will notice.
+An intended change is written by `python tests/structure/test_signatures.py`; the difference shows what users will
+notice.
 """
 
 import dataclasses
@@ -17,23 +18,23 @@ from memoire.cli import main
 
 AGREED = Path(__file__).with_name("defaults.txt")
 WITH_TORCH = ("memoire.torch", "memoire.sb3")
-"""Left out, so that the list is the same whether torch is installed or not."""
+"""Modules left out of the list, which must be equal with torch and without."""
 INNER = re.compile(r"(^|\.)_(?!_init__)")
 
 
 def modules():
-    """All modules; those of an optional package that is not installed are left out."""
-    for found in pkgutil.walk_packages(memoire.__path__, "memoire."):
-        if INNER.search(found.name) or found.name.endswith("__main__") or found.name in WITH_TORCH:
+    """Yield all modules but those of optional packages that are not installed."""
+    for info in pkgutil.walk_packages(memoire.__path__, "memoire."):
+        if INNER.search(info.name) or info.name.endswith("__main__") or info.name in WITH_TORCH:
             continue
         try:
-            yield importlib.import_module(found.name)
+            yield importlib.import_module(info.name)
         except ImportError:
             continue
 
 
 def calls():
-    """(name, function) of whatever is public, where it is defined."""
+    """Yield (name, function) of each public function and method, from its defining module."""
     for module in modules():
         for name, value in sorted(vars(module).items()):
             if name.startswith("_") or getattr(value, "__module__", "") != module.__name__:
@@ -48,7 +49,7 @@ def calls():
 
 
 def plain(value):
-    """A default as text, the same on every machine."""
+    """Return a default as text, equal on every machine."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value)).replace(str(Path.home()), "~")
     return f"<{type(value).__name__}>" if dataclasses.is_dataclass(value) or len(text) > 100 else text
 
@@ -83,13 +84,13 @@ def defaults():
 
 def test_who_says_nothing_gets_what_was_agreed():
     agreed = AGREED.read_text(encoding="utf-8").splitlines()
-    found = defaults()
+    current = defaults()
     there = tuple(f"{module.__name__}." for module in modules())  # others need a package that is not installed
-    missing = [line for line in agreed if line not in found and line.startswith(("memoire ", *there))]
-    assert (missing, [line for line in found if line not in agreed]) == ([], []), (
+    missing = [line for line in agreed if line not in current and line.startswith(("memoire ", *there))]
+    assert (missing, [line for line in current if line not in agreed]) == ([], []), (
         "python tests/structure/test_signatures.py"
     )
-    assert len(found) > 500
+    assert len(current) > 500
 
 
 if __name__ == "__main__":

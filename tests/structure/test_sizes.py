@@ -11,13 +11,11 @@ from structure_imports import sources, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE_ACCESSES, PATCHES = 175, 36
-"""How often tests reach into another object's private parts, and replace something for a while; they may only become
-fewer.
-"""
+"""Ceilings of tests' accesses to private parts and of their patches; both may only fall."""
 OF_TUPLES = ("_asdict", "_replace", "_fields")
 """Public methods of named tuples."""
 SHAPE = re.compile(r"\[[A-Z0-9*]|\bshape|\[\]")
-"""How docstrings write shapes: `[B, *F]`, "shape (B,)", `[]`."""
+"""Forms of shapes in docstrings: `[B, *F]`, "shape (B,)", `[]`."""
 
 
 def is_overload(node: ast.FunctionDef) -> bool:
@@ -25,12 +23,12 @@ def is_overload(node: ast.FunctionDef) -> bool:
 
 
 def annotations(node: ast.FunctionDef) -> str:
-    given = [each.annotation for each in (*node.args.args, *node.args.kwonlyargs) if each.annotation]
-    return " ".join(ast.unparse(each) for each in (*given, *([node.returns] if node.returns else [])))
+    typed = [each.annotation for each in (*node.args.args, *node.args.kwonlyargs) if each.annotation]
+    return " ".join(ast.unparse(each) for each in (*typed, *([node.returns] if node.returns else [])))
 
 
 def test_figures_about_packages_are_not_above_their_ceilings() -> None:
-    """`make lint-structure` holds all figures below their ceilings; these take little time."""
+    """`make lint-structure` checks all figures; this test checks those that take little time."""
     rules = structure.Rules.read(ROOT / structure.RULES)
     assert structure.check(ROOT, rules, structure.between(ROOT, rules)) == []
 
@@ -60,7 +58,7 @@ def test_public_functions_that_take_or_give_arrays_say_their_shapes() -> None:
 
 
 def without_shapes(holder: ast.Module | ast.ClassDef) -> list[str]:
-    """Public functions with arrays whose docstrings have no shape."""
+    """Return public functions with arrays whose docstrings state no shape."""
     return [
         node.name
         for node in holder.body

@@ -1,4 +1,4 @@
-"""Each figure of tools/structure.py, of a small made-up package, and what raises it."""
+"""Figures of tools/structure.py for a small made-up package, and changes that raise each of them."""
 
 import subprocess
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ FIGURES = {
 
 
 def checkout(folder: Path, *changes: Mapping[str, str]) -> Path:
-    """A checkout with the made-up package; text of a change is appended to its file."""
+    """Write a checkout with the made-up package; each change appends text to its files."""
     files = dict(PACKAGE)
     for change in changes:
         for name, text in change.items():
@@ -151,8 +151,8 @@ def test_a_planted_change_raises_its_figure_and_is_named(
 )
 def test_every_way_to_compare_with_a_kind_is_counted(name: str, text: str, count: int, tmp_path: Path) -> None:
     kinds = Kinds(KINDS.own, KINDS.classes, registry=["memoire/registry.py"])
-    found = list(structure.comparisons(checkout(tmp_path, {name: f"\n{text}\n"}), kinds))
-    assert [file for file, _ in found] == [name] * count
+    comparisons = list(structure.comparisons(checkout(tmp_path, {name: f"\n{text}\n"}), kinds))
+    assert [file for file, _ in comparisons] == [name] * count
 
 
 TOML = """
@@ -171,7 +171,7 @@ modules = 9
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with the made-up package, whose ceilings are its figures."""
+    """Return a repository with the made-up package, whose ceilings are its figures."""
     checkout(tmp_path, {structure.RULES: TOML})
     figures = structure.measure(tmp_path, RULES, runs=False)
     structure.record(tmp_path / structure.RULES, figures, {"modules": 9})
@@ -190,10 +190,10 @@ def test_a_figure_above_its_ceiling_is_refused_with_the_file_that_raised_it(
     (repository / "memoire" / "client" / "client.py").write_text("from memoire.pool.lists import List\n")
     structure.product_files.cache_clear()
     assert structure.main(check) == 1
-    said = capsys.readouterr().err
-    assert "modules: 9, and the ceiling is 8: Python modules." in said
-    assert "  client -> pool: 0 -> 1 (memoire/client/client.py:1)" in said
-    assert "  memoire/client/client.py: 0 -> 1" in said and "raise ceilings in tools/structure.toml" in said
+    output = capsys.readouterr().err
+    assert "modules: 9, and the ceiling is 8: Python modules." in output
+    assert "  client -> pool: 0 -> 1 (memoire/client/client.py:1)" in output
+    assert "  memoire/client/client.py: 0 -> 1" in output and "raise ceilings in tools/structure.toml" in output
 
 
 @pytest.mark.slow

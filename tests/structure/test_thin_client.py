@@ -1,4 +1,4 @@
-"""An actor's image needs numpy, pyzmq and msgspec, and nothing else."""
+"""Image of an actor, which needs numpy, pyzmq and msgspec, and nothing else."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ PACKAGE = Path(memoire.__file__).resolve().parent
 
 
 def required() -> list[str]:
-    """What memoire declares, without its extras."""
+    """Return the packages that memoire requires without its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [requirement.split(">=")[0] for requirement in project["dependencies"]]
 
@@ -29,7 +29,7 @@ def link(site: Path, source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def thin_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with memoire and what it declares: links to what is installed here, so that no network is needed."""
+    """Return a Python with memoire and its requirements, as links to installed packages: no network is needed."""
     folder = tmp_path_factory.mktemp("thin")
     venv.create(folder, with_pip=False, symlinks=True)
     site = next((folder / "lib").glob("python3*")) / "site-packages"
@@ -43,7 +43,7 @@ def thin_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(python: str, *arguments: str, timeout: float = 100.0) -> str:
-    """Run without the environment of this run: no PYTHONPATH, no user site, no working directory on the path."""
+    """Run Python without this run's environment: no PYTHONPATH, no user site, no working directory on the path."""
     result = subprocess.run([python, "-I", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout

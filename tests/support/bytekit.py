@@ -1,8 +1,8 @@
-"""Requests at their largest, kind by kind, of peers that try how much memory a server takes for them.
+"""Largest requests of each kind, from peers that try how much memory a server takes for them.
 
-A kind is a generator for one client: it yields (table, body, payload), and the id of another client if it speaks for
-one; it is sent the body of the reply, which is None for what is pushed. It goes on until whoever sends ends it; a
-refusal is a reply like any other.
+A kind is a generator for one client. It yields (table, body, payload), and another client's id to speak for that
+client. It receives the body of the reply, or None for a push, until the sender ends it; a refusal is a reply like any
+other.
 """
 
 import functools
@@ -36,7 +36,7 @@ TABLES = {
     "rows": Table(storage="keyed"),
 }
 ASTRAL = chr(0x1F600)
-"""A letter with which a text takes four bytes for each of its characters in memory, and one on the wire."""
+"""Letter with which a text takes four bytes a character in memory, and one for plain characters on the wire."""
 TAIL = 512 << 10
 
 
@@ -45,7 +45,7 @@ def _put(rows, upload=0):
 
 
 def stage_and_name_it_often(client, size):
-    """A piece, and rows that each name all of it once more: 3.5 kB that stand for gigabytes."""
+    """Stage a piece, and put rows that each name all of it once more: 3.5 kB that stand for gigabytes."""
     staged = [keyed.StagedValue("x", 0, size)]
     for upload in itertools.count(1):
         yield "rows", keyed.ChangeRows(call="stage", upload=upload, offset=0), bytes(size)
@@ -53,14 +53,14 @@ def stage_and_name_it_often(client, size):
 
 
 def upload_and_leave(client, size):
-    """Uploads that no row names."""
+    """Stage values that no row names."""
     for upload in itertools.count(1):
         for piece in range(16):
             yield "rows", keyed.ChangeRows(call="stage", upload=upload, offset=piece * size), bytes(size)
 
 
 def names_of_fields(client, size):
-    """Rows whose fields have long names and nothing else."""
+    """Put rows whose fields have long names and nothing else."""
     for number in itertools.count():
         fields = {f"{ASTRAL}{number}-{field}".ljust(256, "f"): b"" for field in range(min(1000, size // 1000))}
         count = max(1, size // 1600 // len(fields))
@@ -68,26 +68,24 @@ def names_of_fields(client, size):
 
 
 def rows_without_anything(client, size):
-    """Rows that have a key and nothing else."""
     for number in itertools.count():
         yield _put([keyed.PutRow(f"{client}{number}{row}", {}, {}, []) for row in range(size // 96)])
 
 
 def keys_of_rows(client, size):
-    """Rows with the longest keys."""
     for number in itertools.count():
         keys = [f"{ASTRAL}{client}-{number}-{row}".ljust(1024, "k") for row in range(max(1, size // 5000))]
         yield _put([keyed.PutRow(key, {}, {}, []) for key in keys])
 
 
 def partitions(client, size):
-    """A new partition with each message."""
+    """Put into a new partition with each message."""
     for number in itertools.count():
         yield "rows", keyed.ChangeRows(call="put", partition=f"{ASTRAL}{client}-{number}".ljust(256, "p")), None
 
 
 def tags_of_one_row(client, size):
-    """One row with large tags, which is written and asked for again and again in one message."""
+    """Put one row with large tags, then write and request the row many times in one message."""
     yield _put([keyed.PutRow("k", {"t": bytes(size // 4)}, {}, [])])
     again = _put([keyed.PutRow("k", {}, {}, [])] * (size // 24))
     keys = keyed.pack(["k"] * (size // 24))
@@ -98,7 +96,7 @@ def tags_of_one_row(client, size):
 
 
 def unread_rows(client, size):
-    """A large row, asked for again and again by a peer that reads nothing."""
+    """Request a large row again and again, as a peer that reads no reply."""
     yield "", messages.Hello(role="reader", takes={"message_bytes": 2 * size}), None
     yield _put([keyed.PutRow("k", {}, {"x": bytes(size - 4000)}, [])])
     while True:
@@ -106,7 +104,7 @@ def unread_rows(client, size):
 
 
 def given_prompts(client, size, payload=0):
-    """Prompts with the longest tags. The key of a trainer."""
+    """Add prompts with the longest tags. Needs a trainer's key."""
     count = min(size // max(1, payload), 1 + size // 200_000)
     for number in itertools.count():
         new = [prompt_messages.NewPrompt(number * count + index, payload) for index in range(count)]
@@ -116,12 +114,12 @@ def given_prompts(client, size, payload=0):
 
 
 def payloads_of_prompts(client, size):
-    """Prompts of 64 KiB. The key of a trainer."""
+    """Add prompts with payloads of a sixteenth of `size`. Needs a trainer's key."""
     return given_prompts(client, size, size // 16)
 
 
 def finished_epochs(client, size):
-    """Epochs that are finished, of data sets that nobody has. The key of a trainer."""
+    """Finish epochs of data sets that do not exist. Needs a trainer's key."""
     for number in itertools.count():
         body = prompt_messages.Groups(call="finish", dataset=f"{ASTRAL}{client}-{number}".ljust(256, "d"))
         yield "prompts", body, None
@@ -130,8 +128,8 @@ def finished_epochs(client, size):
 def _leased(client, prompts, count):
     new = [prompt_messages.NewPrompt(index, 0) for index in range(prompts)]
     yield "prompts", prompt_messages.Groups(call="add", dataset=f"{client}", new=new), None
-    told = yield "prompts", prompt_messages.Answers(call="lease", count=count), None
-    return getattr(told, "leases", [])
+    reply = yield "prompts", prompt_messages.Answers(call="lease", count=count), None
+    return getattr(reply, "leases", [])
 
 
 def _answered(lease, number, elements, size, *, is_last, columns):
@@ -141,20 +139,20 @@ def _answered(lease, number, elements, size, *, is_last, columns):
 
 
 def pieces_of_answers(client, size):
-    """Pieces of answers that do not end, for all prompts that a worker gets."""
+    """Answer all prompts that a worker gets with pieces that do not end."""
     elements = size // 4 - 1000
     leases = yield from _leased(client, 64, 8)
     pieces = [0] * len(leases)
     while True:
         for place, lease in enumerate(leases):
-            told = yield _answered(lease, pieces[place], elements, 4 * elements, is_last=False, columns=1)
-            pieces[place] += isinstance(told, prompt_messages.Prompted)
+            reply = yield _answered(lease, pieces[place], elements, 4 * elements, is_last=False, columns=1)
+            pieces[place] += isinstance(reply, prompt_messages.Prompted)
         if not leases:
             yield "prompts", prompt_messages.Prompts(call="counts"), None
 
 
 def columns_asked_often(client, size):
-    """One answer, asked for many times in one message."""
+    """Answer one prompt, then request the answer many times in one message."""
     elements = size // 4 - 1000
     for lease in (yield from _leased(client, 1, 1)):
         yield _answered(lease, 0, elements, 4 * elements + 4, is_last=True, columns=3)
@@ -165,9 +163,7 @@ def columns_asked_often(client, size):
 
 
 def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
-    """Caches or episodes of frames of zeros that take `size` bytes at most when they are unpacked, or have so many
-    samples.
-    """
+    """Push caches or episodes of zeros, with so many samples or at most `size` bytes when unpacked."""
     entries = samples or size // 2400
     schema = TABLES[table].schema
     frame = np.zeros(schema["state"].shape, np.uint8)
@@ -190,7 +186,7 @@ def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
 
 
 def larger_caches(client, size):
-    """Caches much larger than the usual ones of their table, as large as the server takes them."""
+    """Push caches much larger than usual in their table, as large as the server takes them."""
     most = sockets.largest_push(usual_bytes(FRAMES, TABLES["few frames"].parameters), size)
     return _pushes(messages.Cache, client, most, compression="none", table="few frames")
 
@@ -199,7 +195,7 @@ _caches, _episodes = (functools.partial(_pushes, body) for body in (messages.Cac
 _alone = {"samples": 1, "compression": "none"}
 PUSHES = {
     "packed_caches": _caches,  # take thirty times as much when they are unpacked
-    "plain_caches": functools.partial(_caches, compression="none"),  # as large as they may be
+    "plain_caches": functools.partial(_caches, compression="none"),  # of the largest size
     "smallest_caches": functools.partial(_caches, table="small caches", **_alone),
     "larger_caches": larger_caches,
     "packed_episodes": functools.partial(_episodes, table="episodes"),  # take a hundred times as much
@@ -213,7 +209,7 @@ def _newcomer(client, number):
 
 
 def reports(client, size):
-    """UPDATE of a new client each time, with the longest names of scalars and topics."""
+    """Send UPDATE of a new client each time, with the longest names of scalars and topics."""
     count = min(64, size // 2200)
     for number in itertools.count(1):
         names = [f"{ASTRAL}{number}-{name}".ljust(256, ASTRAL) for name in range(count)]
@@ -222,7 +218,7 @@ def reports(client, size):
 
 
 def newcomers(client, size):
-    """HELLO, and a first report, of a new client each time."""
+    """Send HELLO and a first report of a new client each time."""
     for number in itertools.count(1):
         body = messages.Hello(host=ASTRAL.ljust(256, ASTRAL), name="n" * 63)
         yield "caches", body, None, _newcomer(client, number)
@@ -230,7 +226,6 @@ def newcomers(client, size):
 
 
 def log_lines(client, size):
-    """UPDATE with the longest log lines."""
     count = max(1, min(size, TAIL) // 70_000)
     length = min(16_000, size // 5)
     for number in itertools.count(1):
@@ -239,7 +234,7 @@ def log_lines(client, size):
 
 
 def td_errors(client, size):
-    """TD errors for clients that do not fetch them. The key of a learner."""
+    """Send TD errors for clients that do not fetch them. Needs a learner's key."""
     owners = 4
     for number in range(owners):
         yield "caches", messages.Update(steps=1), None, _newcomer(client, number)
@@ -252,7 +247,7 @@ def td_errors(client, size):
 
 
 def models_that_do_not_end(client, size):
-    """First stretches of models of many topics. The key of a trainer."""
+    """Publish first parts of models of a hundred topics. Needs a trainer's key."""
     body = bytes(size // 2)
     for number in itertools.count():
         topic = f"{client}-{number % 100}"
@@ -260,7 +255,7 @@ def models_that_do_not_end(client, size):
 
 
 def models_of_many_topics(client, size):
-    """Models of as many topics as there may be. The key of a trainer."""
+    """Publish models of as many topics as possible. Needs a trainer's key."""
     body = bytes(size)
     whole = checksum(body)
     for number in itertools.count():
@@ -275,23 +270,19 @@ KINDS = PUSHES | {
         columns_asked_often, reports, newcomers, log_lines, td_errors, models_that_do_not_end, models_of_many_topics,
     )
 }  # fmt: skip
-"""Of a server's peers."""
+"""Requests by a server's peers: name -> generator."""
 PUSHED = messages.Cache | messages.Episode
 
 
 def tables_of(kind, size):
-    """The tables of the server that requests of a kind are for. Caches of so many bytes are the usual ones."""
+    """Return the server's tables for requests of a kind; caches of so many bytes are the usual ones."""
     tables = {request[0] for request in itertools.islice(KINDS[kind](0, size), 1)} - {""}
-    made = TABLES | {"caches": Table(FRAMES, cache_size=size // 2400)}
-    return {name: made[name] for name in tables or {"prompts"}}
+    all_tables = TABLES | {"caches": Table(FRAMES, cache_size=size // 2400)}
+    return {name: all_tables[name] for name in tables or {"prompts"}}
 
 
 def frames_of(request, client, sequence):
-    """The frames of what a kind yields.
-
-    Args:
-        client: Number of the client.
-    """
+    """Return the frames of a request that a kind yielded for the client of this number."""
     table, body, payload, *other = request
     facts = {"client": other[0] if other else client.to_bytes(16, "little"), "sequence": sequence}
     if isinstance(body, PUSHED):

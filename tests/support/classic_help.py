@@ -1,4 +1,4 @@
-"""What the tests of the classic classes share: templates, a cluster whose loops run in threads, and waiting for a condition."""
+"""Helpers for tests of the classic classes: templates, a cluster whose loops run in threads, and checks of batches."""
 
 import contextlib
 import threading
@@ -12,21 +12,21 @@ from netkit import DEADLINE, until
 
 
 def templates(state=(4,), reward=()):
-    """The seven buffers in the page's order."""
+    """Return templates of the seven buffers, in the order of the classic API."""
     of_reward = [(reward, np.float32)]
     forms = (state, np.float32), ((), np.int64), *of_reward, ((), np.float32), *2 * of_reward, ((2,), np.int32)
     return tuple(np.zeros(*form) for form in forms)
 
 
 def tcp():
-    """An address that nobody else takes."""
+    """Return a TCP address with a free port."""
     return address(1)
 
 
 class Cluster:
-    """A server with its loops in threads: proxies on TCP, workers behind them on inproc://, as the page has it.
+    """Server whose loops run in threads: proxies on TCP, and workers behind the proxies on inproc://.
 
-    Leaving it closes the server and fails unless every loop ends.
+    On exit the server closes; the test fails unless every loop ends.
     """
 
     def __init__(self, *, max_step=1000, n_caches=64, workers=2, buffers=None, seed=0, **parameters):
@@ -43,17 +43,16 @@ class Cluster:
             self.loop("pull_worker_main", f"inproc://pull{mark}", "Conn")
 
     def loop(self, name, *arguments):
-        """Run one of the server's loops in a thread."""
         thread, outcome = netkit.in_thread(getattr(self.server, name), *arguments)
         thread.name = name
         self.threads.append(thread)
         self.outcomes.append(outcome)
 
     def client(self, input_uuid=0, **options):
-        """A new client of the page's three endpoints, closed at the end."""
-        made = ReplayMemoryClient(self.sub, self.req, self.push, input_uuid, **options)
-        self.clients.append(made)
-        return made
+        """Return a new client of the three endpoints; the cluster closes the client at its end."""
+        client = ReplayMemoryClient(self.sub, self.req, self.push, input_uuid, **options)
+        self.clients.append(client)
+        return client
 
     def held(self, caches):
         """Wait until the server has accepted so many caches."""
@@ -74,7 +73,7 @@ class Cluster:
 
 
 def play(client, owner, length=10, start=0, **how):
-    """One closed episode whose entries tell their owner and position: state [owner, position, 2 * position, 1]."""
+    """Record one closed episode whose states hold [owner, position, 2 * position, 1]."""
     rem = client.rem
     rem.new_episode()
     for t in range(start, start + length):
@@ -84,7 +83,7 @@ def play(client, owner, length=10, start=0, **how):
 
 
 def check_content(batch, steps=1, stack=1):
-    """Every sample is one entry's own fields, with the state `steps` later, whoever made it."""
+    """Assert that each sample holds the fields of one entry, and the state `steps` later."""
     prev, following, weight = batch
     owner, position = prev.info[:, 0], prev.info[:, 1]
     np.testing.assert_array_equal(prev.action, 1000 * owner + position)
@@ -101,7 +100,7 @@ def check_content(batch, steps=1, stack=1):
 
 @contextlib.contextmanager
 def in_thread(target, *arguments):
-    """Run something beside the test; its result or problem is there at the end."""
+    """Run a function in a thread beside the block; afterwards the dict holds "result" or "problem"."""
     outcome = {}
 
     def run():

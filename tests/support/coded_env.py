@@ -1,4 +1,4 @@
-"""Environments whose observations say where they come from: (environment, episode, step)."""
+"""Environments whose observations encode (environment, episode, step)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,6 @@ Place = tuple[int, int, int]
 
 
 def encode(kind: str, place: Place) -> Any:
-    """The observation of a place."""
     if kind == "box":
         return np.array(place, np.float32)
     if kind == "discrete":
@@ -27,7 +26,7 @@ def encode(kind: str, place: Place) -> Any:
 
 
 def decode(kind: str, leaves: Sequence[Any]) -> Place:
-    """The place of stored state columns, checked to be whole; rows of a set may be padded."""
+    """Return the place that stored state columns encode; assert that all parts agree. Rows of a set may be padded."""
     if kind == "box":
         (place,) = leaves
         return tuple(int(x) for x in place)
@@ -50,12 +49,11 @@ def action_at(place: Place) -> int:
 
 
 def reward_at(place: Place) -> float:
-    """Of the step that leaves a place."""
     return place[0] + place[1] / 10 + place[2] / 1000
 
 
 def drive(envs: Any, writer: Any, schema: Schema, kind: str, steps: int) -> Iterator[None]:
-    """The loop that a user writes, over a vector of coded environments; it stops after each step."""
+    """Step a vector of coded environments as a user's loop does; yield after each step."""
     obs, _ = envs.reset(seed=0)
     for _ in range(steps):
         leaves = schema.flatten("obs", obs)
@@ -69,7 +67,9 @@ def drive(envs: Any, writer: Any, schema: Schema, kind: str, steps: int) -> Iter
 
 
 class CodedEnv(gym.Env):
-    """Episode k has lengths[k % len] steps and ends as ends[k % len] says: "terminated", "truncated" or "both"."""
+    """Environment whose episode k has lengths[k % len] steps and ends as ends[k % len]: "terminated", "truncated",
+    "both".
+    """
 
     def __init__(self, environment: int, lengths: Sequence[int], ends: Sequence[str], kind: str = "box") -> None:
         self.environment, self.lengths, self.ends, self.kind = environment, lengths, ends, kind
@@ -108,7 +108,7 @@ class CodedEnv(gym.Env):
 
 
 def part_of(value: Any, chosen: Any) -> Any:
-    """Of what several environments gave, nested or not, what the chosen one gave, or a slice of them."""
+    """Return the part of nested results of several environments for `chosen`, one environment or a slice."""
     if isinstance(value, dict):
         return {name: part_of(part, chosen) for name, part in value.items()}
     return tuple(part_of(part, chosen) for part in value) if isinstance(value, tuple) else value[chosen]
@@ -119,7 +119,7 @@ ENDS = (["terminated", "truncated"], ["both", "truncated"], ["terminated"], ["tr
 
 
 class EnvironmentPool:
-    """Environments of which some step at once, in any order, as those of EnvPool's asynchronous mode do."""
+    """Environments of which any few step at once, as in EnvPool's asynchronous mode."""
 
     def __init__(self, kind: str, mode: str, lengths: Sequence[Sequence[int]] = LENGTHS) -> None:
         self.envs = [CodedEnv(i, *each, kind) for i, each in enumerate(zip(lengths, ENDS, strict=False))]
@@ -133,7 +133,7 @@ class EnvironmentPool:
         return self.schema.nest("obs", dict(zip(self.schema.leaves("obs"), map(together, leaves), strict=True)))
 
     def step(self, members: Sequence[int]) -> dict[str, Any]:
-        """What `Writer.step` gets of it, with a list for each argument."""
+        """Step these environments; return the arguments of `Writer.step`, with an item for each environment."""
         rows = []
         for i in members:
             env, obs = self.envs[i], self.last[i]
@@ -148,8 +148,10 @@ class EnvironmentPool:
             if self.mode != "next_step" and (row[2] or row[3]):
                 final, after = row[0], env.reset()[0]
             self.last[i] = after
-            told = after if self.mode == "same_step" else row[0]
-            rows.append((obs, action_at(decode(self.kind, self.schema.flatten("obs", obs))), *row[1:], told, final))
+            successor = after if self.mode == "same_step" else row[0]
+            rows.append(
+                (obs, action_at(decode(self.kind, self.schema.flatten("obs", obs))), *row[1:], successor, final)
+            )
         obs, action, reward, terminated, truncated, next_obs, final = zip(*rows, strict=True)
         finals = np.empty(len(rows), object)
         finals[:] = final

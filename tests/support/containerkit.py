@@ -1,4 +1,4 @@
-"""Containers with known contents, for the tests of caches and pools: what is in them as plain arrays, and their bytes."""
+"""Containers with known contents for tests of caches and pools, as plain arrays and as bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, Row
 
 STATE, PAIR = {"image": (np.uint8, (3, 2)), "speed": np.float32}, (np.float32, (2,))
 SCHEMA = Schema({"state": STATE, "action": PAIR, "reward": PAIR, "value": PAIR, "done": np.bool_})
-"""A state of two parts, and a column of each role."""
+"""Schema with a state of two parts and a column of each role."""
 DTYPES = {
     Part.PREV_INDEX: "<u4", Part.NEXT_INDEX: "<u4", Part.NUMBER: "<i8", Part.WEIGHT: "<f8", Part.REWARD_SUM: "<f4",
     Part.DISCOUNT: "<f4", Part.STEPS: "<u4", Part.AGE: "<f4", Part.MODEL: "<i8", Part.CHANCE: "<f8",
@@ -26,7 +26,7 @@ ENTRIES = 4
 
 @dataclass
 class Made:
-    """A container and, block by block, what is in it: (part, column name or None) -> array [rows, ...]."""
+    """A container and its contents by block: (part, column name or None) -> array [rows, ...]."""
 
     layout: ContainerLayout
     payload: Any
@@ -74,7 +74,7 @@ def _values(rng, form, rows, samples, layout, frames, owners, steps) -> Any:
 
 
 def make(layout, samples=8, *, seed=0, frames=5, owners=2, head=None, codec=0, replace=None) -> Made:
-    """A valid container of `layout` with random contents; `replace` gives bookkeeping blocks their values."""
+    """Return a valid container of `layout` with random contents; `replace` sets the values of bookkeeping blocks."""
     frames = min(frames, 2 * samples * layout.frame_stack)
     rng = np.random.default_rng(seed)
     steps = layout.length or (3 if layout.kind in (ContainerKind.CACHE, ContainerKind.DRAWN) else 1)
@@ -101,9 +101,9 @@ def make(layout, samples=8, *, seed=0, frames=5, owners=2, head=None, codec=0, r
         if codec and form.extent is RowCount.PER_FRAME and form.row_bytes and i not in of_values:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             packed[i] = (codec, _COMPRESS[codec](raw))
-    made = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)
+    container = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)
     for i, form in enumerate(layout.blocks):
         if i not in packed:
             name = None if form.column == BOOKKEEPING else layout.schema.names[form.column]
-            made.fill(form.part, blocks[form.part, name], name)
-    return Made(layout, made.payload, blocks, head)
+            container.fill(form.part, blocks[form.part, name], name)
+    return Made(layout, container.payload, blocks, head)

@@ -1,4 +1,4 @@
-"""What the tests of a server's decisions share: who asks as a client would, and a cache that arrives."""
+"""Helpers for tests of a server's dispatcher: a client that asks through wire frames, and an arriving cache."""
 
 import functools
 
@@ -16,7 +16,7 @@ cache_of = functools.partial(serverkit.cache_of, parameters=CACHES)
 
 
 class Asker:
-    """Asks a dispatcher as a client would: through the wire's own frames, and again where it is told to."""
+    """Client that sends requests to a dispatcher as wire frames; with `again` a request repeats the last number."""
 
     def __init__(self, dispatcher, client=ME):
         self.dispatcher, self.client, self.number = dispatcher, client, 0
@@ -27,11 +27,11 @@ class Asker:
         return self.dispatcher.answer(parse(frames))
 
 
-def made_dispatcher(told=None, table=None, **facts):
-    """A dispatcher of one table, which tells its lines and models."""
-    told = told or {"lines": [], "models": []}
+def made_dispatcher(records=None, table=None, **facts):
+    """Return a dispatcher of one table; `records` collects its log lines and models."""
+    records = records or {"lines": [], "models": []}
     facts = {"limits": Limits.of(model_chunk=10, model_bytes=1000), "epoch": 1} | facts
-    facts |= {"on_lines": told["lines"].extend, "on_model": told["models"].append}
+    facts |= {"on_lines": records["lines"].extend, "on_model": records["models"].append}
     return dispatcher_of(tables_of(default=table or Table(SCHEMA, parameters=CACHES)), **facts)
 
 

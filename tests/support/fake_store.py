@@ -1,6 +1,6 @@
-"""A store that keeps everything in memory: what a server does with one is tried without a disk.
+"""State store that keeps everything in memory, for tests of servers that save and restore.
 
-A `Disk` outlives the stores on it, as a folder outlives its servers; it can be made slow, full or broken.
+A `Disk` outlives the stores on it, as a folder outlives its servers. Tests make a disk slow, full or broken.
 """
 
 import tempfile
@@ -16,21 +16,21 @@ from memoire.wire.frames import name_hash
 
 
 class Disk:
-    """What is "on disk": only what a group brought that was saved whole."""
+    """Content of a fake disk: only groups that were saved as a whole."""
 
     def __init__(self, folder=None, epoch=0):
         self.lines, self.runs, self.models, self.texts = {}, {}, {}, {}
         self.accounts = {}  # bodies by run and key
         self.words = NumberedTexts()
         self.home = name_hash("home")
-        self.epoch = epoch  # of a lost disk in whose place this one is
-        self.since = epoch + 1  # nothing was forgotten
+        self.epoch = epoch  # counts the stores on this disk and on the lost disk that it replaces
+        self.since = epoch + 1  # the state is complete from this epoch on
         self.saved = []  # groups
-        self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for what is no part of a database
+        self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for files outside the database
         self.may_save = threading.Event()  # cleared: the disk is slow
         self.may_save.set()
-        self.is_full = False  # the store knows it, and says so
-        self.error = None  # of the next save, for ever
+        self.is_full = False  # known to the store, which reports it as trouble
+        self.error = None  # fails every save
 
     def save(self, group: SavedGroup):
         names = {run: run for run, _ in (*group.accounts, *group.inherited)}
@@ -47,7 +47,7 @@ class Disk:
 
 
 class DiskReader:
-    """The accounts of one run on a `Disk`: `memoire.accounting.packing.PackedReader`."""
+    """Accounts of one run on a `Disk`: a `memoire.accounting.packing.PackedReader`."""
 
     def __init__(self, disk, run):
         self.disk, self.run = disk, run
@@ -64,7 +64,7 @@ class DiskReader:
 
 
 class MemoryStore:
-    """`memoire.accounting.runs.StateStore` on a `Disk`."""
+    """State store on a `Disk`: a `memoire.accounting.runs.StateStore`."""
 
     def __init__(self, disk, name="home"):
         self.disk, self.name, self.folder = disk, name, disk.folder
@@ -76,7 +76,7 @@ class MemoryStore:
         self._stopping = False
         self._give_up = float("inf")
         self._thread = None
-        self.is_cut = False  # kill -9: nothing more is saved or said
+        self.is_cut = False  # kill -9: no more saves or reports
 
     def runs(self):
         return sorted(self.disk.runs.values(), key=lambda facts: facts.began)
@@ -88,8 +88,8 @@ class MemoryStore:
         return len(self.disk.lines.get(run, []))
 
     def search(self, run, wanted, *, most, newest_first):
-        found = self.disk.lines.get(run, [])
-        return found[::-1][:most] if newest_first else found[:most]
+        lines = self.disk.lines.get(run, [])
+        return lines[::-1][:most] if newest_first else lines[:most]
 
     def models(self, run):
         return list(self.disk.models.get(run, {}).values())
@@ -129,10 +129,10 @@ class MemoryStore:
 
     def _save_all(self):
         while (group := self._collect()) is not None:
-            is_told = False
+            is_reported = False
             while self.disk.is_full or not self.disk.may_save.wait(0.05):
-                if self.disk.is_full and not is_told:
-                    is_told = True
+                if self.disk.is_full and not is_reported:
+                    is_reported = True
                     self._delayed()
                 time.sleep(0.01)
                 if time.monotonic() > self._give_up:
@@ -147,7 +147,7 @@ class MemoryStore:
         return True
 
     def cut(self):
-        """As if the process had been killed: from now on nothing is saved."""
+        """Save nothing from now on, as if the process had been killed."""
         self.is_cut = True
 
     def close(self, timeout):

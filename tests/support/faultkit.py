@@ -1,4 +1,4 @@
-"""Faults at the steps of a write, by the argument `at` of whatever writes: an error, or the end of the process."""
+"""Faults at the steps of a write, for its argument `at`: an error, or the end of the process."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ import sys
 
 
 class FailAt:
-    """Raises at the nth step, and at all behind it if `stays`; counts them."""
+    """Records steps; raises at the nth step, and at each later one if `stays`."""
 
     def __init__(self, number=-1, error=None, *, stays=False):
         self.number, self.stays, self.steps = number, stays, []
@@ -20,7 +20,7 @@ class FailAt:
 
 
 class KillAt(FailAt):
-    """Kills the process at the nth step, or at the first one, or the given hit, of a name."""
+    """Kills the process at the nth step; or, if `number` is a name, at the step of that name, counted by `hit`."""
 
     def __init__(self, number, hit=1):
         super().__init__(number)
@@ -33,7 +33,7 @@ class KillAt(FailAt):
 
 
 def forked(function):
-    """Run it in a forked child, which ends with status 0 if it returns; returns the child's number."""
+    """Run the function in a forked child, which exits with 0 if the function returns; return the child's process id."""
     child = os.fork()
     if child:
         return child
@@ -46,5 +46,5 @@ def forked(function):
 
 
 def in_child(function):
-    """Run it in a forked child; returns how that ended."""
+    """Run the function in a forked child; return the child's exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(forked(function), 0)[1])

@@ -1,4 +1,4 @@
-"""One HTTP request, as the tests of nodes' pages, of the dashboard and of browsers make it."""
+"""HTTP requests for tests of nodes' pages, of the dashboard and of browsers."""
 
 import contextlib
 import http.client
@@ -8,7 +8,7 @@ from netkit import DEADLINE
 
 
 def ask(at, path, method="GET", headers=(), body=None):
-    """(status, headers, body) of one request to a URL, or to what has one as `url`."""
+    """Send one request to a URL, or to an object with a `url`; return (status, headers, body)."""
     place = urllib.parse.urlsplit(getattr(at, "url", at)).netloc
     with contextlib.closing(http.client.HTTPConnection(place, timeout=DEADLINE)) as connection:
         connection.request(method, "/" + path.removeprefix("/"), body, dict(headers))

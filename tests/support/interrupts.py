@@ -1,4 +1,4 @@
-"""Interrupts a call before each line, or every few opcodes, of everything that it runs in this thread, as Ctrl+C may."""
+"""Interrupts of a call before each line, or every few opcodes, that runs in this thread, as by Ctrl+C."""
 
 import gc
 import os
@@ -11,18 +11,17 @@ from types import FrameType
 from typing import Any
 
 Call = Callable[[Any], Any]
-"""A call of a writer."""
 
 TESTS = str(Path(__file__).parent.parent)
-"""The tests themselves are not interrupted."""
+"""Folder whose code is not interrupted."""
 EVERY = int(os.environ.get("INTERRUPTED_OPCODES", "127"))
-"""Of so many opcodes one is interrupted, to be done in time; INTERRUPTED_OPCODES=1 tries each of them."""
+"""Distance between interrupted opcodes, to limit the time; INTERRUPTED_OPCODES=1 interrupts at each of them."""
 MOST = 100_000
-"""Places in a call, at most: a call that never ends is an error."""
+"""Largest number of places in a call; more mean that the call never ends."""
 
 
 class _Interrupt:
-    """Raises KeyboardInterrupt before the line or opcode number `at` that is run, once."""
+    """Trace function that raises KeyboardInterrupt once, before the line or opcode number `at`."""
 
     def __init__(self, at: int, opcodes: bool) -> None:
         self.at, self.opcodes, self.seen = at, opcodes, 0
@@ -44,7 +43,7 @@ class _Interrupt:
 
 
 def interrupt(call: Callable[[], Any], at: int, *, opcodes: bool = False) -> str:
-    """Where the call was interrupted, at the place number `at`, from 1 on; "" once it has no such place."""
+    """Interrupt a call at place number `at`, from 1 on; return the place, or "" if the call ended before."""
     interrupts, former = _Interrupt(at, opcodes), sys.gettrace()
     gc.disable()  # callbacks of a collection swallow what is raised in them
     sys.settrace(interrupts.enter)
@@ -59,10 +58,9 @@ def interrupt(call: Callable[[], Any], at: int, *, opcodes: bool = False) -> str
 
 
 def everywhere(opcodes: bool = False, every: int = 1) -> Iterator[Callable[[Callable[[], Any]], str]]:
-    """Ways to call: each interrupts at another place, until a call ends without. They return where.
+    """Yield functions that run a call and interrupt it, each at a later place, until a call ends uninterrupted.
 
-    Args:
-        every: Of so many lines one is interrupted.
+    Each function returns the place. `every` is the distance between interrupted lines.
     """
     for at in range(1, MOST, EVERY if opcodes else every):
         place = ""
@@ -79,14 +77,14 @@ def everywhere(opcodes: bool = False, every: int = 1) -> Iterator[Callable[[Call
 
 
 def check_whole(make, call, ways, *, opcodes: bool, waits: tuple[str, ...] = (), every: int = 1) -> None:
-    """Interrupt a call everywhere, and compare what is there at the end with what is there if it was made, or not.
+    """Interrupt a call at each place; assert that its outcome is as if the call had been made, or had not.
 
     Args:
-        make: Returns something with a `writer`, which the call gets. Its `go_on(calls)` makes further ones, keeps
-            errors of memoire, and returns itself; `outcome()` is all that can be told apart, by names; another thread
-            has to be able to take its `locks()`, for `with`.
-        ways: Calls that come then; a place gets one of them in turn.
-        waits: Of the outcome, what tells of waiting, which an interrupt may end: each may be of either.
+        make: Returns an object with a `writer`, which the call gets. Its `go_on(calls)` makes further calls, keeps
+            errors of memoire, and returns the object; `outcome()` maps names to all that can be told apart. Another
+            thread has to be able to take its `locks()`.
+        ways: Rows of calls that follow; each place gets one of them in turn.
+        waits: Names in the outcome that tell of waiting, which an interrupt may end: each may be of either outcome.
         every: See `everywhere`.
     """
     known = [(then, make().go_on(then).outcome(), make().go_on((call, *then)).outcome()) for then in ways]
@@ -96,18 +94,18 @@ def check_whole(make, call, ways, *, opcodes: bool, waits: tuple[str, ...] = (),
         place = interrupted(lambda tried=tried: call(tried.writer))
         left[place] = tried
         then, *both = known[number % len(known)]
-        found = tried.go_on(then).outcome()
-        names = found.keys() | both[0].keys() | both[1].keys()
-        wrong = {name: [each.get(name) for each in (found, *both)] for name in names}
+        outcome = tried.go_on(then).outcome()
+        names = outcome.keys() | both[0].keys() | both[1].keys()
+        wrong = {name: [each.get(name) for each in (outcome, *both)] for name in names}
         wrong = {name: values for name, values in wrong.items() if values[0] not in values[1:]}
-        is_whole = any(all(found.get(name) == each.get(name) for name in names - {*waits}) for each in both)
+        is_whole = any(all(outcome.get(name) == each.get(name) for name in names - {*waits}) for each in both)
         assert is_whole and not wrong, f"interrupted at {place}, neither as before nor as after: {wrong or 'mixed'}"
     taken = _taken(left.values())
     assert taken == len(left), f"stays locked, interrupted at {list(left)[taken]}"
 
 
 def _taken(tried: Iterable[Any]) -> int:
-    """Of how many of them another thread can take the locks."""
+    """Return the number of objects whose locks another thread can take."""
     done: list[Any] = []
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""A child for the tests of the launcher: does what its arguments say, in order."""
+"""Child process for tests of the launcher: performs the actions that its arguments name, in order."""
 
 import os
 import signal

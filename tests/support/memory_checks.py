@@ -1,4 +1,4 @@
-"""Memories with something in them, and whether the engine's pages, episodes, rows, weights and sums agree: slowly."""
+"""Memories with contents, and slow checks that the engine's pages, episodes, rows, weights and sums agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memoire.replay.parameters import Parameters
 
 
 class LongWay:
-    """A memory that the engine does not know: its writer takes every step the long way."""
+    """Memory of a class that the engine does not know, so that its writer takes the slow path at every step."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -25,7 +25,7 @@ class LongWay:
 
 
 class RecordingObserver(list[Any]):
-    """An observer of a writer: all that it was told, in order."""
+    """Observer of a writer: a list of all reports, in order."""
 
     def on_entries(self, count: int) -> None:
         self.append(count)
@@ -35,17 +35,17 @@ class RecordingObserver(list[Any]):
 
     @property
     def entries(self) -> int:
-        """How many there were in all."""
+        """Number of all reported entries."""
         return sum(each for each in self if isinstance(each, int))
 
     @property
     def episodes(self) -> list[tuple[int, int, Any]]:
-        """(lane, length, return) of each."""
+        """(lane, length, return) of each reported episode."""
         return [each for each in self if isinstance(each, tuple)]
 
 
 def filled(memory, entry, *, episodes=1, length=20, final=None, model_version=0, **closing) -> Memory:
-    """The memory with closed episodes: entry t of each is `entry(t)`, and `final()` is the state in which it ended."""
+    """Add closed episodes to a memory and return it; entry t of each is `entry(t)`, the final state `final()`."""
     for _ in range(episodes):
         memory.open()
         for step in range(length):
@@ -55,7 +55,7 @@ def filled(memory, entry, *, episodes=1, length=20, final=None, model_version=0,
 
 
 def with_episode(memory: Memory, values: Sequence[Any], init_w: Any = 1.0, **closing: Any) -> Memory:
-    """The memory with one more closed episode, of these columns: each [T, *F]."""
+    """Add one closed episode of these columns, each [T, *F], to a memory and return the memory."""
     memory.open()
     memory.extend(0, values, init_w)
     memory.close(**closing)
@@ -63,7 +63,7 @@ def with_episode(memory: Memory, values: Sequence[Any], init_w: Any = 1.0, **clo
 
 
 def check_memory(memory: Memory) -> None:
-    """Assert that all of a memory agrees with itself, and with the parameters that it follows."""
+    """Assert that all parts of a memory agree with each other and with its parameters."""
     with memory.held():
         _check(memory, memory.parameters)
 
@@ -98,7 +98,7 @@ def _check(store: _core.EntryStore, parameters: Parameters) -> None:
 def _check_limits(
     store: _core.EntryStore, limits: Parameters, inside: dict[str, Any], has_weight: NDArray[np.bool_]
 ) -> None:
-    """What is watched for limits bounds what there is, and nothing beyond them has a weight."""
+    """Assert that the limits' bounds cover all drawable entries, and that entries beyond a limit have no weight."""
     meta = inside["meta"][has_weight]
     if limits.max_times_sampled:
         assert (meta["drawn"] < limits.max_times_sampled).all()
@@ -112,7 +112,7 @@ def _check_limits(
 
 
 def _check_order(inside: dict[str, Any]) -> None:
-    """Pages to be taken are once in their order; the lists of closed and free episodes hold every slot but the open."""
+    """Assert that each takeable page is once in the order, and that each episode's slot is closed, free or open."""
     pages, episodes = inside["pages"], inside["episodes"]
     order = list(_follow(pages["newer"], inside["first_page"]))
     assert sorted(order) == list(np.flatnonzero(pages["is_open"] == 0))
@@ -129,7 +129,7 @@ def _check_order(inside: dict[str, Any]) -> None:
 
 
 def _check_lanes(inside: dict[str, Any], capacity: int) -> None:
-    """A page belongs to one lane at most, and is open just where it holds rows of an open episode."""
+    """Assert that a page belongs to at most one lane, and is open exactly if it holds rows of an open episode."""
     pages, meta, size = inside["pages"], inside["meta"], inside["page_rows"]
     for index, lane in enumerate(inside["lanes"]):
         assert lane["page"] < 0 or pages["lane"][lane["page"]] == index
@@ -142,7 +142,7 @@ def _check_lanes(inside: dict[str, Any], capacity: int) -> None:
 
 
 def _check_episodes(inside: dict[str, Any], capacity: int) -> list[int]:
-    """Each episode's rows are found one after the other from its first, and hold its positions; returns the lengths."""
+    """Assert that each episode's rows follow each other and hold their positions; return the episodes' lengths."""
     meta, pages, size = inside["meta"], inside["pages"], inside["page_rows"]
     lengths = []
     for slot in np.flatnonzero(inside["episodes"]["state"] > 0):
@@ -162,7 +162,7 @@ def _check_episodes(inside: dict[str, Any], capacity: int) -> list[int]:
 
 
 def _follow(links: NDArray[Any], start: int) -> Iterator[int]:
-    """The members of a linked list from `start` on."""
+    """Yield the members of a linked list from `start` on."""
     while start >= 0:
         yield start
         start = int(links[start])

@@ -1,7 +1,7 @@
-"""Anything that can be done to a memory, done to its model as well, and both compared.
+"""Random calls on a memory and on a model of it, and comparisons of both.
 
-Each step asks `choose` for its choices: hypothesis answers in test_memory.py, where it can shrink a failure, and
-a random generator on long walks, which get deeper.
+Each step asks `choose` for its choices: in test_memory.py hypothesis answers and can shrink a failure; on long walks
+a random generator answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +42,12 @@ def make_schema(reward_shape: tuple, kind: str, is_ragged: bool) -> Schema:
 
 
 def zeros_of(column: Column) -> np.ndarray:
-    """Zeros in place of a missing value; in a ragged column, no rows."""
+    """Return zeros in place of a missing value; in a ragged column, no rows."""
     return np.zeros((0, *column.element) if column.is_ragged else column.shape, column.dtype)
 
 
 class Walk:
-    """One memory and its model, made by choices; `step` takes one more. With `is_ragged` two columns are of any length."""
+    """A memory and its model, built by choices; `step` takes one more. With `is_ragged` two columns are ragged."""
 
     def __init__(self, choose: Callable[[Sequence[Any]], Any], *, is_ragged: bool = False) -> None:
         self.choose = choose
@@ -75,8 +75,6 @@ class Walk:
     def step(self) -> None:
         getattr(self, self.choose(self.STEPS))()
         self.check()
-
-    # Choices
 
     def parameters(self) -> Parameters:
         size = int(np.prod(self.reward_shape))
@@ -107,13 +105,11 @@ class Walk:
         return (self.rng.normal(size=shape) * 50 + 50).astype(column.dtype)
 
     def lane(self) -> int:
-        """A lane; mostly one with an open episode, opened here if need be."""
+        """Return a lane, which mostly has an open episode; open one if need be."""
         lane = self.choose(range(self.lanes))
         if lane not in self.model.lanes and self.choose(range(8)):
             self.open_lane(lane)
         return lane
-
-    # Steps
 
     def open(self) -> None:
         self.open_lane(self.choose(range(self.lanes)))
@@ -223,7 +219,7 @@ class Walk:
         self.model.configure(parameters)
 
     def wait(self) -> None:
-        """Time passes, and models come."""
+        """Let time pass, and newer models arrive."""
         self.model.now += self.choose([0.5, 1.0, 3.0])
         self.memory.set_clock(self.model.now)
         self.version = max(1, self.version + self.choose([-1, 0, 1, 2]))
@@ -232,7 +228,7 @@ class Walk:
             self.memory.saw_model(self.version + 1)
 
     def draw(self) -> None:
-        """Draw, each sample by the weights that there are before it, and none of an entry that is used up."""
+        """Draw samples; assert that the weights before allow each, and that no used-up entry is drawn."""
         count, before = self.choose([1, 3, 12]), self.model.weights()
         times = self.model.parameters.max_times_sampled
         entries = self.model.entries()
@@ -256,8 +252,6 @@ class Walk:
             assert not times or entries[number].drawn <= times
         assert ((drawn.weights > 0.0) & (drawn.weights <= total * (1 + 1e-9))).all()
 
-    # Keeping the model beside the memory
-
     def remember(self, lane: int, values: Sequence[Any], init_w: float, number: int, version: int) -> None:
         assert number not in self.numbers
         self.numbers.add(number)
@@ -267,7 +261,7 @@ class Walk:
         self.model.add(lane, named, init_w, number, version)
 
     def forget(self) -> None:
-        """Take note of what has left; with one lane it must be what a ring overwrites, or what the limit asks for."""
+        """Drop departed episodes from the model; with one lane only the ring, or the limit, may evict episodes."""
         meta = self.memory.contents()["meta"]
         left = self.model.forget(set(meta["number"][meta["episode"] >= 0].tolist()))
         self.gone += [entry.number for episode in left for entry in episode.entries]
@@ -281,7 +275,7 @@ class Walk:
             assert episode in self.ring, "an episode stayed although its room was needed"
 
     def check(self) -> None:
-        """Everything that can be asked of the memory is what the model says."""
+        """Assert that every report of the memory agrees with the model."""
         memory = self.memory
         check_memory(memory)
         expected = self.model.weights()
@@ -307,7 +301,7 @@ class Walk:
         self.model.drew(drawn)
 
     def masses(self, numbers: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """What chances are proportional to, given weights: of equal ones the entry in the lower row comes first."""
+        """Return values proportional to chances; among equal weights the entry in the lower row ranks first."""
         parameters = self.memory.parameters
         if parameters.prioritization == "proportional":
             return weights
@@ -316,25 +310,25 @@ class Walk:
         exponent = parameters.priority_exponent if parameters.prioritization == "rank" else 0.0
         return np.where(weights > 0.0, ranks**-exponent, 0.0)
 
-    def compare(self, got: Any, numbers: np.ndarray) -> None:
+    def compare(self, batch: Any, numbers: np.ndarray) -> None:
         for i, number in enumerate(numbers.tolist()):
             want = self.model.sample(number)
-            assert got.steps[i] == want["steps"]
-            assert got.model_version[i] == want["version"]
-            assert got.age[i] == pytest.approx(want["age"], abs=1e-6)
-            np.testing.assert_allclose(got.reward[i], want["reward"], **CLOSE)
-            np.testing.assert_allclose(got.discount[i], want["discount"], **CLOSE)
-            for side, mine in (("prev", got.prev), ("next", got.next)):
+            assert batch.steps[i] == want["steps"]
+            assert batch.model_version[i] == want["version"]
+            assert batch.age[i] == pytest.approx(want["age"], abs=1e-6)
+            np.testing.assert_allclose(batch.reward[i], want["reward"], **CLOSE)
+            np.testing.assert_allclose(batch.discount[i], want["discount"], **CLOSE)
+            for side, mine in (("prev", batch.prev), ("next", batch.next)):
                 assert mine.keys() == want[side].keys()
                 for name, value in want[side].items():
                     if self.schema[name].is_ragged:
-                        self.compare_ragged(mine[name][i], getattr(got, f"{side}_lengths")[name][i], value)
+                        self.compare_ragged(mine[name][i], getattr(batch, f"{side}_lengths")[name][i], value)
                     else:
                         np.testing.assert_allclose(mine[name][i], value, **CLOSE, err_msg=f"{side} {name}")
-        np.testing.assert_array_equal(got.ids, numbers)
+        np.testing.assert_array_equal(batch.ids, numbers)
 
     def compare_ragged(self, padded: Any, lengths: Any, values: Any) -> None:
-        """Values, of states a list of them, are in rows that are as wide as the longest one, and zero behind each."""
+        """Assert that padded rows hold these values, then zeros; for a state `values` is a list of rows."""
         assert lengths.dtype == np.int32
         if not isinstance(values, list):
             padded, lengths, values = [padded], [lengths], [values]
@@ -381,8 +375,6 @@ class Model:
         self.max_priority = 1.0
         self.now, self.newest_model = 0.0, 0
         self.reward_shape = schema[schema.reward].shape if schema.reward else ()
-
-    # What happened
 
     def open(self, lane: int) -> None:
         self.lanes[lane] = Episode(lane)
@@ -441,18 +433,16 @@ class Model:
         return is_young and is_new and (not times or entry.drawn < times)
 
     def forget(self, present: set) -> list[Episode]:
-        """Drop the episodes that have left; each must have left as a whole, and no open one."""
+        """Drop and return the episodes that have left; assert that each left as a whole, and no open one did."""
         left = []
         for episode in self.episodes():
-            found = sum(entry.number in present for entry in episode.entries)
-            assert found in (0, len(episode.entries)), "a part of an episode has left"
-            if found == 0 and episode.entries:
+            count = sum(entry.number in present for entry in episode.entries)
+            assert count in (0, len(episode.entries)), "a part of an episode has left"
+            if count == 0 and episode.entries:
                 assert episode.closed, "an open episode has left"
                 left.append(episode)
         self.closed = [episode for episode in self.closed if not any(episode is gone for gone in left)]
         return left
-
-    # What must be so
 
     def episodes(self) -> list[Episode]:
         return [*self.closed, *self.lanes.values()]
@@ -468,7 +458,7 @@ class Model:
         return np.array(numbers * size if len(numbers) == 1 else numbers).reshape(self.reward_shape)
 
     def value(self, episode: Episode) -> None:
-        """TD(lambda) by its definition, forwards from each entry: a mixture of n-step returns."""
+        """Compute returns by the definition of TD(lambda), forwards from each entry: a mixture of n-step returns."""
         zero = np.zeros(self.reward_shape)
         length = len(episode.entries)
         if self.schema.value is None or not episode.update_value:
@@ -515,7 +505,7 @@ class Model:
         share = entry.init_w * episode.multiplier
         if parameters.prioritization == "proportional":
             return share if entry.priority is None else share * entry.priority**parameters.priority_exponent
-        # What entries are ranked by: the priority itself, and one of 0 comes last instead of nowhere.
+        # Entries are ranked by the priority itself; an entry of priority 0 ranks last instead of being excluded.
         return 0.0 if share == 0.0 else max(share * (1.0 if entry.priority is None else entry.priority), 1e-280)
 
     def weights(self) -> dict[int, float]:
@@ -533,7 +523,7 @@ class Model:
         return stack if self.schema[column].is_ragged else np.stack(stack)
 
     def sample(self, number: int) -> dict:
-        """Everything about the sample of an entry that can be drawn."""
+        """Return the expected sample of an entry that can be drawn."""
         episode, t = next((episode, t) for episode, t in self.places() if episode.entries[t].number == number)
         length, gamma = len(episode.entries), self.vector(self.parameters.discount)
         steps = min(self.parameters.multi_step, length - t)
@@ -574,7 +564,7 @@ class Model:
 
 
 class Ring:
-    """Which episodes one lane keeps: rows in a ring, a whole episode leaves when one of its rows is needed."""
+    """Episodes that one lane keeps: rows in a ring. An episode leaves as a whole when one of its rows is needed."""
 
     def __init__(self, capacity: int) -> None:
         self.owner: list[object] = [None] * capacity

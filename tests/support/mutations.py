@@ -1,4 +1,4 @@
-"""Damage to a state folder, and what may come of it: it opens with exactly what was in it, or is refused untouched."""
+"""Damage to a state folder, which must then open with exactly its former content, or be refused and stay unchanged."""
 
 import hashlib
 import logging
@@ -26,13 +26,13 @@ def cut(data, rng):
 
 
 def blank(data, rng):
-    """A lost sector."""
+    """Zero one sector, as if it were lost."""
     at = rng.randrange(0, len(data), 512)
     return data[:at] + bytes(len(data[at : at + 512])) + data[at + 512 :]
 
 
 def swap(data, rng):
-    """Two pages in each other's place."""
+    """Exchange two pages of the database."""
     pages = [data[at : at + 4096] for at in range(0, len(data), 4096)]
     one, other = rng.randrange(len(pages)), rng.randrange(len(pages))
     pages[one], pages[other] = pages[other], pages[one]
@@ -51,15 +51,15 @@ MUTATIONS = (flip, flip, flip, cut, blank, swap, append, remove)
 
 
 def mutate(folder, rng, again=False):
-    """Damage one file of the folder, those that count most often; returns what was done."""
+    """Damage one file of the folder, mostly the database; return what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     weights = [8 if path.name in TRUTH[:2] else 1 for path in files]
     (path,) = rng.choices(files, weights)
     how = rng.choice(MUTATIONS)
     if again and path.name == "committed":
-        how = flip  # who removes the witness as well as damaging what it watches is believed
-    found = path.read_bytes()
-    changed = how(found, rng)
+        how = flip  # damage goes unnoticed if this counter is removed, too
+    data = path.read_bytes()
+    changed = how(data, rng)
     if changed is None:
         path.unlink()
     else:
@@ -68,7 +68,7 @@ def mutate(folder, rng, again=False):
 
 
 def stale(folder, older, rng):
-    """One file as it was some transactions ago: a write that never reached the disk."""
+    """Replace one database file by its older version, as if the last writes never reached the disk."""
     name = rng.choice(["state.db", "state.db-wal"])
     shutil.copy(older / name, folder / name)
     return f"stale {name}"
@@ -78,12 +78,13 @@ def digest(folder):
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in ("state.db", "state.db-wal")
-        if (folder / name).exists() and (folder / name).stat().st_size  # SQLite makes an empty log where none is
+        if (folder / name).exists()
+        and (folder / name).stat().st_size  # SQLite creates an empty log if the log is missing
     }
 
 
 def make_folders(base):
-    """A folder as a killed server leaves it, the same some transactions earlier, one that was closed, and the truth."""
+    """Return the folders of a killed server, of an earlier moment, and of a closed server, and the saved contents."""
     keeper = keeper_of_all(base / "open")
     for n in range(10, 40):
         lines = [(client, n, f"line {n}") for client in CLIENTS]
@@ -99,9 +100,9 @@ def make_folders(base):
 
 
 def judge(folder, truth):
-    """How a damaged folder is met. Raises AssertionError where something else than the truth is served."""
+    """Open a damaged folder and return the verdict; raise AssertionError if it opens with other contents."""
     before = digest(folder)
-    found = text = None
+    content = text = None
     try:
         store = Store(folder, "home")
     except StateError as error:
@@ -110,22 +111,22 @@ def judge(folder, truth):
     else:
         with store:
             try:
-                found = contents(store)
-            except StateError as error:  # of a model's file, or a log line: found when it is read
+                content = contents(store)
+            except StateError as error:  # models' files and log lines are checked when they are read
                 text = str(error)
-    if found is None:
+    if content is None:
         assert str(folder) in text and len(text) > 80, text
         return "refused"
-    # A body that somebody took away is missing, its version is not.
-    missing = [model for model in truth["models"] if model not in found["models"]]
-    assert {**found, "models": truth["models"]} == truth
-    assert len(found["models"]) == len(truth["models"]) - len(missing)
+    # The body of a removed file is missing, but its version is known.
+    missing = [model for model in truth["models"] if model not in content["models"]]
+    assert {**content, "models": truth["models"]} == truth
+    assert len(content["models"]) == len(truth["models"]) - len(missing)
     return "a model less" if missing else "exact"
 
 
 @contextmanager
 def quiet():
-    """Without the hundreds of warnings that are expected."""
+    """Suppress the hundreds of expected warnings."""
     logging.disable(logging.ERROR)
     try:
         yield
@@ -135,7 +136,7 @@ def quiet():
 
 @quiet()
 def run(source, older, truth, work, rounds, seed):
-    """Damage copies of `source` and judge each; returns how often each verdict came."""
+    """Damage copies of `source` and judge each; return the count of each verdict."""
     verdicts: Counter[str] = Counter()
     for number in range(rounds):
         rng = random.Random(f"{seed} {number}")

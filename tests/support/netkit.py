@@ -1,6 +1,4 @@
-"""What the tests of sockets share: a small schema, experience to record, waiting for conditions, and a way that
-loses.
-"""
+"""Helpers for tests of sockets: a small schema, recorded entries, waits for conditions, and a lossy proxy."""
 
 import contextlib
 import os
@@ -31,15 +29,15 @@ from memoire.wire.frames import Message, MessageHeader
 SCHEMA = Schema({"obs": (np.float32, (4,)), "action": np.int32, "reward": np.float32})
 WIDE = Schema({"obs": (np.float32, (4000,)), "reward": np.float32})
 QUICK = Limits.of(resend_after=0.05, resend_most=0.2, update_every=0.02)
-"""Resends soon, so that tests of losses are short."""
+"""Limits with quick resends, so that tests of losses are short."""
 
 
 DEADLINE = 100.0
-"""Seconds after which whatever a test waits for has failed: far more than it takes, also where the machine is busy."""
+"""Seconds after which a test's wait has failed: far more than it takes, also on a busy machine."""
 
 
 def until(condition, seconds=DEADLINE):
-    """Wait for a condition; fails when it does not come true."""
+    """Wait until a condition is true, and return its value; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -50,7 +48,7 @@ def until(condition, seconds=DEADLINE):
 
 
 def is_alive(pid):
-    """Whether the process runs; a zombie does not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -59,7 +57,7 @@ def is_alive(pid):
 
 @contextlib.contextmanager
 def program(*words, **options):
-    """Python with these words, as a process that is killed at the end; what it prints comes as text, errors too."""
+    """Run Python with these arguments as a process, which is killed at the end; stdout and stderr are one text."""
     command = [sys.executable, "-u", *map(str, words)]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, **both | options) as process:
@@ -70,18 +68,18 @@ def program(*words, **options):
 
 
 def surroundings(**changes):
-    """Variables of a process that works in another folder: no path of imports is relative."""
+    """Return variables for a process that works in another folder: paths of imports are absolute."""
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
 def entry(schema, value):
-    """An entry whose every number is `value`."""
+    """Return an entry whose every number is `value`."""
     return tuple(np.full(schema[name].shape, value, schema[name].dtype) for name in schema.entry_names)
 
 
 def record(client, episodes=1, length=20, value=None):
-    """Record episodes into a client's memory and count them; entry t of an episode is made of t (or of `value`)."""
+    """Record episodes into a client's memory and count them; entry t of an episode holds t (or `value`)."""
     memory, schema = client.memory, client.schema
     for _ in range(episodes):
         memory.open()
@@ -98,7 +96,7 @@ def fill(client, caches=2, **options):
     for _ in range(caches):
         assert client.push_cache(100.0)
 
-    def are_there():  # an UPDATE may be quicker than the caches
+    def are_there():  # an UPDATE may overtake the caches
         client.update(100.0)
         return client.stats().in_flight_caches == 0
 
@@ -106,7 +104,7 @@ def fill(client, caches=2, **options):
 
 
 class FakeSystem(System):
-    """A process that may open `soft` descriptors, up to `hard`, and has `open`; `filters` are those that were set."""
+    """Fake process with limits on descriptors (`soft`, `hard`), `open` descriptors, and the `filters` that were set."""
 
     def __init__(self, soft, hard):
         self.soft, self.hard, self.open, self.filters = soft, hard, 0, []
@@ -125,17 +123,17 @@ class FakeSystem(System):
 
 
 def pool_in(server, table=None):
-    """What a server holds of a table, of the first if none is named: for tests that compare it with something else."""
+    """Return a server's pool of a table, by default the first, for tests that compare the pool with something else."""
     return table_in(server, table).pool
 
 
 def table_in(server, table=None):
-    """A table of a server, the first if none is named: for tests that look at its limiter."""
+    """Return a server's table, by default the first, for tests that look at its limiter."""
     return server._tables[table or server.tables[0]]
 
 
 def ports_of(node):
-    """Addresses for requests, for what is pushed, and of notices."""
+    """Return a node's addresses for requests, for pushes and of notices."""
     return [node.endpoint, node.push_endpoint, node.pub_endpoint]
 
 
@@ -156,7 +154,7 @@ class Load:
         return number
 
     def stop(self):
-        """Lines that each client logged, all of which are acknowledged."""
+        """Stop the clients; return the number of lines that each of them logged, all of which are acknowledged."""
         self.stopped.set()
         for thread, _ in self.threads:
             thread.join(DEADLINE)
@@ -165,7 +163,7 @@ class Load:
 
 
 def in_thread(function, *arguments):
-    """Run in a daemon thread; returns (thread, box) where box gets "value" or "error"."""
+    """Run a function in a daemon thread; return (thread, box), where box gets "value" or "error"."""
     box = {}
 
     def run():
@@ -181,7 +179,7 @@ def in_thread(function, *arguments):
 
 @contextlib.contextmanager
 def switching_often():
-    """Threads take turns at any place, and not after milliseconds."""
+    """Let threads take turns at any place, not after milliseconds."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -192,7 +190,7 @@ def switching_often():
 
 @contextlib.contextmanager
 def dealer(endpoint, *keys):
-    """A bare socket to a node, which says what no client of ours would; `keys` are what `sockets.use_keys` takes."""
+    """Open a bare socket to a node, for messages that no client sends; `keys` are arguments of `sockets.use_keys`."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         if keys:
@@ -205,33 +203,33 @@ WORKERS = tuple(f"memoire-{name}" for name in ("authenticator", "client", "proxy
 
 
 class KeepingContext(zmq.Context):
-    """A context that ends with all of its sockets, also those that a test dropped."""
+    """ZeroMQ context that closes all of its sockets at its end, also sockets that a test dropped."""
 
     def __init__(self):
         super().__init__()
         self.__dict__["kept"] = []
-        self.__dict__["others"] = set(threading.enumerate())  # whatever they are, they use no sockets of this one
+        self.__dict__["others"] = set(threading.enumerate())  # older threads, which use no sockets of this context
 
     def socket(self, *arguments, **options):
-        made = super().socket(*arguments, **options)
-        self.__dict__["kept"].append(made)
-        return made
+        socket = super().socket(*arguments, **options)
+        self.__dict__["kept"].append(socket)
+        return socket
 
     def __exit__(self, *_):
-        # A thread of ours that is late (the machine is busy) still uses its sockets: closing them under it ends the
-        # process with an assertion of ZeroMQ's.
+        # On a busy machine a thread of ours may still use its sockets. Closing them meanwhile ends the process with an
+        # assertion of ZeroMQ.
         deadline = time.monotonic() + DEADLINE
         for thread in set(threading.enumerate()) - self.__dict__["others"]:
             if thread.name.startswith(WORKERS):
                 until(lambda: thread.is_alive() or thread not in threading.enumerate())  # noqa: B023  it may be starting
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for made in self.__dict__["kept"]:
-            made.close(0)
+        for socket in self.__dict__["kept"]:
+            socket.close(0)
         self.term()
 
 
 class FaultyWay:
-    """A request proxy that drops, doubles and delays messages in both directions, by a seed."""
+    """Request proxy that drops, doubles and delays messages in both directions, by a seed."""
 
     def __init__(self, context, back, *, drop=0.3, double=0.2, seed=0):
         self.context, self.rng, self.drop, self.double = context, random.Random(seed), drop, double
@@ -250,12 +248,12 @@ class FaultyWay:
 
     def run(self):
         poller = zmq.Poller()
-        for made in (self.front, self.back):
-            poller.register(made, zmq.POLLIN)
+        for socket in (self.front, self.back):
+            poller.register(socket, zmq.POLLIN)
         while not self.stopped.is_set():
-            for made, _ in poller.poll(20):
-                other = self.back if made is self.front else self.front
-                self.carry(other, made.recv_multipart())
+            for socket, _ in poller.poll(20):
+                other = self.back if socket is self.front else self.front
+                self.carry(other, socket.recv_multipart())
         self.front.close(0)
         self.back.close(0)
 
@@ -280,7 +278,7 @@ KEPT = ("snapshot_caches", "snapshot_every", "discard_mismatched")
 
 
 def server_of(endpoint, schema=None, **flat):
-    """A server, of whose keywords those of its state, its addresses and its process may stand flat."""
+    """Return a server; settings of its state, its addresses and its process may be plain keywords."""
     if kept := {name: flat.pop(name) for name in KEPT if name in flat}:
         flat["state"] = State(flat["state"], **kept)
     at = Endpoints(endpoint, push=flat.pop("push_endpoint", None), publish=flat.pop("pub_endpoint", None))
@@ -305,7 +303,7 @@ class Cluster:
         return self.keep(server_of(endpoint, schema, **{"seed": 1, "context": self.context} | options))
 
     def address(self):
-        """Nobody else's, nor are the two ports after it, should who listens there begin anew."""
+        """Return an address that stays reserved with the two ports after it, also while its server restarts."""
         return f"tcp://127.0.0.1:{self.ports.enter_context(held(3))}"
 
     def proxy(self, servers, front="", **options):
@@ -324,13 +322,13 @@ class Cluster:
         return self.keep(FaultyWay(self.context, node.endpoint, **options))
 
     def restart(self, server, **options):
-        """A server at the same addresses under the same name, that has forgotten everything."""
+        """Close a server and return a new one with the same addresses, name and run, but without any content."""
         server.close()
         same = {"push_endpoint": server.push_endpoint, "pub_endpoint": server.pub_endpoint, "run": server.run}
         return self.server(server.endpoint, server.schema, name=server.name, **same | options)
 
     def close(self):
-        # Those that have things to tell come before those that they tell, as when the interpreter ends.
+        # Nodes close before those that they report to, as when the interpreter ends.
         self.made.reverse()
         self.made.sort(key=lambda node: getattr(node, "CLOSED_AT_EXIT", 1))
         for node in self.made:
@@ -343,7 +341,7 @@ CLIENT = b"\7" * 16
 
 
 def reply(body, *, run=0, home=0, fingerprint=0, payload=None):
-    """What a client hears of this body."""
+    """Return a message with this body, as a client receives it."""
     header = MessageHeader(
         type=body.type, table=0, client=CLIENT, run=run, home=home, sequence=1, fingerprint=fingerprint,
         payload_bytes=0, payload_checksum=0,
@@ -352,7 +350,7 @@ def reply(body, *, run=0, home=0, fingerprint=0, payload=None):
 
 
 class Book:
-    """A name server: what it knows, how often it was asked, and names on which it hangs."""
+    """Name server with addresses by `known` host, a list of `asked` hosts, and hosts for which it hangs."""
 
     def __init__(self, **known):
         self.known, self.asked, self.hanging = known, [], set()

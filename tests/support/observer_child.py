@@ -1,8 +1,8 @@
 """A process with an observer, or with an agent: python observer_child.py WHAT URL...
 
-run      runs episodes of as many steps as their option says, and prints "began JOB" and "done COUNT"
+run      runs episodes of as many steps as their option says, and prints "began" and "done COUNT"
 idle     waits for jobs for three seconds, and prints the processor time that this took
-agent    listens at URL, prints its address, and gives jobs until it is killed
+agent    listens at URL, prints its address, and hands out jobs until it is killed
 """
 
 import sys
@@ -19,18 +19,18 @@ IDLE = 3.0
 
 
 def act(columns, weights=1):
-    """The agent's function."""
+    """Answer like an agent: action 7, and as value the sum of the observation times the weights."""
     return {"action": np.full(len(columns["obs"]), 7), "value": columns["obs"].sum(1) * np.float32(weights)}
 
 
 def steps(start, ask, options):
-    """An episode of so many steps."""
+    """Yield the entries of an episode of options["steps"] steps."""
     for step in range(options.get("steps", 3)):
         obs = np.float32([step, options.get("mark", 0)])
-        found = ask({"obs": obs})
+        outputs = ask({"obs": obs})
         if step == 0:
             print("began", flush=True)
-        yield {"obs": obs, "action": found["action"], "reward": found["value"]}
+        yield {"obs": obs, "action": outputs["action"], "reward": outputs["value"]}
         time.sleep(options.get("pause", 0.0))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the dashboard's pages share: a browser, a window that must not complain, and who looks at a cluster."""
+"""Helpers for tests of the dashboard's pages: a browser's page without complaints, and a cluster to show."""
 
 import contextlib
 import functools
@@ -25,11 +25,11 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 BOTH = (("light", DESKTOP), ("dark", PHONE))
 """Themes, each with a size of window."""
 PATIENCE = 100_000
-"""Milliseconds for which a test waits for what a page should show."""
+"""Milliseconds that a test waits for the content of a page."""
 
 
 def watch(*nodes, steps=0, **options):
-    """A dashboard of these nodes, which are URLs or have one, that has looked and has counted so many steps."""
+    """Return a dashboard of these nodes, or URLs, that has polled them and counted at least so many steps."""
     urls = tuple(getattr(node, "url", node) for node in nodes)
     board = serving.Dashboard(Settings(**{"nodes": urls, "listen": "127.0.0.1:0", "poll_every": 0.1} | options))
     until(lambda: board.aggregator.newest and board.aggregator.newest.totals.steps >= steps)
@@ -38,14 +38,14 @@ def watch(*nodes, steps=0, **options):
 
 @contextlib.contextmanager
 def window(browser, url, *, size=DESKTOP, allowed=(), **options):
-    """A page that must not complain, nor ask anybody else."""
+    """Open a page that must neither complain nor send a request to another host."""
     wrong, ours = [], urllib.parse.urlsplit(url).netloc
     with contextlib.closing(browser.new_context(viewport=size, **options)) as context:
         page = context.new_page()
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}") or dialog.dismiss())
-        page.on("request", lambda asked: wrong.append(asked.url) if not is_ours(asked.url, ours) else None)
+        page.on("request", lambda request: wrong.append(request.url) if not is_ours(request.url, ours) else None)
         page.set_default_timeout(PATIENCE)
         yield page
     assert [each for each in wrong if not any(part in each for part in allowed)] == []
@@ -56,39 +56,38 @@ def is_ours(url, ours):
 
 
 def open_page(page, url, name):
-    """Show a page and wait until it is live."""
     page.goto(f"{url}/#/{name}")
     page.wait_for_selector("#live[data-state=live]")
 
 
 def complaints(page):
-    """What axe finds wrong with what is shown, in words."""
+    """Return the violations that axe reports on the page, in words."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    found = axe.Axe().run(page).response["violations"]
-    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+    violations = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in violations for node in each["nodes"]]
 
 
 def check_drawn(page, size, name):
-    """A page is no wider than its window, and axe finds nothing wrong with it."""
+    """Assert that a page is no wider than its window, and that axe reports no violation."""
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], name
     assert complaints(page) == [], name
 
 
 def fact(where, name):
-    """What stands beside a name in a list of facts."""
+    """Return the text beside a name in a list of facts."""
     return where.locator("dt", has_text=name).locator("xpath=following-sibling::dd[1]").first.inner_text()
 
 
 def tiles(page):
-    """The totals that the overview shows, as numbers, by their names in the API."""
-    found = page.locator(".tile[data-figure]").evaluate_all(
+    """Return the totals that the overview shows: name in the API -> number."""
+    figures = page.locator(".tile[data-figure]").evaluate_all(
         "all => all.map(each => [each.dataset.figure, each.querySelector('.value').textContent])"
     )
-    return {name: int(re.sub(r"\D", "", value)) for name, value in found if name in ("steps", "episodes", "caches")}
+    return {name: int(re.sub(r"\D", "", value)) for name, value in figures if name in ("steps", "episodes", "caches")}
 
 
 def three_actors(cluster, server, line):
-    """Three clients: number n has n episodes of 20 steps, a scalar, a cache, and a line that ends `line`."""
+    """Connect three clients: number n has n episodes of 20 steps, a scalar, a cache, and a line that ends `line`."""
     clients = [cluster.client(server, seed=n) for n in range(3)]
     for number, client in enumerate(clients, 1):
         record(client, episodes=number, length=20)
@@ -115,10 +114,9 @@ BOARDS = {"overview.json": "memoire-overview", "servers-and-proxies.json": "memo
 
 @functools.cache
 def rules():
-    """All rules, in order."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    read = yaml.safe_load((FOLDER / "memoire.rules.yaml").read_text(encoding="utf-8"))
-    return [rule for group in read["groups"] for rule in group["rules"]]
+    content = yaml.safe_load((FOLDER / "memoire.rules.yaml").read_text(encoding="utf-8"))
+    return [rule for group in content["groups"] for rule in group["rules"]]
 
 
 def board(file):
@@ -127,16 +125,14 @@ def board(file):
 
 @functools.cache
 def metric_kinds(role):
-    """The metrics of a scrape of this role, without what every Python process has: name -> counter, gauge or histogram.
-    Of "" those of every node.
-    """
+    """Map the metrics of a role's scrape ("": of every node) to their kinds, without those of any Python process."""
     from memoire.figures import catalogue  # noqa: PLC0415
 
     tool = runpy.run_path(str(ROOT / "tools" / "metrics_docs.py"))
-    found = [tool["BUILD_INFO"]]
+    figures = [tool["BUILD_INFO"]]
     for each in dict.fromkeys(("", role)):
-        found += [sources[0].figure for sources in catalogue(tool["SECTIONS"][each][1]).values()]
-    return {figure.full_name: figure.kind for figure in found}
+        figures += [sources[0].figure for sources in catalogue(tool["SECTIONS"][each][1]).values()]
+    return {figure.full_name: figure.kind for figure in figures}
 
 
 WELL = SimpleNamespace(
@@ -147,11 +143,11 @@ WELL = SimpleNamespace(
     nothing_arrives=False, rejected_share=0.0, ratios=(), early_ratios=(), sample_age=None, stale_after=float("inf"),
     outdated=0, inference=(), lags=(), stale=(), only_rollouts=False, feedback=None,
 )  # fmt: skip
-"""Facts about a cluster where all is well. `nodes` are up; ratios are (drawn, asked), of a table each."""
+"""Facts about a cluster where all is well. `nodes` are up; ratios are (drawn, asked) of each table."""
 
 
 def signs_of(s):
-    """What verdicts are made of, where these facts hold."""
+    """Return the signs behind verdicts, for a cluster with these facts."""
 
     def table(name, drawn=None, asked=0.0, is_taken=s.only_rollouts, draws_wait="", inserts_wait="", **more):
         rate = SimpleNamespace(draws_wait=draws_wait, inserts_wait=inserts_wait)
@@ -184,5 +180,5 @@ def signs_of(s):
 
 
 def well_but(**changes):
-    """What verdicts are made of, where all is well but for this."""
+    """Return the signs behind verdicts, for a healthy cluster with these changes."""
     return signs_of(SimpleNamespace(**vars(WELL) | changes))

@@ -1,4 +1,4 @@
-"""What the tests of held samples share: a schema, a clock that stands still, and clients' ids."""
+"""Helpers for tests of pools: a schema, a clock that stands still, and clients' ids."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ PLAIN = Parameters(importance_exponent=1.0)
 
 
 class Clock:
-    """Stands still until somebody changes `now`."""
+    """Clock that shows `now` until a test changes it."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now
@@ -31,35 +31,34 @@ class Clock:
 
 
 def name(i: int) -> bytes:
-    """The id of client i."""
+    """Return the id of client i."""
     return i.to_bytes(16, "little")
 
 
 def made(samples=8, first=0, *, weight=1.0, action=None, ages=None, models=None, parameters=PLAIN, seed=0, **sums):
-    """A checked cache of samples that are numbered from `first`, of a memory with the sums that are given."""
+    """Return a checked cache of samples numbered from `first`, from a memory with these sums."""
     replace = {Part.NUMBER: np.arange(first, first + samples), Part.WEIGHT: np.broadcast_to(weight, samples)}
-    replace |= {part: given for part, given in ((Part.AGE, ages), (Part.MODEL, models)) if given is not None}
+    replace |= {part: array for part, array in ((Part.AGE, ages), (Part.MODEL, models)) if array is not None}
     layout = layout_of(SCHEMA, parameters)
     sums = {"total": 100.0, "positives": 50, "minimum": 0.5} | sums
     head = ContainerHead(parameters.multi_step, *sums.values())
-    one = containerkit.make(layout, samples, seed=seed, head=head, replace=replace)
+    container = containerkit.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
         place = layout.place(Part.PREV, "action")
-        row = containers.table(one.payload)[place]
-        one.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
-    return one.held()
+        row = containers.table(container.payload)[place]
+        container.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
+    return container.held()
 
 
 cache_of = functools.partial(made, total=10.0)
 
 
 def held(ages: Any, models: Any, parameters: Parameters, **more: Any) -> Any:
-    """A cache of samples of these ages and models."""
     return made(len(ages), ages=ages, models=models, parameters=parameters, **more)
 
 
 def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -> Pool:
-    """A pool in which client i holds `unused[i]` samples, in caches of 5 at most, numbered through."""
+    """Return a pool in which client i holds `unused[i]` samples, in numbered caches of at most 5."""
     pool = Pool(SCHEMA, parameters, seed=1, **options)
     for i, count in enumerate(unused):
         for first in range(0, count, 5):
@@ -69,7 +68,7 @@ def pool_of(unused: list[int], parameters: Parameters = PLAIN, **options: Any) -
 
 
 def counts_of(wanted: dict[bytes, int]) -> Any:
-    """What a reader asks of each client."""
+    """Return the request of a reader: a row (client, count) for each client."""
     rows = np.zeros(len(wanted), CLIENT_COUNTS)
     for row, (client, count) in zip(rows, wanted.items(), strict=True):
         row["client"], row["count"] = np.frombuffer(client, "<u8"), count
@@ -77,12 +76,12 @@ def counts_of(wanted: dict[bytes, int]) -> Any:
 
 
 def held_of(pool: Pool) -> list[Any]:
-    """What a pool of caches holds of each client."""
+    """Return the samples that a pool of caches holds, client by client."""
     return list(pool.held)
 
 
 def far_away(pool: Any, samples: int, *, beta: float = 0.4, compression: str = "none") -> tuple[Any, Any]:
-    """A batch of one server's pool, as a reader puts it together, and the bytes that crossed."""
+    """Draw a batch from one server's pool as a remote reader does; return the batch and the bytes that crossed."""
     chosen = plan([pool.reserve(b"r" * 16, samples)], samples, 0.5)
     assert chosen is not None
     layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
@@ -92,7 +91,7 @@ def far_away(pool: Any, samples: int, *, beta: float = 0.4, compression: str = "
 
 
 def assert_same_samples(one: Any, other: Any) -> None:
-    """Samples that were gathered in two ways have the same columns, lengths and facts."""
+    """Assert that samples gathered in two ways have the same columns, lengths and facts."""
     for side in ("prev", "next", "prev_lengths", "next_lengths"):
         left, right = getattr(one, side), getattr(other, side)
         assert sorted(left) == sorted(right)

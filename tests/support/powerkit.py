@@ -1,9 +1,8 @@
-"""Power failures: what a process wrote is recorded, and cut off at any moment with what was not synced lost at random.
+"""Power failures at any moment of a recorded process: writes that were not synced are lost at random.
 
-A library that is loaded before all others notes each write, rename and sync of a process below one folder. From that
-record `Disk` makes the folder as a power failure at a given moment may leave it: what was synced is there; of the rest
-each write may be there, not there, or there up to a sector, in any order, and names only as far as their folder was
-synced.
+A library that is loaded before all others records each write, rename and sync of a process below one folder. From
+that record `Disk` makes the folder as a power failure at a given moment may leave it. Synced data is there. Each other
+write may be there, missing, or there up to a sector, in any order. Names are there if their folder was synced.
 """
 
 import os
@@ -149,7 +148,7 @@ HEAD = struct.Struct("<IIIIQQQ")
 
 
 def python(*arguments, library="", **variables):
-    """Run a program that finds what tests import; `library` is loaded before all others. Returns how it ended."""
+    """Run a Python program that can import tests' modules, with `library` loaded first; return its result."""
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")])
     environment = os.environ | {"PYTHONPATH": paths, "LD_PRELOAD": str(library)} | variables
     done = subprocess.run(
@@ -165,7 +164,7 @@ def python(*arguments, library="", **variables):
 
 
 def compiled(source, work):
-    """A library of this C."""
+    """Compile C source to a library and return its path."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler
     (work / "shim.c").write_text(source)
@@ -175,7 +174,7 @@ def compiled(source, work):
 
 
 def record(folder, work, script, *arguments):
-    """Run a script that works below `folder`, and return all that it did there."""
+    """Run a script that works below `folder`; return the events that the library recorded there."""
     to = work / "record"
     python(script, *arguments, library=compiled(SHIM, work), POWER_FOLDER=str(folder), POWER_RECORD=str(to))
     return list(events(to.read_bytes()))
@@ -194,7 +193,7 @@ def events(content):
 
 
 class File:
-    """What is safely on disk, and what was done since."""
+    """Content of a file that is safely on disk, and later changes."""
 
     def __init__(self):
         self.synced, self.since = bytearray(), []
@@ -205,7 +204,7 @@ class File:
         self.since = []
 
     def after_failure(self, rng):
-        """Of what was not synced: each change may be there or not, in part, and in any order."""
+        """Return the content after a failure: each unsynced change may be there or not, in part, and in any order."""
         content, lost = bytearray(self.synced), rng.random()
         for kind, offset, data in rng.sample(self.since, len(self.since)) if rng.random() < 0.5 else self.since:
             if rng.random() >= lost:
@@ -224,13 +223,13 @@ def apply(content, kind, offset, data):
 
 
 class Disk:
-    """A folder as it would be found after a power failure, while the record of what was done is gone through."""
+    """Folder as a power failure would leave it, while `do` follows the recorded events."""
 
     def __init__(self, root):
         self.root = str(root)
         self.files = {}  # by inode, as the process sees them
         self.names, self.safe_names = {}, {}  # name -> file (None: a folder)
-        self.folders = {}  # folder -> changes of names in it that were not synced
+        self.folders = {}  # folder -> unsynced changes of its names
 
     def do(self, event):
         kind, path, other, inode, offset, data = event
@@ -243,13 +242,13 @@ class Disk:
                 for change in self.folders.pop(path, []):
                     rename(self.safe_names, *change)
         else:
-            made = {CREATE: (path, File()), MKDIR: (path, None), RENAME: (path, other), UNLINK: (path, "")}[kind]
-            change = (kind, *made)
+            args = {CREATE: (path, File()), MKDIR: (path, None), RENAME: (path, other), UNLINK: (path, "")}[kind]
+            change = (kind, *args)
             rename(self.names, *change)
             self.folders.setdefault(os.path.dirname(path), []).append(change)
 
     def fail(self, to, rng):
-        """Make the folder as it may be found."""
+        """Write the folder to `to` as a failure may leave it."""
         names = dict(self.safe_names)
         for changes in self.folders.values():
             for change in changes[: rng.randrange(len(changes) + 1)]:  # names change in their order
@@ -276,7 +275,7 @@ def rename(names, kind, path, what):
 
 
 def failures(recorded, root, to, count, seed):
-    """Yield (how many steps were acknowledged, where) after a power failure at each of `count` moments, in order."""
+    """Yield (moment, number of acknowledged steps) after a power failure at each of `count` moments, in order."""
     rng = random.Random(seed)
     moments = sorted(rng.randrange(len(recorded)) for _ in range(count))
     disk, acknowledged, done = Disk(root), 0, 0
@@ -292,8 +291,8 @@ def failures(recorded, root, to, count, seed):
 
 
 def check_state(folder, acknowledged):
-    if (kept := folder / "memory.snapshot").exists():
-        with SnapshotFile(kept) as file:
+    if (snapshot := folder / "memory.snapshot").exists():
+        with SnapshotFile(snapshot) as file:
             assert not file.verify() and file.end == EndRecord(tables=[Counts(clients=1)])
     with Store(folder, "home", limits=Limits.of(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
@@ -314,7 +313,7 @@ def check_state(folder, acknowledged):
         payloads = {(LARGE_ROWS[0], b"%d" % n): bytes([n % 256]) * 70_000 for n in range(max(1, step - 1), step + 1)}
         answers = {(LOSABLE_ROWS[0], b"%d" % n): b"answer %d" % n for n in range(max(1, step - 2), step + 1)}
         assert stored == ({(SMALL_ROWS[0], b"newest"): b"%d" % step} if step else {}) | payloads | answers
-        found = store.search(RUN, most=10_000)
-        assert [entry.line.number for entry in found] == list(range(2 * step - len(found) + 1, 2 * step + 1))
-        assert text_of_log(folder).endswith(b"".join(map(text_of, found)))
+        entries = store.search(RUN, most=10_000)
+        assert [entry.line.number for entry in entries] == list(range(2 * step - len(entries) + 1, 2 * step + 1))
+        assert text_of_log(folder).endswith(b"".join(map(text_of, entries)))
     return step

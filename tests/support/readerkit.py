@@ -1,4 +1,4 @@
-"""What the tests of a reader's deciding parts share: addresses, what servers say, and servers made of a pool alone."""
+"""Helpers for tests of a reader's decisions: addresses, messages of servers, and servers made of a pool alone."""
 
 import itertools
 import random
@@ -25,30 +25,34 @@ READER = b"r" * 16
 
 
 def message(body, run=RUN, payload=None):
-    """A message as it is parsed."""
     header = MessageHeader(body.type, 0, READER, run, 0, 1, 0, 0, 0)
     return Message(header, body, payload)
 
 
 def welcome(name="a", servers=(), schema=SCHEMA, parameters=PARAMETERS, **facts):
-    """What a server says of the table."""
-    told = {"home_name": name, "servers": list(servers), "schema": schema.to_json(), "parameters": parameters.to_wire()}
-    return messages.Welcome(**told | facts)
+    """Return a server's WELCOME, with facts about its table."""
+    fields = {
+        "home_name": name,
+        "servers": list(servers),
+        "schema": schema.to_json(),
+        "parameters": parameters.to_wire(),
+    }
+    return messages.Welcome(**fields | facts)
 
 
-def learn(directory, told, now=0.0, address=0, run=RUN):
-    """Have a directory take a WELCOME, as the thread does."""
-    news = directory.learn(directory.addresses[address], message(told, run).header, told, now)
+def learn(directory, body, now=0.0, address=0, run=RUN):
+    """Have a directory take a WELCOME, as the reader's thread does."""
+    news = directory.learn(directory.addresses[address], message(body, run).header, body, now)
     if news is not None:
         directory.agree(news[0])
     return news
 
 
 def directory_of(*names, now=0.0):
-    """A directory of one address with these servers behind it."""
-    made = Directory(["tcp://a"], "reader", now)
-    learn(made, welcome(names[0], names), now)
-    return made
+    """Return a directory of one address with these servers behind it."""
+    directory = Directory(["tcp://a"], "reader", now)
+    learn(directory, welcome(names[0], names), now)
+    return directory
 
 
 def refused(code):
@@ -56,7 +60,7 @@ def refused(code):
 
 
 def push_caches(pool, client, caches=1, number=0):
-    """A client's caches of 50 entries, each of which holds the client's number."""
+    """Push caches of 50 entries, each of which holds the client's number."""
     memory = Memory(SCHEMA, 50, pool.parameters, seed=client)
     memory.open(0)
     for step in range(50):
@@ -68,7 +72,7 @@ def push_caches(pool, client, caches=1, number=0):
 
 
 class PoolServer:
-    """A server that is nothing but its pool: answers SUMS and DRAW."""
+    """Server that is only its pool; answers SUMS and DRAW."""
 
     def __init__(self, clients, caches=4, seed=1, parameters=PARAMETERS):
         self.parameters, self.pool = parameters, Pool(SCHEMA, parameters, seed=seed)
@@ -81,7 +85,6 @@ class PoolServer:
         push_caches(self.pool, client, caches)
 
     def answer(self, body):
-        """The reply to a request."""
         self.asked.append(body)
         payload = None
         if isinstance(body, messages.Draw):
@@ -90,12 +93,12 @@ class PoolServer:
         table = self.pool.reserve(READER, body.reserve, body.elsewhere, (body.part, body.of), body.wanted)
         facts = {"epoch": self.epoch, "clients": table.tobytes(), "finished": self.finished, "standing": self.standing}
         facts["parameters"] = self.parameters.fingerprint
-        made = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed
-        return message(made(**facts), payload=payload)
+        reply_type = messages.Drawn if isinstance(body, messages.Draw) else messages.Summed
+        return message(reply_type(**facts), payload=payload)
 
 
 class World:
-    """Rounds over servers that are pools. What is asked is answered when `answer` says so."""
+    """Rounds over servers that are pools; `answer` delivers the replies."""
 
     def __init__(self, servers, *, ahead=1, batch_size=32, partition=(0, 1), seed=3, parameters=PARAMETERS):
         self.servers, self.now = dict(servers), 10.0
@@ -109,35 +112,33 @@ class World:
         self.open = []
 
     def begin(self):
-        """Begin what is wanted; the requests that go out."""
+        """Begin rounds as needed; return the requests to send."""
         asks = self.rounds.begin(self.now)
         self.open += asks
         return asks
 
     def answer(self, *asks, by=None):
-        """Have some of the open requests answered (all of them by default), by their servers or as `by` says."""
+        """Answer these open requests, by default all, by their servers or with `by`; return the finished rounds."""
         for ask in asks or list(self.open):
             self.open.remove(ask)
             self.rounds.answered(ask, by or self.servers[ask.stock.server.name].answer(ask.body), self.now)
-        found = self.rounds.finished()
-        for drawn in found:
+        rounds = self.rounds.finished()
+        for drawn in rounds:
             self.prefetch.put(drawn)
-        return found
+        return rounds
 
     def turn(self):
-        """Begin what is wanted, and have all of it answered."""
         self.begin()
         return self.answer()
 
     def run(self, batches):
-        """Draw so many batches, one after the other."""
-        found = []
+        drawn = []
         for _ in range(40 * batches):
-            if len(found) == batches:
+            if len(drawn) == batches:
                 break
             self.turn()
             self.now += 0.06
             while len(self.prefetch):
-                found.append(self.prefetch.first())
+                drawn.append(self.prefetch.first())
                 self.prefetch.take()
-        return found
+        return drawn

@@ -1,4 +1,4 @@
-"""What the tests of workers and trainers share: environments that count, an actor and an agent without networks."""
+"""Helpers for tests of workers and trainers: environments that count, an actor and an agent without networks."""
 
 import itertools
 import time
@@ -16,9 +16,9 @@ ACTIONS = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 class Numbered(gymnasium.Env[Any, Any]):
-    """Observations say which environment, and which observation of it: nothing can be taken for something else.
+    """Environment whose observations hold its number and a count of observations, so that each is unique.
 
-    Episodes terminate after `length` steps of reward 1. It remembers each action, and then calls `on_step`.
+    Episodes terminate after `length` steps of reward 1. Each step records its action, then calls `on_step`.
     """
 
     numbers = itertools.count(1)
@@ -47,7 +47,7 @@ class Numbered(gymnasium.Env[Any, Any]):
 
 
 class Actor:
-    """Acts by a number that is published; `tests` says of each action whether it was one of a test."""
+    """Actor whose action is the published number; `tests` holds the argument `test` of each call."""
 
     def __init__(self, observation_space: Any = None, action_space: Any = None) -> None:
         self.value, self.tests = 0.5, list[bool]()
@@ -61,7 +61,7 @@ class Actor:
 
 
 class Counter(TrainingAgent):
-    """Publishes how often it was trained."""
+    """Agent that publishes the number of its training steps."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any) -> None:
         super().__init__(observation_space, action_space, None)
@@ -76,7 +76,7 @@ class Counter(TrainingAgent):
 
 
 class Arm(RealTimeInterface):
-    """A device that notes what it is told, and when; its observation is the number of its reads."""
+    """Device that records each control and its time; its observation is the number of its reads."""
 
     def __init__(self, clock: Any = time.monotonic, slow: Any = None, broken_at: int | None = None) -> None:
         self.clock, self.slow, self.broken_at = clock, slow or (lambda read: None), broken_at
@@ -106,7 +106,7 @@ class Arm(RealTimeInterface):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two plain values are equal in all their parts, types and dtypes."""
+    """Return True if two plain values are equal in all their parts, types and dtypes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

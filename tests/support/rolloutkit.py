@@ -1,4 +1,4 @@
-"""What the tests of rollouts that are taken from far away share: fragments, and a server without sockets."""
+"""Helpers for tests of rollouts that remote readers take: fragments, and a server without sockets."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def fragment(client, numbers, *, terminated=False, version=3):
 
 
 class TakesServer:
-    """A server's decisions, and its readers."""
+    """Dispatcher of a server with one table of rollouts, and requests of its readers."""
 
     def __init__(self, capacity=1000, **limits):
         self.now = 2.0
@@ -45,8 +45,8 @@ class TakesServer:
         self.numbers = {}
 
     def push(self, client, numbers, **how):
-        made = fragment(client, numbers, **how)
-        self.pool.add(client, made.number, CheckedEpisode(made.episode, made.age, len(made)))
+        piece = fragment(client, numbers, **how)
+        self.pool.add(client, piece.number, CheckedEpisode(piece.episode, piece.age, len(piece)))
 
     def ask(self, reader=READER, *, again=False, **what):
         self.numbers[reader] = self.numbers.get(reader, 0) + (not again)

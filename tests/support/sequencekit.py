@@ -1,4 +1,4 @@
-"""Episodes whose entries say their number, for the tests of sequences."""
+"""Episodes whose entries hold their number, for tests of sequences."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ SCHEMA = Schema({
 
 
 def record(memory, length, begin, ending):
-    """An episode whose k-th entry is made of begin + k, and whose final state is begin + length."""
+    """Record an episode whose k-th entry holds begin + k, and whose final state holds begin + length."""
     memory.open()
     numbers = []
     for t in range(begin, begin + length):

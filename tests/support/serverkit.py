@@ -1,4 +1,4 @@
-"""What the tests of a server's handlers share: its state without a dispatcher, and messages through the wire's frames."""
+"""Helpers for tests of a server's handlers: its state without a dispatcher, and messages as wire frames."""
 
 import inspect
 
@@ -27,32 +27,32 @@ NEXT = name_hash("next")
 
 
 def tables_of(**settings):
-    """Tables with pools of their own; without settings one of caches and one of episodes, "whole"."""
+    """Return tables with their own pools: by default caches in "default" and episodes in "whole"."""
     whole = Table(SCHEMA, parameters=PARAMETERS, storage="episodes", capacity=64)
     settings = settings or {"default": Table(SCHEMA, parameters=PARAMETERS), "whole": whole}
     return Tables(settings, lambda name, each: each.kind.make_pool(each, PoolPlace(name, 1 << 20, Limits(), seed=0)))
 
 
 def dispatcher_of(tables=None, **facts):
-    """What answers requests of a server called "home", which counts `run`, under a clock that stands still."""
+    """Return a dispatcher of a server "home" in run "run", under a clock that stands still."""
     usual = {"run": "run", "name": "home", "limits": Limits(), "clock": lambda: NOW, "epoch": 7}
     return Dispatcher(tables=tables or tables_of(), **usual | facts)
 
 
 def state_of(tables=None, *, store=None, limits=None, run="run", epoch=7):
-    """The state of a server called "home", which counts `run`."""
+    """Return the state of a server "home" in run "run"."""
     limits = limits or Limits.of(model_chunk=10, model_bytes=1000)
     facts = {"name": "home", "run": run, "now": NOW, "epoch": epoch if store is None else store.epoch}
     return ServerState(tables=tables or tables_of(), limits=limits, committer=Committer(store), past=store, **facts)
 
 
 def store_of(disk=None):
-    """A state folder in memory, which saves when `save` has it save."""
+    """Return a state store in memory; `save` saves into its disk."""
     return MemoryStore(disk or Disk())
 
 
 def save(state, disk):
-    """Have everything that changed on disk, and call what waited for it; returns how many groups there were."""
+    """Save all changes to the disk, and call the tickets that wait; return the number of groups."""
     count = 0
     while (group := state.committer.collect(state.runs)) is not None:
         disk.save(group)
@@ -64,7 +64,7 @@ def save(state, disk):
 
 
 class Ends:
-    """All handlers of one server's state that clients meet, and what they called."""
+    """Handlers of one server's state that clients reach, and records of their callbacks."""
 
     def __init__(self, state):
         self.state, self.lines, self.shown, self.news = state, [], [], []
@@ -87,18 +87,15 @@ class Ends:
 
 
 def message(body, client=ME, *, number=1, payload=None, **header):
-    """A message as it is parsed."""
     return parse(encode(body, client=client, sequence=number, payload=payload, **header))
 
 
 def ask(handler, body, client=ME, *, now=NOW, number=1, payload=None, **header):
-    """What a handler replies."""
-    made = message(body, client, number=number, payload=payload, **header)
-    return handler(now, made.header, made.body, made.payload)
+    parsed = message(body, client, number=number, payload=payload, **header)
+    return handler(now, parsed.header, parsed.body, parsed.payload)
 
 
 def cache_of(entries=20, parameters=PARAMETERS):
-    """The payload of a cache."""
     memory = Memory(SCHEMA, 100, parameters, seed=0)
     memory.open()
     for step in range(entries):
@@ -108,10 +105,10 @@ def cache_of(entries=20, parameters=PARAMETERS):
 
 
 def server_options(kind=ServerOptions, **changes):
-    """The options of a server that is asked for these, and for the default of everything else."""
+    """Return a server's options: these, and the defaults of all others."""
     own = set(inspect.signature(ServerOptions).parameters)
-    given = dict.fromkeys(own) | {"schema": SCHEMA, "limits": Limits(), "inference": ()} | changes
-    given |= {"endpoint": Endpoints.of(given["endpoint"]), "state": State.of(given["state"])}
-    given["process"] = given["process"] or Process()
-    table = {name: given.pop(name) for name in changes if name not in own}
-    return kind(**given | {"table": table})
+    options = dict.fromkeys(own) | {"schema": SCHEMA, "limits": Limits(), "inference": ()} | changes
+    options |= {"endpoint": Endpoints.of(options["endpoint"]), "state": State.of(options["state"])}
+    options["process"] = options["process"] or Process()
+    table = {name: options.pop(name) for name in changes if name not in own}
+    return kind(**options | {"table": table})

@@ -1,6 +1,6 @@
-"""A kind of table from outside of memoire: a stack of the best episodes, by the sum of their rewards.
+"""Example of a kind of table outside memoire: a stack of the best episodes, by the sum of their rewards.
 
-Whole, but small: docs/development/extending.md explains it. No file of memoire names it.
+Small but complete: docs/development/extending.md explains it. No file of memoire names it.
 """
 
 import heapq
@@ -57,7 +57,7 @@ STACK = types.Type(130, "STACK", payload=types.MAYBE, large=True)
 
 @body(PUSH_BEST)
 class PushBest(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
-    """An episode, the payload, with its score."""
+    """Push of an episode, the payload, with its score."""
 
     score: Signed
     entries: Count
@@ -65,22 +65,20 @@ class PushBest(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(BEST)
 class Best(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for the best episodes; answered by STACK."""
+    """Request for the best episodes; answered by STACK."""
 
     most: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
 @body(STACK)
 class Stack(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """The best episodes, best first: the payload is one behind the other."""
+    """The best episodes, best first; the payload holds them one behind the other."""
 
     scores: Annotated[list[Signed], Meta(max_length=1024)] = []
     sizes: Annotated[list[Count], Meta(max_length=1024)] = []
 
 
 class StackSettings(msgspec.Struct, frozen=True):
-    """Settings that only a stack has."""
-
     keep: int = 16
 
     def check(self, schema: Schema, parameters: Parameters) -> None:
@@ -88,14 +86,12 @@ class StackSettings(msgspec.Struct, frozen=True):
         whole("keep", self.keep, 1, 10**6)
 
     def making(self, schema: Schema) -> dict[str, Any]:
-        """Whatever `keep` is, what is held is the same."""
+        """Return no settings: stored episodes do not depend on `keep`."""
         return {}
 
 
 @dataclass(frozen=True)
 class StackFigures:
-    """Figures that only a stack has."""
-
     replaced: Annotated[int, counter("stack_replaced", "Replaced", "Episodes that a better one replaced.")]
     best: Annotated[float | None, gauge("stack_best", "Best", "Score of the best episode.", adds="max")]
 
@@ -109,12 +105,11 @@ class StackRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     entries: Count
 
     def counted(self, payload_bytes: int) -> dict[str, int]:
-        """One more episode."""
         return {"episodes": 1, "entries": self.entries, "bytes": payload_bytes}
 
 
 class Held(NamedTuple):
-    """An episode that is held."""
+    """Stored episode with its score."""
 
     score: float
     payload: bytes
@@ -122,23 +117,23 @@ class Held(NamedTuple):
 
 
 class StackCalls:
-    """What a learner calls, in the server's process or far away."""
+    """Calls of a learner on a stack, in the server's process or remote."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport, self._servers = transport, CalledServers(transport, Stack)
 
     def best(self, most: int = 1, timeout: float = 20.0) -> list[tuple[float, bytes]]:
-        """The best episodes of all servers with their scores, best first."""
-        found = list[tuple[float, bytes]]()
-        for said, payload in self._servers.every(Best(most=most), self._transport.now() + timeout).values():
-            ends = list(itertools.accumulate(said.sizes))
-            parts = [bytes(payload[end - size : end]) for size, end in zip(said.sizes, ends, strict=True)]
-            found += zip(said.scores, parts, strict=True)
-        return sorted(found, reverse=True)[:most]
+        """Return the best episodes of all servers with their scores, best first."""
+        episodes = list[tuple[float, bytes]]()
+        for reply, payload in self._servers.every(Best(most=most), self._transport.now() + timeout).values():
+            ends = list(itertools.accumulate(reply.sizes))
+            parts = [bytes(payload[end - size : end]) for size, end in zip(reply.sizes, ends, strict=True)]
+            episodes += zip(reply.scores, parts, strict=True)
+        return sorted(episodes, reverse=True)[:most]
 
 
 class BestEpisodes(StackCalls, FarCalls):
-    """These calls far away."""
+    """Connection of a remote learner to a stack."""
 
     def __init__(self, addresses: str, table: str) -> None:
         FarCalls.__init__(self, addresses, "stack", table=table)
@@ -147,7 +142,7 @@ class BestEpisodes(StackCalls, FarCalls):
 
 
 class StackPool(LastingPool, TakesPushes, HasCalls):
-    """The best episodes of all clients."""
+    """Pool of the best episodes of all clients."""
 
     def __init__(
         self,
@@ -165,7 +160,7 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
         self._bytes = self._added = self._replaced = 0
 
     def check(self, body: Body, payload: Any, *, limits: Limits = LIMITS, checksum: int | None = None) -> Held:
-        """An episode with its score."""
+        """Return a pushed episode with its score, after checks of its type and checksum."""
         if not isinstance(body, PushBest):
             raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table holds the best episodes")
         if checksum is not None:
@@ -173,7 +168,7 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
         return Held(body.score, bytes(payload), body.entries)
 
     def add(self, client_id: bytes, sequence: int, held: Held) -> int:
-        """Hold it, if it is good enough; returns how many had to go."""
+        """Store an episode if it is good enough; return the number of episodes that were dropped."""
         with self._waiter.lock:
             self._waiter.check_open()
             self._hear(client_id)
@@ -191,36 +186,33 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
         return gone
 
     def calls(self, transport: Transport, **options: Any) -> StackCalls:
-        """What a learner calls."""
         return StackCalls(transport)
 
     def best(self, most: int) -> list[Held]:
-        """The best ones, best first."""
+        """Return the best episodes, best first."""
         with self._waiter.lock:
             self._waiter.check_open()
             return sorted(self._heap, reverse=True)[:most]
 
     def join(self, budget: ByteBudget, name: str) -> None:
-        """Have its bytes counted with those of the others."""
+        """Count the pool's bytes in the budget of all tables."""
         budget.holder(name, measure=lambda: self._bytes)
 
     def limit(self, byte_limit: int) -> int:
-        """Hold at most so many bytes."""
+        """Set the limit of bytes; return the number of episodes that were dropped."""
         with self._waiter.lock:
             self.byte_limit, held, self._heap, self._bytes = byte_limit, self._heap, [], 0
             return sum(map(self._put, held))
 
     def configure(self, parameters: Parameters, *, discard_mismatched: bool = False) -> int:
-        """No episode was made with any parameter."""
+        """Set parameters; stored episodes do not depend on them."""
         self.parameters = parameters
         return 0
 
     def entries(self) -> int:
-        """Entries of the episodes."""
         return sum(each.samples for each in self.best(self._keep))
 
     def stats(self) -> PoolStats:
-        """A frozen picture."""
         with self._waiter.lock:
             entries = sum(each.samples for each in self._heap)
             own = StackFigures(self._replaced, max(each.score for each in self._heap) if self._heap else None)
@@ -231,16 +223,15 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing ever came in."""
+        """True if no episode was ever pushed."""
         return not self._added
 
     def records(self) -> Iterator[tuple[RecordBody, Any]]:
-        """Each episode."""
         for each in self.best(self._keep):
             yield StackRecord(score=each.score, entries=each.samples), each.payload
 
     def put_record(self, record: SavedRecord) -> PutBack:
-        """Hold an episode again, if it is not here."""
+        """Store a saved episode, unless it is already there."""
         assert isinstance(record.body, StackRecord)
         held = Held(record.body.score, record.payload, record.body.entries)
         with self._waiter.lock:
@@ -250,13 +241,12 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
 
 
 def answers(desk: Desk) -> Mapping[type[Body], Handler]:
-    """What answers learners."""
-
     def best(now: float, header: MessageHeader, body: Best, payload: Any) -> Reply:
-        found = desk.table(header).asked(StackPool, "BEST").best(body.most)
-        sizes = [len(each.payload) for each in found]
+        episodes = desk.table(header).asked(StackPool, "BEST").best(body.most)
+        sizes = [len(each.payload) for each in episodes]
         return Reply(
-            Stack(scores=[each.score for each in found], sizes=sizes), b"".join(each.payload for each in found) or None
+            Stack(scores=[each.score for each in episodes], sizes=sizes),
+            b"".join(each.payload for each in episodes) or None,
         )
 
     return {Best: best}
@@ -268,7 +258,7 @@ class StackSide(EpisodesSide):
     STORED = "the best episodes: closed ones are pushed"
 
     def message_of(self, shipment: Any) -> Callable[[int, int, int], PushedBody]:
-        """Say the score."""
+        """Return a function that makes the push of an episode with its score."""
         score, entries = float(np.sum(shipment.returned)), shipment.entries
         return lambda since, number, pushed: PushBest(
             since=since, number=number, pushed_bytes=pushed, score=score, entries=entries
@@ -276,7 +266,7 @@ class StackSide(EpisodesSide):
 
 
 class StackKind(Kind):
-    """A stack of the best episodes."""
+    """Kind of tables that keep a stack of the best episodes."""
 
     name, holds, room = "stack", "episodes", "episodes"
     pool, saved, answers = f"{__name__}:StackPool", f"{__name__}:StackRecord", f"{__name__}:answers"

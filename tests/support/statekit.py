@@ -1,4 +1,4 @@
-"""What the tests of a state folder share: a server's side of it in a few lines, and things to save."""
+"""Helpers for tests of a state folder: a small part of a server that saves into it, and contents to save."""
 
 import os
 import sqlite3
@@ -30,26 +30,25 @@ CLIENTS = [bytes([n]) * 16 for n in range(1, 9)]
 
 @contextmanager
 def folder_in_memory():
-    """A folder that needs no disk, where the system has one: hundreds of syncs cost nothing there."""
+    """Yield a temporary folder, in memory if the system has one, because hundreds of syncs cost nothing there."""
     place = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as name:
         yield Path(name)
 
 
 def fork():
-    """As os.fork, of a process that has threads: newer Pythons warn, and rightly so."""
+    """Fork without the warning of newer Pythons about processes with threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def account(client, episodes=0, steps=0, **facts):
-    """An account that says this much."""
     return Account(client, 1.0, 2.0, report=Update(episodes=episodes, steps=steps), **facts)
 
 
 class Keeper:
-    """A dispatcher in miniature over a store: what is asked is acknowledged when it is saved."""
+    """Small dispatcher over a store: acknowledges each request when its changes are saved."""
 
     def __init__(self, folder, name="home", *, run=RUN, begin=True, **options):
         self.store = Store(folder, name, **options)
@@ -78,7 +77,7 @@ class Keeper:
         self.acknowledged.extend(group.tickets)
 
     def post(self, accounts=(), lines=(), runs=(), models=(), inherited=(), settings=None, rows=None):
-        """Hand something over to be saved; returns its ticket. Lines are (client, number, text)."""
+        """Hand over changes to be saved; return their ticket. Lines are (client, number, text)."""
         run = self.run
         with self.lock:
             self.rows |= rows or {}
@@ -103,7 +102,7 @@ class Keeper:
         return ticket
 
     def entries(self, lines):
-        """Those not taken before, numbered."""
+        """Number the lines that were not taken before, and yield them as log entries."""
         for client, number, text in lines:
             if number > self.through(client):
                 self.known.setdefault(client, account(client)).lines_through = number
@@ -114,7 +113,7 @@ class Keeper:
         return self.known[client].lines_through if client in self.known else 0
 
     def save(self, *arguments, **options):
-        """`post`, and wait until it is acknowledged."""
+        """Post changes, and wait until they are acknowledged."""
         ticket = self.post(*arguments, **options)
         until(lambda: ticket in self.acknowledged or self.failures)
         assert not self.failures, self.failures
@@ -138,31 +137,30 @@ def rows(*homes, episodes=1):
 
 
 def own_accounts(store, run=RUN):
-    """A server's own accounts of a run, as they are on disk."""
+    """Return a server's own accounts of a run, as they are on disk."""
     kept = store.accounts(run)
     return [kept.find(key) for key, _ in store.packed_accounts(run) if len(key) == 16]
 
 
 def lines_through(store):
-    """Number of the newest line of each client that wrote any."""
+    """Return the number of the newest line of each client that wrote any."""
     return {one.client: one.lines_through for one in own_accounts(store) if one.lines_through}
 
 
 def inherited(store, run=RUN):
-    """Rows of other servers' accounts, packed."""
+    """Return the rows of other servers' accounts, packed."""
     kept = store.accounts(run)
     return b"".join(kept.elsewhere(client).tobytes() for client in CLIENTS)
 
 
 def failing(code, name):
-    """An error of SQLite's."""
     error = sqlite3.OperationalError("made for this test")
     error.sqlite_errorcode, error.sqlite_errorname = code, name
     return error
 
 
 class Faulty:
-    """Raises at a point of a store's work while it is told to."""
+    """Fault at one point of a store's work: raises `error` while one is set."""
 
     def __init__(self, point):
         self.point, self.error, self.raised = point, None, 0
@@ -173,12 +171,11 @@ class Faulty:
             raise self.error
 
     def open_store(self, folder, name, default_name, limits, clock):
-        """A state folder in which this happens, for a server."""
+        """Open a state folder with this fault, as a server does."""
         return Store(folder, name, default_name=default_name, limits=limits, clock=clock, at=self)
 
 
 def keeper_of_all(folder, **options):
-    """A keeper with something of everything."""
     keeper = Keeper(folder, **options)
     keeper.save(
         accounts=[account(client, n, 10 * n, rejected={"schema": n}, label=n) for n, client in enumerate(CLIENTS)],
@@ -191,7 +188,6 @@ def keeper_of_all(folder, **options):
 
 
 def contents(store, run=RUN):
-    """Everything that a store has of a run."""
     return {
         "runs": store.runs(),
         "accounts": own_accounts(store, run),
@@ -204,7 +200,7 @@ def contents(store, run=RUN):
 
 
 def text_of_log(folder):
-    """The log's text, all segments."""
+    """Return the text of the log, of all segments."""
     return b"".join(path.read_bytes() for path in sorted((folder / "log").iterdir(), key=lambda path: path.name[-12:]))
 
 
@@ -212,14 +208,13 @@ STATES = Schema({"obs": Column(np.float32, (3,), "state"), "reward": Column(np.f
 
 
 def episodes_of(memory):
-    """A pool around a memory."""
     pool = EpisodePool(memory.schema, memory.parameters, capacity=memory.capacity)
     pool.now = NamedMemory(memory, pool.owner)
     return pool
 
 
 def memory_of(lengths, capacity=1000, **parameters):
-    """A memory of closed episodes, of which every other one ends for good and a third has priorities of a learner's."""
+    """Return a memory of closed episodes: every other one terminates, every third has a learner's priorities."""
     rng = np.random.default_rng(0)
     memory = Memory(STATES, capacity, Parameters(**parameters), seed=0)
     for i, length in enumerate(lengths):

@@ -1,9 +1,9 @@
-"""Processes that are killed while they save: run as a script, it forks one for each fault and lets it die.
+"""Processes that are killed while they save: run as a script, the module forks one for each fault.
 
-    python store_child.py points FOLDER POINT [POINT ...]     one state folder for each point and each of its first hits
-    python store_child.py steps FOLDER STEPS                  nobody is killed; the store is closed and opened once
+    python store_child.py points FOLDER POINT [POINT ...]     a state folder for the first and fourth hit of each point
+    python store_child.py steps FOLDER STEPS                  no process is killed; the store is closed and opened once
 
-Beside each state folder the file `acks` says what was acknowledged: one byte for each step.
+The file `acks` beside each state folder holds one byte for each acknowledged step.
 """
 
 import os
@@ -29,12 +29,11 @@ ABOUT = SnapshotHeader(server="home", run=RUN, tables=[TABLE])
 
 
 def step_of(keeper):
-    """The newest step that is stored."""
     return int(keeper.store.settings().get("step", "0"))
 
 
 def prompts_of(step):
-    """A payload that is a file, a small answer, and those of former steps leave."""
+    """Return the rows of a step: a large payload, a small answer, and removals of former ones."""
     former = [(LARGE_ROWS[0], b"%d" % (step - 2), None), (LOSABLE_ROWS[0], b"%d" % (step - 3), None)]
     new = [
         (LARGE_ROWS[0], b"%d" % step, bytes([step % 256]) * 70_000),
@@ -44,7 +43,7 @@ def prompts_of(step):
 
 
 def run(folder, acks, at, steps):
-    """Save step after step, each with one of everything, and note what was acknowledged."""
+    """Save several steps, each with changes of every kind; write a byte for each acknowledged step."""
     keeper = Keeper(folder / "state", limits=LIMITS, at=at)
     first = step_of(keeper) + 1
     for step in range(first, first + steps):

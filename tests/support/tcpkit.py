@@ -1,4 +1,4 @@
-"""A way over TCP that can be cut: every connection through it reset at once."""
+"""TCP forwarder whose connections can all be reset at once."""
 
 import contextlib
 import selectors
@@ -11,11 +11,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, and what is on 
 
 
 class CutWay:
-    """Connections to one address are handed on to another, until `reset` or `close`.
-
-    Args:
-        rate: Bytes a second of all connections together; None: as fast as they come.
-    """
+    """Forwarder from `endpoint` to `target`; `rate` limits the bytes a second of all connections together."""
 
     def __init__(self, target, rate=None):
         self.target, self.rate, self._free_at = target, rate, 0.0
@@ -25,7 +21,7 @@ class CutWay:
         self.resets = self.carried = 0
         self._ends = {}  # each socket's other end
         self._unsent = {}
-        self._lock = threading.Lock()  # the two above, and the selector
+        self._lock = threading.Lock()  # guards the two above, and the selector
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.listening, selectors.EVENT_READ)
         self._stopping = False
@@ -33,7 +29,7 @@ class CutWay:
         self._thread.start()
 
     def reset(self):
-        """End every connection as a machine that has forgotten it would."""
+        """Reset every connection, as a machine that has forgotten them would."""
         with self._lock:
             for end in list(self._ends):
                 self._drop(end)
@@ -51,17 +47,17 @@ class CutWay:
                 with self._lock:
                     self._turn(key.fileobj, events)
 
-    def _turn(self, made, events):
-        if made is self.listening:
+    def _turn(self, end, events):
+        if end is self.listening:
             self._accept()
-        elif made in self._ends:  # not reset meanwhile
+        elif end in self._ends:  # not reset meanwhile
             try:
                 if events & selectors.EVENT_WRITE:
-                    self._write(made)
+                    self._write(end)
                 if events & selectors.EVENT_READ:
-                    self._read(made)
+                    self._read(end)
             except OSError:
-                self._drop(made)
+                self._drop(end)
 
     def _accept(self):
         try:
@@ -69,16 +65,16 @@ class CutWay:
             far = socket.create_connection(self.target, 5.0)
         except OSError:
             return
-        for made, other in ((near, far), (far, near)):
-            made.setblocking(False)
-            self._ends[made], self._unsent[made] = other, bytearray()
-            self._selector.register(made, selectors.EVENT_READ)
+        for end, other in ((near, far), (far, near)):
+            end.setblocking(False)
+            self._ends[end], self._unsent[end] = other, bytearray()
+            self._selector.register(end, selectors.EVENT_READ)
 
-    def _read(self, made):
-        other = self._ends[made]
+    def _read(self, end):
+        other = self._ends[end]
         if self.rate is not None and time.monotonic() < self._free_at:
             time.sleep(self._free_at - time.monotonic())  # as a line of that speed takes
-        data = made.recv(1 << 16)
+        data = end.recv(1 << 16)
         if not data:
             raise ConnectionResetError
         self.carried += len(data)
@@ -87,22 +83,22 @@ class CutWay:
         self._unsent[other] += data
         self._write(other)
 
-    def _write(self, made):
-        unsent = self._unsent[made]
+    def _write(self, end):
+        unsent = self._unsent[end]
         try:
-            del unsent[: made.send(unsent)]
+            del unsent[: end.send(unsent)]
         except BlockingIOError:
             pass
-        # While one end has no room, the other is not read: nothing piles up here.
-        self._selector.modify(made, selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0))
-        other = self._ends[made]
+        # While one end has no room, the other is not read: no data piles up here.
+        self._selector.modify(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0))
+        other = self._ends[end]
         writing = selectors.EVENT_WRITE if self._unsent[other] else 0
         self._selector.modify(
             other, writing | (0 if len(unsent) > 1 << 20 else selectors.EVENT_READ) or selectors.EVENT_WRITE
         )
 
-    def _drop(self, made):
-        for end in (made, self._ends.get(made)):
+    def _drop(self, first):
+        for end in (first, self._ends.get(first)):
             if end in self._ends:
                 del self._ends[end], self._unsent[end]
                 self._selector.unregister(end)
@@ -112,7 +108,7 @@ class CutWay:
 
 
 def place(endpoint):
-    """(host, port) of tcp://HOST:PORT."""
+    """Return (host, port) of tcp://HOST:PORT."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.replace("*", "127.0.0.1"), int(port)
 
@@ -123,39 +119,38 @@ PING = b"\x04\x07\x04PING\x00\x00"
 MESSAGE = b"\x00\x01x"
 CONNECTIONS = 7
 MESSAGES = 2000
-"""Of each connection: far beyond every high-water mark."""
+"""Messages of each connection: far more than every high-water mark."""
 
 
 def ready(kind):
-    """The READY command of a socket of that type."""
     body = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
     return b"\x04" + bytes([len(body)]) + body
 
 
 def connect(address, kind):
-    """A connection whose handshake is over."""
+    """Open a connection and complete its handshake."""
     with contextlib.ExitStack() as stack:
-        made = stack.enter_context(socket.create_connection(address, 10.0))
-        made.sendall(GREETING + ready(kind))
+        connection = stack.enter_context(socket.create_connection(address, 10.0))
+        connection.sendall(GREETING + ready(kind))
         heard = b""
         while b"READY" not in heard:
-            piece = made.recv(1000)
+            piece = connection.recv(1000)
             if not piece:
                 raise ConnectionResetError("closed in its handshake")
             heard += piece
         stack.pop_all()
-    return made
+    return connection
 
 
 def flood(address, kind):
-    """Fill the queues of a listener, with a PING behind each message, and reset the connections while they are full.
+    """Fill a listener's queues, with a PING behind each message, and reset the connections while they are full.
 
     Raises:
-        OSError: nobody listens there (any more).
+        OSError: No process listens there, or no longer..
     """
     with contextlib.ExitStack() as stack:
         for _ in range(CONNECTIONS):
-            made = stack.enter_context(connect(address, kind))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            made.setblocking(False)
-            made.send((MESSAGE + PING) * MESSAGES)
+            connection = stack.enter_context(connect(address, kind))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            connection.setblocking(False)
+            connection.send((MESSAGE + PING) * MESSAGES)

@@ -1,4 +1,4 @@
-"""A role of a pipeline without torch, as a process: python tmrl_roles.py server|worker|trainer URL FILE [KEYS]
+"""Process with a role of a pipeline without torch: python tmrl_roles.py server|worker|trainer URL FILE [KEYS]
 
 The trainer writes each observation into FILE as it arrives.
 """
@@ -15,7 +15,7 @@ from rlkit import ACTIONS, SPACE, Actor, Counter, Numbered
 
 
 class Written:
-    """A memory that writes each sample into a file."""
+    """Memory that writes each sample into a file."""
 
     def __init__(self, nb_steps: int, device: Any, path: str) -> None:
         self.nb_steps, self.path, self.count = nb_steps, path, 0

@@ -10,19 +10,19 @@ from memoire.wire import messages
 from memoire.wire.frames import encode, parse, reply
 
 HOME = 7
-"""Stands for the hash of a server's name."""
+"""Number in place of the hash of a server's name."""
 
 LIMITS = Limits.of(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 
 
 class Node:
-    """A node's models, and the requests of one client that it has not answered yet."""
+    """Models of a node, and requests of one client that are not answered yet."""
 
     def __init__(self, limits=LIMITS, *, find=lambda topic, version, checksum: None, rng=None):
         self.limits, self.store, self.epoch = limits, ModelStore(limits.model_bytes), 1
-        self.asked = []  # (body of the request, what to do with the answer)
+        self.asked = []  # (body of the request, function that takes the reply)
         self.heard = []  # calls of hear
-        self.got = []  # versions, as they came
+        self.got = []  # (version, is_renewed), in order of arrival
         self.now = 100.0
         calls = self.fetch, self.hear, lambda function: function(), self.on_model, find
         self.topics = Topics(limits, *calls, rng or random.Random(0), lambda: self.now)
@@ -47,11 +47,11 @@ class Node:
 
     def notice(self, model, payload=None, home=HOME):
         facts = {name: getattr(model, name) for name in ("topic", "version", "size", "checksum")}
-        said = messages.Notice(epoch=self.epoch, **facts)
-        self.topics.noticed(said, payload, home)
+        body = messages.Notice(epoch=self.epoch, **facts)
+        self.topics.noticed(body, payload, home)
 
     def answer(self, place=0, *, damage=False):
-        """Answer one request; the reply goes through the wire's own functions."""
+        """Answer one request; the reply is encoded and parsed as on the wire."""
         asked, finish = self.asked.pop(place)
         try:
             model = self.store.serve(asked.topic, asked.version)
@@ -70,7 +70,7 @@ class Node:
             self.answer()
 
     def restart(self, versions=()):
-        """A server that has forgotten everything, as its clients notice it."""
+        """Lose all models, and publish these, as clients of a restarted server notice."""
         self.store, self.epoch = ModelStore(self.limits.model_bytes), self.epoch + 1
         for body in versions:
             self.store.publish("t", body)

@@ -1,4 +1,4 @@
-"""The golden messages, and how tests change them."""
+"""Golden messages, and changes of them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 BODIES = make_vectors.bodies()
 
 SUMMED = bytes(((i * 2654435761) >> 13) & 255 for i in range(2049))
-"""What checksums are known for."""
+"""Bytes whose checksums are known, with `SEED` and without a seed."""
 SEED = 0x9E3779B185EBCA8D
-"""With which they are known, too."""
 
 
 def refused(frames: Any, limits: Limits | None = None) -> str:
-    """The code with which frames are refused; "" when they are a message."""
+    """Return the code with which frames are refused, or "" for a valid message."""
     try:
         parse(frames, limits or Limits())
     except ProtocolError as problem:
@@ -34,12 +33,12 @@ def golden(name: str) -> list[bytes]:
 
 
 def sealed(head: bytes, tail: bytes) -> bytes:
-    """Frame 0 with a right checksum."""
+    """Return frame 0 with its checksum corrected."""
     return head[:88] + _bytes.checksum(tail, _bytes.checksum(head[:88])).to_bytes(8, "little") + tail
 
 
 def changed(name: str, offset: int, value: bytes) -> list[bytes]:
-    """A message whose header says something else, with a right checksum."""
+    """Return a message with changed bytes in its header, and a correct checksum."""
     frames = golden(name)
     head = bytearray(frames[0][:96])
     head[offset : offset + len(value)] = value
@@ -47,7 +46,7 @@ def changed(name: str, offset: int, value: bytes) -> list[bytes]:
 
 
 def with_tail(name: str, tail: bytes) -> list[bytes]:
-    """A message with another tail, its header right."""
+    """Return a message with another tail, and a header that fits."""
     frames = golden(name)
     head = bytearray(frames[0][:96])
     head[80:84] = len(tail).to_bytes(4, "little")

@@ -17,7 +17,7 @@ PAGES = FOLDER.parent / "docs" / "development" / "records"
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The benchmarks' own modules, which lie beside them; others can be imported, too."""
+    """Import the benchmarks' modules; the import path stays set for their other modules."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import aims
     import measure
@@ -41,7 +41,7 @@ def cliffwalk(modules):
 
 
 class Timed:
-    """A side that takes as long as it says."""
+    """Side of a contest whose turns take these seconds."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds, self.most = list(seconds), 4
@@ -54,12 +54,12 @@ class Timed:
 def test_ratios_are_taken_in_each_round(modules):
     _, measure, _ = modules
     theirs = {"slow": Timed(9.0, 2.0, 3.0, 20.0), "quick": Timed(9.0, 0.5, 0.5, 5.0)}  # the first turn is not counted
-    found = measure.contest("x", Timed(9.0, 1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
-    assert [(each.baseline, each.ratio.middle, each.ours.middle) for each in found] == [
+    contests = measure.contest("x", Timed(9.0, 1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
+    assert [(each.baseline, each.ratio.middle, each.ours.middle) for each in contests] == [
         ("slow", 2.0, 4.0),
         ("quick", 0.5, 4.0),
     ]
-    assert [each.aim for each in found] == ["draw-W1-cpprb", ""]
+    assert [each.aim for each in contests] == ["draw-W1-cpprb", ""]
 
 
 @pytest.mark.parametrize(("place", "page"), [("", "core"), ("core-16-cores.md", "core-16-cores")])
@@ -73,8 +73,8 @@ def test_a_report_goes_to_a_folder_or_to_a_page_that_says_of_which_machine_it_is
     title = "benchmarks/core.py" + ", 16 cores" * (page != "core")  # no two pages have the same
     assert text.startswith(f"# {title}\n\nHow fast?") and f"![ratios]({page}.svg)" in text
     assert json.loads((tmp_path / f"{page}.json").read_text())["aims"] == {"draw-W1-numpy": [0.9, 1.0, 1.1]}
-    made = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"results.md"}  # the table of all aims
-    assert {each.name for each in tmp_path.iterdir()} == made
+    files = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"results.md"}  # the table of all aims
+    assert {each.name for each in tmp_path.iterdir()} == files
 
 
 def test_the_page_of_aims_is_what_the_figures_make_of_it(modules):
@@ -97,7 +97,7 @@ for path in sorted(pathlib.Path(".").glob("*.py")):
 
 
 def test_every_benchmark_finds_what_it_imports():
-    """What is not installed for tests may be missing, and nothing else."""
+    """Only modules that tests do not install may be missing."""
     optional = ("ale_py", "gymnasium", "stable_baselines3", "torch")
     command = [sys.executable, "-c", IMPORTS, *optional]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=110, check=False)
@@ -121,12 +121,12 @@ def test_every_aim_names_one_bound_and_a_benchmark(modules):
     aims, *_ = modules
     for key, aim in aims.read().items():
         assert (aim.least is None) != (aim.most is None), key
-        script = aim.shown_by.partition("-")[0]  # behind it which machine it was
+        script = aim.shown_by.partition("-")[0]  # the rest names the machine
         assert (FOLDER / f"{script}.py").exists() or not (PAGES / f"{aim.shown_by}.json").exists(), key
 
 
 def fake_peer(peers, monkeypatch, folder: Path, source: str):
-    """This Python as a peer's environment, with a side of ours."""
+    """Return a peer whose environment is this Python, and whose side is `source`."""
     (folder / "with_cpprb.py").write_text(source)
     for name in ("child.py", "tasks.py"):
         (folder / name).write_text((FOLDER / "peers" / name).read_text())
@@ -233,23 +233,23 @@ COUNTED = {"machine": HERE, "instructions": {"draw": {"engine": 1000, "with Pyth
 
 
 @pytest.mark.parametrize(
-    ("here", "kinds", "said"),
+    ("here", "kinds", "start"),
     [
         (HERE, ["engine", "with Python"], ""),
         (HERE | {"numpy": "3.0.0"}, ["engine"], "only the engine was compared, the record is of numpy 2.4.6, here 3.0"),
         (HERE | {"compiler": "arm64, clang"}, [], "nothing was compared, the record is of compiler x86_64, gcc 12"),
     ],
 )
-def test_only_counts_of_equal_versions_are_compared(script, here: dict[str, str], kinds: list[str], said: str) -> None:
-    found, why = script.comparable(COUNTED, here)
-    assert found == kinds and why.startswith(said)
+def test_only_counts_of_equal_versions_are_compared(script, here: dict[str, str], kinds: list[str], start: str) -> None:
+    compared, why = script.comparable(COUNTED, here)
+    assert compared == kinds and why.startswith(start)
 
 
 def test_more_than_the_tolerance_is_too_much(script) -> None:
     kinds = ["engine", "with Python"]
     assert script.too_many(COUNTED, {"draw": {"engine": 1040, "with Python": 1500}}, kinds) == []
-    (said,) = script.too_many(COUNTED, {"draw": {"engine": 1100, "with Python": 2000}}, kinds)
-    assert said == "draw: 1100 instructions (engine), 10.0% more than 1000"
+    (complaint,) = script.too_many(COUNTED, {"draw": {"engine": 1100, "with Python": 2000}}, kinds)
+    assert complaint == "draw: 1100 instructions (engine), 10.0% more than 1000"
     assert script.too_many(COUNTED, {"draw": {"engine": 9999, "with Python": 9999}}, []) == []
     assert script.too_many(COUNTED, {"new": {"engine": 1, "with Python": 1}}, ["engine"]) == ["new: not in the record"]
 
@@ -264,7 +264,7 @@ def test_the_memory_holds_every_sequence_of_actions_and_one_pays(cliffwalk):
 
 
 def test_prioritized_draws_learn_in_fewer_updates_in_the_papers_order(cliffwalk):
-    found = cliffwalk.measure([8], 3, lambda line: None)
-    median = {name: statistics.median(by_length[8]) for name, by_length in found.items()}
+    updates = cliffwalk.measure([8], 3, lambda line: None)
+    median = {name: statistics.median(by_length[8]) for name, by_length in updates.items()}
     assert median["greedy"] < median["proportional"] < median["uniform"] / 2
     assert median["greedy"] < median["rank-based"] < median["uniform"] / 2

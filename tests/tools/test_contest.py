@@ -1,4 +1,4 @@
-"""A contest's records decide what runs and what the page says: resumption, scores, quartiles, ratios."""
+"""Records of a contest: they decide what runs and what the page says, as scores, quartiles and ratios."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The contest, and the page that its records make."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import contest
     from contestants import page
@@ -18,7 +17,7 @@ def modules(monkeypatch):
     return contest, page
 
 
-def made(page, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
+def record(page, side="memoire", seed=0, curve=((3.0, 100, 1.0), (6.0, 200, 7.0), (9.0, 300, 5.0)), **facts):
     return page.Record("breakout", side, seed, 10.0, tuple(curve), facts)
 
 
@@ -27,27 +26,27 @@ def test_a_contest_goes_on_with_what_has_no_record(modules, tmp_path):
     kept = page.Records(tmp_path)
     sides = ["memoire", "sb3"]
     assert kept.missing("breakout", sides, 2) == [(0, "memoire"), (0, "sb3"), (1, "sb3"), (1, "memoire")]
-    kept.keep(made(page, "sb3", 0))
-    kept.keep(made(page, "memoire", 1))
+    kept.keep(record(page, "sb3", 0))
+    kept.keep(record(page, "memoire", 1))
     (tmp_path / "breakout" / "memoire-0.part").write_text("cut off")
     assert page.Records(tmp_path).missing("breakout", sides, 2) == [(0, "memoire"), (1, "sb3")]
     assert kept.missing("lander", ["sb3"], 1) == [(0, "sb3")]
-    assert kept.missing("breakout", ["sb3"], 2, lambda found: found.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
+    assert kept.missing("breakout", ["sb3"], 2, lambda each: each.limit > 10.0) == [(0, "sb3"), (1, "sb3")]
 
 
 def test_the_page_is_made_of_records_alone(modules, tmp_path):
     _, page = modules
     facts = {"machine": "a machine", "updates": 100, "shared": "torch 9"}
     runs = [
-        made(page, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, waited=0.04),
-        made(page, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, waited=0.04),
-        made(page, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
-        made(page, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
+        record(page, "memoire", 0, [(2.0, 100, 60.0), (6.0, 100, 60.0)], **facts, waited=0.04),
+        record(page, "memoire", 1, [(4.0, 300, 60.0), (6.0, 300, 60.0)], **facts, waited=0.04),
+        record(page, "sb3", 0, [(6.0, 150, 65.0)], **facts, version="3.1"),
+        record(page, "sb3", 1, [(6.0, 170, 0.5)], **facts, version="3.1"),
     ]
-    given = {}
+    kept_aims = {}
 
     def keep(aims):
-        given.update(aims)
+        kept_aims.update(aims)
         (tmp_path / "contest.json").write_text(json.dumps({"machine": "", "aims": {}, "rows": []}))
 
     page.write(tmp_path, runs, keep)
@@ -59,7 +58,7 @@ def test_the_page_is_made_of_records_alone(modules, tmp_path):
         and "torch 9" in text
     )
     assert "Of its time, memoire's learner waited 4.0%, 4.0%: a share for each seed." in text
-    assert given["contest-breakout-sb3"].middle == pytest.approx((3.0 + 2.5) / 2)
+    assert kept_aims["contest-breakout-sb3"].middle == pytest.approx((3.0 + 2.5) / 2)
     assert (tmp_path / "contest-breakout.svg").exists()
     assert page.read(tmp_path) == sorted(runs, key=lambda each: each.key)
     assert page.read(tmp_path / "nowhere") == []

@@ -1,4 +1,4 @@
-"""The documentation's site: each page is listed and linked, and a link that leads nowhere is found."""
+"""Site of the documentation: its menu, its links, and reports of links that lead nowhere."""
 
 import subprocess
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_each_file_has_its_place(path, place):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A small checkout: two pages, a picture, an example and a folder."""
+    """Return a small checkout: two pages, a picture, an example and a folder."""
     root = tmp_path / "checkout"
     for name, text in {
         "README.md": "# One\n\nFor everybody.\n\nSee [a page](docs/a.md#part), ![it](docs/p.svg), [out](https://e.org).\n",
@@ -138,5 +138,5 @@ def test_a_site_whose_links_lead_somewhere_has_no_faults(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_page_is_named(tmp_path, text, words):
-    (found,) = site(tmp_path, c=text)
-    assert found.startswith("c.html ") and words in found
+    (fault,) = site(tmp_path, c=text)
+    assert fault.startswith("c.html ") and words in fault

@@ -1,4 +1,4 @@
-"""Hostile input: a short run of every target of tests/fuzz, and what such runs have found.
+"""Short runs of every target of tests/fuzz with hostile input, and inputs that such runs have found.
 
 Long runs are `make soak SOAK=fuzz_inputs`.
 """
@@ -56,9 +56,9 @@ def test_a_finding_says_how_to_try_it_again(monkeypatch):
         raise IndexError(len(data))
 
     monkeypatch.setattr(engine.load("log_line"), "one", one)
-    with pytest.raises(engine.Finding, match="IndexError") as found:
+    with pytest.raises(engine.Finding, match="IndexError") as finding:
         engine.hunt("log_line", 0)
-    call = str(found.value).partition("again: ")[2]
+    call = str(finding.value).partition("again: ")[2]
     with pytest.raises(IndexError):
         eval(call, {"fuzz": __import__("fuzz.engine")})
 
@@ -67,12 +67,12 @@ def test_a_finding_says_how_to_try_it_again(monkeypatch):
 def test_mutation_changes_bytes_and_keeps_to_its_bound(seed):
     rng = random.Random(seed)
     data = rng.randbytes(400)
-    made = [engine.mutate(data, rng, [data]) for _ in range(300)]
-    assert all(len(each) <= engine.MAX_BYTES for each in made) and sum(each != data for each in made) > 280
+    inputs = [engine.mutate(data, rng, [data]) for _ in range(300)]
+    assert all(len(each) <= engine.MAX_BYTES for each in inputs) and sum(each != data for each in inputs) > 280
     assert all(len(engine.mutate(data, rng, [data], in_place=1.0)) == len(data) for _ in range(100))
 
 
-# What was found
+# Inputs that runs have found
 
 
 def schema_of(*columns):
@@ -126,14 +126,14 @@ def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, bod
 
 def test_a_snapshot_of_no_schema_is_named(tmp_path):
     path = tmp_path / "x.snapshot"
-    told = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
-    path.write_bytes(snapshot_file.file_of(tables=[told])[1:])
+    table = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
+    path.write_bytes(snapshot_file.file_of(tables=[table])[1:])
     with pytest.raises(DataError, match="with an invalid schema"):
         snapshots.facts(path)
 
 
 def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):
-    """Whoever hands somebody a database must not have their files appended to or removed."""
+    """A database from elsewhere must not make its reader append to other files or remove them."""
     victim = tmp_path / "victim.00000001.log"
     victim.write_text("precious")
     rows = state_file._template()

@@ -1,4 +1,4 @@
-"""A release: each part says what it made or why not, and the workflow publishes what the parts made, without a password."""
+"""Release: each part reports its result or its failure; the workflow publishes the results without a password."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,10 @@ RELEASE = yaml.safe_load(WORKFLOWS["release"])
 
 
 def raising(error):
-    def made():
+    def fail():
         raise error
 
-    return made
+    return fail
 
 
 def test_a_part_that_cannot_be_made_here_is_named_in_the_last_lines_and_does_not_fail(capsys):

@@ -1,4 +1,4 @@
-"""`make mutants`: the mistakes that it plants are mistakes, and the same ones after a change elsewhere."""
+"""`make mutants`: mistakes in kernels, by hand and without effect, verdicts of tests, and the page of results."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def test_kernels_choose_between_a_statement_and_its_mistake(tool, monkeypatch):
     assert "if planted(2): pass" in chosen
     assert len(owners) == len(text.split("\n"))
     assert {owners[number] for number, line in enumerate(lines) if "planted(1)" in line} == {1}
-    said = f"memoire/_core.pyx:{owners.index(2) + 1}:8: Cannot do that"
-    assert kernels.refused(said, {"memoire/_core.pyx": owners}) == {2}
+    output = f"memoire/_core.pyx:{owners.index(2) + 1}:8: Cannot do that"
+    assert kernels.refused(output, {"memoire/_core.pyx": owners}) == {2}
 
 
 def test_mistakes_by_hand_and_equivalent_ones_are_explained(tool):
@@ -42,7 +42,7 @@ def test_mistakes_by_hand_and_equivalent_ones_are_explained(tool):
 
 
 @pytest.mark.parametrize(
-    ("status", "output", "found", "by"),
+    ("status", "output", "is_found", "by"),
     [
         (0, "3 passed", False, ""),
         (1, "FAILED tests/test_a.py::test_b[1] - assert 1 == 2\n1 failed", True, "tests/test_a.py::test_b[1]"),
@@ -52,10 +52,10 @@ def test_mistakes_by_hand_and_equivalent_ones_are_explained(tool):
         (None, "", True, "a hang"),
     ],
 )
-def test_what_tests_said_is_understood(tool, status, output, found, by):
+def test_what_tests_said_is_understood(tool, status, output, is_found, by):
     import trial
 
-    assert trial.verdict_of(status, output) == trial.Verdict(found, by, by == "a hang")
+    assert trial.verdict_of(status, output) == trial.Verdict(is_found, by, by == "a hang")
 
 
 def test_the_page_counts_what_was_found(tool):

@@ -1,4 +1,4 @@
-"""What goes out: archives with nothing in them that does not belong there, and dependencies that somebody looked up."""
+"""Packages and images without foreign files or secrets, and dependencies that are pinned and audited."""
 
 import io
 import json
@@ -29,9 +29,9 @@ TOKEN = "ghp_" + 36 * "a"
 
 def wheel(folder, files):
     path = folder / "memoire_rl-1.0-cp311-abi3-linux.whl"
-    with zipfile.ZipFile(path, "w") as made:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, body in files.items():
-            made.writestr(name, body)
+            archive.writestr(name, body)
     return path
 
 
@@ -54,32 +54,32 @@ def wheel(folder, files):
 )
 def test_what_does_not_belong_into_a_wheel_is_named(tmp_path, capsys, name, body, words):
     assert contents.main([str(wheel(tmp_path, GOOD | {name: body}))]) == 1
-    said = capsys.readouterr().out
-    assert f"{name} " in said and words in said
+    output = capsys.readouterr().out
+    assert f"{name} " in output and words in output
 
 
 def test_a_source_archive_has_what_git_knows_and_nothing_else(tmp_path):
     path = tmp_path / "memoire_rl-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as made:
+    with tarfile.open(path, "w:gz") as archive:
         for name in ("PKG-INFO", "README.md", "dashboard/web/api.py", "memoire/dashboard/web/api.py", "notes.txt"):
             info = tarfile.TarInfo(f"memoire_rl-1.0/{name}")
-            made.addfile(info, io.BytesIO())
+            archive.addfile(info, io.BytesIO())
         link = tarfile.TarInfo("memoire_rl-1.0/README.md")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        made.addfile(link)
-    found = contents.faults(contents.files_of(path), {"README.md", "dashboard/web/api.py"})
-    assert found == ["notes.txt does not belong here", "README.md is no plain file"]
+        archive.addfile(link)
+    faults = contents.faults(contents.files_of(path), {"README.md", "dashboard/web/api.py"})
+    assert faults == ["notes.txt does not belong here", "README.md is no plain file"]
 
 
 def image(folder, files, environment=()):
-    """An image as `docker save` writes it, of one layer."""
+    """Write an image of one layer as `docker save` does, and return its path."""
 
     def packed(name, entries, mode="w"):
-        with tarfile.open(folder / name, mode) as made:
+        with tarfile.open(folder / name, mode) as archive:
             for each, body in entries.items():
                 info = tarfile.TarInfo(each)
                 info.size = len(body)
-                made.addfile(info, io.BytesIO(body))
+                archive.addfile(info, io.BytesIO(body))
         return folder / name
 
     layer = packed("layer", files).read_bytes()
@@ -93,9 +93,9 @@ def test_an_image_holds_no_secret_beside_those_that_its_base_tests_itself_with(t
     good = {"usr/lib/libgnutls.so": private, "opt/memoire/lib/certifi/cacert.pem": b"", "opt/memoire/x.py": b""}
     assert contents.main([str(image(tmp_path, good))]) == 0
     assert contents.main([str(image(tmp_path, good | {"opt/memoire/keys/own.key": private}, [f"A={TOKEN}"]))]) == 1
-    said = capsys.readouterr().out
-    assert "own.key has the name of a secret" in said and "own.key holds a private key" in said
-    assert "(its settings) holds a token of a forge" in said and "libgnutls" not in said
+    output = capsys.readouterr().out
+    assert "own.key has the name of a secret" in output and "own.key holds a private key" in output
+    assert "(its settings) holds a token of a forge" in output and "libgnutls" not in output
 
 
 def test_nothing_that_git_knows_holds_a_secret():
@@ -105,11 +105,8 @@ def test_nothing_that_git_knows_holds_a_secret():
         pytest.skip("this is no git checkout")
     here = Path(__file__).resolve().parents[2]
     files = [contents.File(name, (here / name).read_bytes()) for name in names if (here / name).is_file()]
-    found = contents.faults(iter(files), names)
-    assert found == []
-
-
-# --------------------------------------------------------------------------------------------------- known weaknesses
+    faults = contents.faults(iter(files), names)
+    assert faults == []
 
 
 def test_databases_that_cannot_be_asked_are_no_good_news():
@@ -119,20 +116,17 @@ def test_databases_that_cannot_be_asked_are_no_good_news():
     assert audit.verdict({"pip-audit": "it could not be installed"})[0] == 3
 
 
-# --------------------------------------------------------------------------------------------- what images install
-
-
 def pins(name):
-    """Each package of an environment's file: its versions, and how many hashes each has."""
-    found, version = {}, None
+    """Map each package in an environment's file to its versions, each with the number of its hashes."""
+    packages, version = {}, None
     for line in (ROOT / "deploy" / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         if line.strip().startswith("--hash=sha256:"):
             version["hashes"] += 1
         elif not line.startswith("#"):
             package, _, rest = line.partition("==")
             version = {"version": rest.split()[0], "hashes": 0}
-            found.setdefault(package, []).append(version)
-    return found
+            packages.setdefault(package, []).append(version)
+    return packages
 
 
 @pytest.mark.parametrize("name", [name for name, _ in lock.requirements()])
@@ -145,9 +139,9 @@ def test_what_an_image_has_is_pinned_as_the_package_demands(name):
 
 
 def test_the_dockerfile_installs_nothing_that_is_not_pinned():
-    said = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = [
-        line for line in said.splitlines() if "pip" in line and " install " in line and not line.startswith("#")
+        line for line in text.splitlines() if "pip" in line and " install " in line and not line.startswith("#")
     ]
     assert len(installs) == 5
     assert all("--require-hashes" in line or "--no-deps" in line for line in installs)

@@ -1,4 +1,4 @@
-"""Setting up a checkout, and one that is not built."""
+"""Setup of a checkout, and a checkout that is not built."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ def test_a_python_too_old_is_told_which_is_needed(setup: ModuleType) -> None:
 
 
 def put_programs(folder: Path, **lines: str) -> None:
-    """Shell programs of one line each, by name ("python3_99" is python3.99)."""
+    """Write shell programs of one line each, by name ("python3_99" is python3.99)."""
     for name, line in lines.items():
         path = folder / name.replace("_", ".")
         path.write_text(f"#!/bin/sh\n{line}\n")
@@ -102,7 +102,7 @@ import memoire
 
 
 def fails(folder: Path, program: str, *arguments: Path) -> str:
-    """What a process that imports memoire says at its end, which is an error."""
+    """Run a program that imports memoire and must fail; return the last line of its errors."""
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=60,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}, check=False,

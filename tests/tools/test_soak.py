@@ -1,4 +1,4 @@
-"""`make soak`: each trial asks a question, and the page keeps what was not run again."""
+"""`make soak`: each trial asks a question; the page keeps the sections of trials that were not run again."""
 
 import re
 import sys

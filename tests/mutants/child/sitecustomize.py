@@ -1,4 +1,4 @@
-"""Loaded by each Python that a test starts while tests are recorded."""
+"""Recording in each Python process that a recorded test starts."""
 
 import os
 
