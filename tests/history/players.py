@@ -327,7 +327,7 @@ def learn(
     """Publish models and use samples until the line ends the trial; then end the run.
 
     Args:
-        line: Source of the order to finish or to end: `wait(seconds)` returns False then, and `stopping` is True for an end.
+        line: Source of the order to finish or to end: `wait(seconds)` returns False then, and `stopping` is True to end.
         runs: Runs to begin, one after the other.
         every: Seconds for each of them.
         storage: Storage of the servers' table.
