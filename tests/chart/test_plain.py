@@ -106,7 +106,7 @@ def hooks(objects):
 
 
 def test_what_an_interrupted_installation_leaves_goes_when_the_release_is_uninstalled():
-    """Helm removes these objects before it creates them, and again afterwards."""
+    """Helm removes the account's objects before it creates them, and again afterwards."""
     when = {each["kind"]: each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks(render())}
     also = [kind for kind, hook in when.items() if "post-delete" in hook.split(",")]
     assert sorted(also) == ["NetworkPolicy", "Role", "RoleBinding", "ServiceAccount"] and when["Job"] == HOOK

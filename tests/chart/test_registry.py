@@ -11,7 +11,6 @@ from chartkit import CHART, ROOT, helms, of, registry, run, text
 
 
 def about():
-    """Return the metadata in Chart.yaml."""
     return yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
 
 

@@ -44,13 +44,11 @@ def server(shared_cluster):
 
 @pytest.fixture(scope="module")
 def clients(shared_cluster, server):
-    """Three actors with recorded data."""
     return three_actors(shared_cluster, server, "<script>alert(1)</script>")
 
 
 @pytest.fixture(scope="module")
 def board(shared_cluster, server, clients):
-    """The dashboard of the server and of a proxy."""
     proxy = shared_cluster.proxy([server])
     with NodePages("127.0.0.1:0", server) as one, NodePages("127.0.0.1:0", proxy) as other:
         with watch(one, other, steps=120, expected_actors=5, goal_steps=1_000) as dashboard:

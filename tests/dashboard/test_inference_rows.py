@@ -23,7 +23,7 @@ def timing(seconds, place, count):
 
 
 def inference(now, *, version=3, pid=1, **changes):
-    """Return the status of a node with 100 requests of 8 rows a second in batches of 16, mostly 4 ms, and 2 refusals."""
+    """Return the status of a node with 100 requests of 8 rows a second in batches of 16, mostly 4 ms, and 2 refused."""
     answered = {"full": timing(0.2 * now, 5, 90 * now), "wait": timing(0.6 * now, 9, 10 * now)}
     answered["everyone"] = timing(0, 0, 0)
     stats = {

@@ -145,7 +145,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def recorder(path):
-    """With a history in a file, and an overview of a run to record."""
+    """A recorder with a history in a file, and an overview of a run to record."""
     history, cluster = History(path), Cluster(Settings(nodes=("http://a:1",)))
     blank, _ = cluster.look(0.0)
     yield RunRecorder(history, cluster, threading.RLock()), dataclasses.replace(blank, run="first"), history

@@ -1,4 +1,4 @@
-"""A cluster of real processes under load, faults from a seed, a history of all its events, and the checks of that history.
+"""A cluster of real processes under load, faults from a seed, and a history of its events with checks.
 
 players.py   an actor and a learner, which record their actions before they happen, and the answers afterwards
 trial.py     starts servers, proxies, actors and a learner; kills, stops and ends them by a schedule, and heals

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from .players import STATS, Event
 
 SLACK = 2.0
-"""Seconds by which a call may exceed its timeout, since a busy machine is late itself. The slack grows if the trial
-measured that its machine is more than four times slower than alone.
-"""
+"""Seconds by which a call may exceed its timeout; more on a machine that is over four times slower than alone."""
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},([0-9a-f]{32}) (\d+)")
 
 
@@ -62,9 +60,7 @@ class Kept:
     reported: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """server -> client -> (episodes, steps) of the newest run, by the server's last report."""
     folded: dict[str, int] = field(default_factory=dict)
-    """server -> accounts of that run that were folded into sums, by its last report, which no longer names their
-    clients.
-    """
+    """server -> accounts of that run that were folded into sums: its last report does not name their clients."""
     indexed: dict[str, list[str]] = field(default_factory=dict)
     """server -> lines in its index, in order."""
 
@@ -101,7 +97,6 @@ def stories(events: Iterable[Event]) -> dict[str, Story]:
 
 
 def check(events: list[Event], kept: Kept) -> list[str]:
-    """Return the violations of all checks."""
     histories = stories(events)
     return [
         *counts(histories, kept),
@@ -134,17 +129,17 @@ def counts(histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
 def copies(kept: Kept) -> Iterator[str]:
     """Compare a server's last report with its disk, and its log files with its index."""
     newest = list(kept.counted.values())[-1]
-    for server, reports in kept.reported.items():
+    for server, report in kept.reported.items():
         have = newest.get(server, {})
         # A client that joined and counted nothing may have no account on disk.
-        known = {client: facts for client, facts in reports.items() if client in have or facts != (0, 0)}
+        known = {client: facts for client, facts in report.items() if client in have or facts != (0, 0)}
         different = sorted(client for client in known.keys() | have.keys() if known.get(client) != have.get(client))
-        unnamed = have.keys() - reports.keys()
+        unnamed = have.keys() - report.keys()
         if len(unnamed) == kept.folded.get(server, 0):
             different = [client for client in different if client not in unnamed]
         for client in different[:3]:
             yield (
-                f"copies: {server} said {reports.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"
+                f"copies: {server} said {report.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"
             )
     for server, index in kept.indexed.items():
         lines = kept.lines[server]
@@ -187,9 +182,7 @@ def merge(counted: Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]) ->
 
 
 def log(histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Check that each line is there once, was written, is in its client's order at a server, and that no acknowledged
-    line is missing.
-    """
+    """Check that each line is there once, was written and is in order, and that no acknowledged line is missing."""
     numbers_at: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for server, lines in kept.lines.items():
         for line in lines:
@@ -220,9 +213,7 @@ def log(histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
 
 
 def caches(events: Iterable[Event], histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Check that pushed = received + lost + in flight at all times, that no more is accepted than pushed, and that no
-    sample is torn.
-    """
+    """Check that pushed = received + lost + in flight at all times, accepted <= pushed, and no sample is torn."""
     tags: dict[int, list[str]] = defaultdict(list)
     last: dict[str, Event] = {}
     for event in events:
@@ -309,9 +300,7 @@ def _numbers(event: Event) -> str:
 
 
 def models(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterator[str]:
-    """Check that models were published before a client sees them, that no client goes back to an older one, and that
-    clients that stay to the end receive the last one.
-    """
+    """Check that a client sees only published models, never an older one after a newer, and at the end the last one."""
     published, seen = set[str](), dict[str, int]()
     last = None
     contents: dict[str, str] = {}
@@ -358,9 +347,7 @@ def deadlines(events: Iterable[Event]) -> Iterator[str]:
 
 
 def endings(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterator[str]:
-    """Check that no process failed, that every process ended in time, and that clients that stayed to the end
-    delivered.
-    """
+    """Check that no process failed, that all ended in time, and that clients that stayed to the end delivered."""
     for event in events:
         match event["do"]:
             case "failed":

@@ -3,8 +3,8 @@
     python -m history.players actor ENDPOINT... --history FILE --name actor-0 --clients 5 --seed 7 --rate 6
     python -m history.players learner ENDPOINT --history FILE --every 5 --run NAME...
 
-An actor has several clients that use every feature of a client. Processes record each action before it happens, and each
-answer afterwards: after a SIGKILL, the servers hold at least the acknowledged and at most the recorded counts.
+An actor has several clients that use every feature of a client. Processes record each action before it happens, and
+each answer afterwards: after a SIGKILL, the servers hold at least the acknowledged and at most the recorded counts.
 """
 
 import argparse
@@ -191,7 +191,7 @@ class RolloutPlay(Play):
         super().run()
 
     def episode(self) -> None:
-        """Record an episode; each step waits for space."""
+        """Record an episode; steps wait for space if necessary."""
         length = self.rng.randrange(2, 30)
         self.tell("count", episodes=self.episodes + 1, steps=self.steps + length)
         for left in range(length, 0, -1):
@@ -327,7 +327,7 @@ def learn(
     """Publish models and use samples until the line ends the trial; then end the run.
 
     Args:
-        line: Source of the order to finish or to end: `wait(seconds)` returns False then, and `stopping` is True to end.
+        line: Source of orders: `wait(seconds)` returns False for an order, and `stopping` is True if it is to end.
         runs: Runs to begin, one after the other.
         every: Seconds for each of them.
         storage: Storage of the servers' table.

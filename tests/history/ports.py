@@ -10,9 +10,7 @@ from pathlib import Path
 
 
 def block(count: int = 3) -> int:
-    """Return the first of `count` ports in a row, on all addresses of this machine, reserved until the end of the
-    process.
-    """
+    """Reserve `count` ports in a row, on all addresses, until the end of this process. Return the first one."""
     base, held = _hold(count)
     atexit.register(held.close)
     return base
@@ -35,7 +33,7 @@ def _hold(count: int) -> tuple[int, ExitStack]:
     """Return the first of `count` reserved ports below the kernel's ephemeral range, and the sockets that reserve them.
 
     The sockets do not listen, so a server that sets SO_REUSEADDR, as ZeroMQ and Python's servers do, can listen there.
-    This function binds before it sets the option, so that ports of other tests are taken.
+    This function binds before it sets the option, so it cannot take ports of other tests.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     rng = random.Random(os.urandom(16))

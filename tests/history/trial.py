@@ -111,8 +111,6 @@ def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[st
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Processes, load, faults and runs of a trial."""
-
     seed: int
     seconds: float
     servers: int = 2
@@ -128,8 +126,6 @@ class Settings:
 
 @dataclasses.dataclass
 class Outcome:
-    """Violations and figures of a trial."""
-
     violations: list[str]
     figures: dict[str, Any]
 
@@ -170,7 +166,6 @@ class Trial:
         self.output = (folder / "output.txt").open("w", encoding="utf-8", buffering=1)
 
     def run(self) -> Outcome:
-        """Run the trial, and check its history."""
         began = time.monotonic()
         with contextlib.closing(self.output), Launcher(on_output=self._heard) as launcher:
             self.launcher = launcher
@@ -387,7 +382,6 @@ class Trial:
 
 
 def figures(events: list[players.Event], kept: checks.Kept) -> dict[str, Any]:
-    """Return figures of a trial for its report."""
     histories = checks.stories(events).values()
     merged = checks.merge(kept.counted).values()
     done = Counter(event["do"] for event in events)

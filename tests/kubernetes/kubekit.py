@@ -1,4 +1,4 @@
-"""A release of the chart on a real cluster, controlled through kubectl and helm alone. They need only a kubeconfig.
+"""A release of the chart on a real cluster, controlled through kubectl and helm alone, with any kubeconfig.
 
 Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values that a cluster may need (images of a
 registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that the tests create and delete.
@@ -321,7 +321,7 @@ class Release:
                 continue
             missing = [did[name] - has[name] for name in ("steps", "episodes")]
             fits = all(0 <= less <= most for less, most in zip(missing, report.get("unacked", (0, 0)), strict=True))
-            # After an incomplete end, the servers may lack the last caches, or not know what became of them.
+            # After an incomplete end, servers may lack the last caches, or have them neither accepted nor lost.
             if fits and "unacked" in report and has["settled"] <= has["pushed"] <= did["pushed"]:
                 continue
             rows = self._rows_of(client)
@@ -458,7 +458,7 @@ PORTS = (5560, 5561, 5562, 5570, 8080, 8081, 8265)
 
 
 class Visitor:
-    """A Pod of the same image outside the release. It may send anything; the release's policies limit what it reaches.
+    """A Pod of the same image outside the release. The Pod may send anything; only the release's policies limit its connections.
 
     Args:
         mounts: Names of Secrets, each mounted at /keys/NAME.

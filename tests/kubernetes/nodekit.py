@@ -186,8 +186,6 @@ class Trial(Report, Release):
         if former is None or report.get("last") or (report["did"] >= former["did"] and not former.get("last")):
             self.words[client] = report
 
-    # --------------------------------------------------------------------------------------------------- what is there
-
     def all_pods(self):
         """Return all Pods of the release, as dicts of the API server."""
         path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=app.kubernetes.io/instance%3D{self.name}"

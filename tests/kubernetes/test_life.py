@@ -95,9 +95,9 @@ def strangers(release):
 def test_policies_let_labelled_pods_reach_the_proxies_and_nobody_anything_else(strangers):
     stranger, friend = strangers
     closed = dict.fromkeys(("server", "proxy", "learner", "actor", "inference"), set())
-    everybody = {"dashboard": {8265}, **closed}
-    assert stranger.reaches() == everybody
-    assert friend.reaches() == {**everybody, "proxy": {5560, 5561, 5562}, "inference": {5570}}
+    open_to_all = {"dashboard": {8265}, **closed}
+    assert stranger.reaches() == open_to_all
+    assert friend.reaches() == {**open_to_all, "proxy": {5560, 5561, 5562}, "inference": {5570}}
 
 
 def test_an_actor_without_the_network_acts_by_the_newest_one(release, strangers):

@@ -1,9 +1,9 @@
 /* Model of a drain, to check that the drain ends.
  *
- * Two clients are at home at server A, which is drained to server B. A bounded number of requests and answers may be lost;
- * clients send them again. A kill of server A ends the drain, and the operator starts another one. Server A is not killed
- * between the copy of its accounts and its end: docs/homes.md says that a restart ends a drain. `explore.py` checks the
- * counts in the messages over the product's own classes; this model keeps only the waiting.
+ * Two clients are at home at server A, which is drained to server B. A bounded number of requests and answers may be
+ * lost; clients send them again. A kill of server A ends the drain, and the operator starts another. Server A is not
+ * killed between the copy of its accounts and its end: docs/homes.md says that a restart ends a drain. `explore.py`
+ * checks the counts in the messages over the product's own classes; this model keeps only the waiting.
  *
  *   drained   the drain ends: server A is taken away
  *   moved     then every client finds its way to server B

@@ -112,9 +112,6 @@ NEWS: Final = Sent(-1, -1)
 """
 
 
-# ------------------------------------------------------------------------------------------------------------ a client
-
-
 class Requests(Channel):
     """Channel without a socket. `sent` keeps the numbers of its messages."""
 
@@ -323,9 +320,6 @@ class ClientEnd:
         return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
 
 
-# ------------------------------------------------------------------------------------------------------------ a server
-
-
 class RunRows(NamedTuple):
     """A server's counts for one client and run."""
 
@@ -374,7 +368,6 @@ class FrugalDisk(Disk):
         self.saved.clear()
 
     def copied(self) -> FrugalDisk:
-        """Return another disk with the same content."""
         twin = FrugalDisk()
         twin.__dict__ |= self.__dict__
         twin.lines = {run: list(lines) for run, lines in self.lines.items()}
@@ -500,8 +493,6 @@ class ServerEnd:
 
     def _inherit(self, run: str, rows: bytes) -> None:
         self.dispatcher.inherit(run, False, np.frombuffer(rows, ACCOUNT))
-
-    # Facts
 
     def rows(self) -> dict[str, Rows]:
         """Return all accounts of each run, inherited ones included."""

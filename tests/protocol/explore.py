@@ -31,18 +31,13 @@ class World:
     servers: int = 2
     works: int = 1
     """Episodes of each client, each of one step and one log line."""
-    pushes: int = 0
-    """Caches that each client pushes."""
-    heartbeats: int = 0
-    """UPDATEs without news, of all clients together."""
-    leaves: bool = False
-    """True if clients leave after their work."""
-    losses: int = 0
-    """Requests, caches and answers that are lost."""
+    pushes: int = 0  # caches that each client pushes
+    heartbeats: int = 0  # UPDATEs without news, of all clients together
+    leaves: bool = False  # after a client's work
+    losses: int = 0  # of requests, caches and answers
     doubles: int = 0
     """Requests that are sent again although no message was lost: a request or its answer is late."""
-    kills: int = 0
-    """Servers that are killed and begin again."""
+    kills: int = 0  # of servers, which begin again
     is_durable: bool = True
     script: tuple[tuple[str, ...], ...] = ()
     """Steps of an operator, in this order, each at any moment: ("run", server, name), ("finish", server), ("drain",
@@ -60,13 +55,10 @@ class State(NamedTuple):
     """Numbers of messages on their way, ascending."""
     left: tuple[int, int, int, int]
     """Losses, doubles, kills and heartbeats that may still come."""
-    step: int
-    """The next step of the script."""
+    step: int  # the next one of the script
 
 
 class Way(NamedTuple):
-    """A message on its way."""
-
     kind: str
     """"ask" or "cache" to a server, "answer" to a client."""
     client: int
@@ -74,8 +66,6 @@ class Way(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One event in a world."""
-
     what: str
     client: int = -1
     server: int = -1
@@ -84,24 +74,18 @@ class Move(NamedTuple):
 
 @dataclass
 class SearchResult:
-    """The result of a search."""
-
     world: str
     states: int = 0
-    moves: int = 0
-    """Transitions from one state to another."""
+    moves: int = 0  # transitions between states
     settled: int = 0
     """Final states: every client and server has finished."""
-    depth: int = 0
-    """Events from the beginning to the last state."""
+    depth: int = 0  # events from the beginning to the last state
     client_states: int = 0
     server_states: int = 0
     seconds: float = 0.0
-    is_whole: bool = True
-    """True if the search went through every order."""
+    is_whole: bool = True  # the search went through every order
     violation: str = ""
-    example: list[str] = field(default_factory=list)
-    """The events that lead to the violation."""
+    example: list[str] = field(default_factory=list)  # events that lead to the violation
 
     def __str__(self) -> str:
         how = "all" if self.is_whole else "the first"
@@ -214,13 +198,13 @@ class Search:
 
     def _script(self, state: State, what: str, name: str, *arguments: str) -> Iterator[Move]:
         server = SERVERS.index(name)
-        if what == "hand over" and self.is_anybody_at(server, state.servers):
+        if what == "hand over" and self.has_clients_at(server, state.servers):
             return
         if what == "remove" and not self._has_saved(state, SERVERS.index(arguments[0])):
             return
         yield Move(what, -1, server)
 
-    def is_anybody_at(self, server: int, servers: tuple[int, ...]) -> bool:
+    def has_clients_at(self, server: int, servers: tuple[int, ...]) -> bool:
         """Return True if clients are still at home at a drained server, as `memoire drain` would judge."""
         has_clients = self._homes_left.get(servers)
         if has_clients is None:
@@ -425,7 +409,7 @@ TOLD: Final[dict[type, tuple[str, ...]]] = {
 """Attributes that a report of an event shows, by type of message."""
 WORDS: Final = {
     "work": "records an episode and a line", "push": "pushes a cache", "tell": "sends an UPDATE",
-    "heartbeat": "sends an UPDATE without news", "leave": "says goodbye", "collect": "collects what is to be saved",
+    "heartbeat": "sends an UPDATE without news", "leave": "leaves", "collect": "collects what is to be saved",
     "write": "has it on disk", "said": "hears that it is on disk, and answers", "kill": "is killed, and begins again",
 }  # fmt: skip
 

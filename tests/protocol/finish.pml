@@ -1,8 +1,8 @@
 /* Model of the end of a run, to check that every client learns of it.
  *
- * The operator ends the run, and the server closes when all clients have confirmed the end. A bounded number of requests
- * and answers may be lost; clients send them again. The server may be killed. If the end of the run is not on its disk
- * then, the operator ends the run again.
+ * The operator ends the run, and the server closes when all clients have confirmed the end. A bounded number of
+ * requests and answers may be lost; clients send them again. The server may be killed. If the end of the run is not on
+ * its disk then, the operator ends the run again.
  *
  *   heard    every client learns that the run is over
  *   over     the server closes

@@ -88,13 +88,13 @@ def unsettled(
         if held != (facts.begun, facts.begun):
             return f"client {client} has {facts.begun} episodes and steps, and {held} are counted"
         if facts.acked_line != facts.begun:
-            return f"client {client} stops with {facts.begun - facts.acked_line} lines that nobody has"
+            return f"client {client} stops with {facts.begun - facts.acked_line} lines that no server has"
         if facts.in_flight and not has_losses:
-            return f"client {client} waits for ever to hear of {facts.in_flight} caches"
+            return f"client {client} never hears of {facts.in_flight} caches"
         if HOMES.index(facts.home) in gone:
             return f"client {client} stays at a server that was taken away"
         if facts.epoch != servers[HOMES.index(facts.home)].epoch:
             return f"client {client} takes its home for the one that was killed"
         if facts.is_leaving and not facts.is_delivered:
-            return f"client {client} says goodbye, and never hears that everything is delivered"
+            return f"client {client} leaves, and never hears that everything is delivered"
     return ""

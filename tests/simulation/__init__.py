@@ -1,4 +1,5 @@
-"""A simulated cluster in one thread. Its scheduler controls time, chance, the network and the kills of real clients, proxies, servers, readers and state folders.
+"""A simulated cluster in one thread: real clients, proxies, servers, readers and state folders under a scheduler that
+controls time, chance, the network and kills.
 
 world      tasks (in place of threads), virtual time, one random generator, a trace of all events
 threads    locks, conditions, events and threads made of tasks

@@ -50,8 +50,7 @@ class Disk:
     def __init__(self, world: World) -> None:
         self._world = world
         self._open: dict[Process, list[Database]] = {}
-        self._synced: dict[tuple[int, int], int] = {}
-        """Synced bytes of a file, by device and inode."""
+        self._synced: dict[tuple[int, int], int] = {}  # bytes of a file, by device and inode
         self._torn: dict[Path, bytes] = {}
         """SQLite's log after a failure in the middle of a transaction."""
         self._connect, self._lock = sqlite3.connect, fcntl.flock
@@ -76,8 +75,6 @@ class Disk:
         """Record the file's size as synced; os.fsync without its time."""
         status = os.fstat(opened)
         self._synced[status.st_dev, status.st_ino] = status.st_size
-
-    # Ends
 
     def fail(self, database: Database) -> None:
         """Fail the power while a transaction is written: a part of it is on disk. Never returns."""

@@ -44,8 +44,7 @@ class Playing:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self.is_over = False
-        self.seen: list[str] = []
-        """Violations that the processes have seen so far."""
+        self.seen: list[str] = []  # violations
         self.figures: Counter[str] = Counter()
 
     def work(self, name: str, number: int, process: Process) -> None:
@@ -87,7 +86,7 @@ class Playing:
     def _take(self, done: Future[Any], steps: int, mark: int, got: set[int]) -> None:
         try:
             episode = done.result()
-        except (ObserverLost, JobFailed) as error:  # nobody answered what it asked, or nobody has heard of it
+        except (ObserverLost, JobFailed) as error:  # a request without an answer, or a lost observer
             self.figures[type(error).__name__] += 1
             return
         except MemoireError as error:

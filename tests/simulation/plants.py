@@ -210,7 +210,7 @@ def never_sent_again() -> None:
 
 @planted("caches: ", "memoire.client.counts:PushWindow.answered")
 def added_answers(answered: Any, self: Any, accepted: int, received: int, *args: Any, **named: Any) -> None:
-    """A client adds the received bytes of an answer to those of the last answer, instead of taking the greater number."""
+    """A client adds the received bytes of an answer to those of the last answer, instead of taking the greater."""
     before = self.received_bytes
     answered(self, accepted, received, *args, **named)
     self.received_bytes += before if received > before else 0

@@ -1,7 +1,7 @@
 """Trial with a table of prompts: a giver, workers that lease and answer, and a trainer that draws, saves and commits.
 
-The checks are the promises of docs/language-models.md: the trainer's checkpoints hold each prompt once in spite of kills,
-and the states of the prompts always add up.
+The checks are the promises of docs/language-models.md: the trainer's checkpoints hold each prompt once in spite of
+kills, and the states of the prompts always add up.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class Prompting:
         self.checkpoints: dict[int, list[tuple[str, int, int]]] = {}
         """Step -> keys of the trained prompts, on the trainer's disk."""
         self.is_trained = False
-        self.seen: list[str] = []
-        """Violations that the processes have seen so far."""
+        self.seen: list[str] = []  # violations
         self.figures: Counter[str] = Counter()
 
     def _prompts(self, number: int) -> Prompts:

@@ -1,7 +1,7 @@
 """Trials in a simulated world: a seed gives the same trial everywhere, and only planted faults are detected.
 
-`make simulate` runs any number of seeds. Each trial here runs in a process of its own, since the world replaces the clocks
-and threads of its process.
+`make simulate` runs any number of seeds. Each trial here runs in a process of its own, since the world replaces the
+clocks and threads of its process.
 """
 
 import os

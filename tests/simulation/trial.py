@@ -138,13 +138,10 @@ class Trial:
         self.net = network.Network(self.world)
         self.events: list[dict[str, Any]] = []
         self.running: dict[str, Process] = {}
-        self.nodes: dict[str, Any] = {}
-        """Servers and proxies, by process."""
+        self.nodes: dict[str, Any] = {}  # servers and proxies, by process
         self.lives: Counter[str] = Counter()
-        self.ending: list[Process] = []
-        """Nodes that were asked to end."""
-        self.over: set[str] = set()
-        """Processes that have ended by themselves."""
+        self.ending: list[Process] = []  # nodes that were asked to end
+        self.over: set[str] = set()  # processes that have ended by themselves
         self.final: dict[str, dict[str, Any]] = {}
         """Last report of each server that was asked to end."""
         self.errors: list[str] = []
@@ -356,8 +353,8 @@ class Trial:
         self.world.kill(process)
 
     def _hosts(self, name: str) -> list[str]:
-        everybody = {each for names in self.names.values() for each in names}.union(self.users)
-        return [self.host(each) for each in sorted(everybody) if each != name]
+        processes = {each for names in self.names.values() for each in names}.union(self.users)
+        return [self.host(each) for each in sorted(processes) if each != name]
 
     def _relieve(self, fault: Fault) -> None:
         name, process = fault.target, self.running[fault.target]

@@ -151,7 +151,6 @@ class World:
             self.spinning.add(f"{self.task.process.name}/{self.task.name}")
 
     def spawn(self, process: Process, name: str, run: Callable[[], None]) -> Task:
-        """Add a task to the ready tasks."""
         task = Task(self, process, name, run)
         self._tasks.append(task)
         self._ready.append(task)
