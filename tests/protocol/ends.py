@@ -233,7 +233,7 @@ class ClientEnd:
         self.waiting.wake = Nothing().sums  # type: ignore[assignment]
         self.pushed: dict[tuple[int, int, int], int] = {}
         self.ticket = 0
-        self.told: messages.Update | None = None
+        self.last_update: messages.Update | None = None
         """The UPDATE that the client sent last."""
         self.accepted = 0
         self.io.hello()
@@ -262,7 +262,7 @@ class ClientEnd:
         self.pushed[key] = session.window.pushed_caches
 
     def _tell(self) -> None:
-        self.told = self._report()
+        self.last_update = self._report()
         self.io.tell()
 
     def _news(self) -> None:
@@ -314,7 +314,7 @@ class ClientEnd:
         if due == 0.0:
             return True
         is_soon = due < SOON or (due < LATER and not self.io.channel.open())  # type: ignore[attr-defined]
-        return is_soon and self._report() != self.told
+        return is_soon and self._report() != self.last_update
 
     def _report(self) -> messages.Update | None:
         return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
