@@ -1,4 +1,4 @@
-"""The browser of these tests."""
+"""Headless Chromium, shared by the tests of a module."""
 
 import shutil
 

@@ -1,6 +1,4 @@
-"""Curves in a real browser: the return comes first, gaps stay gaps, marks are told, runs lie side by side, and a run is
-opened from its file.
-"""
+"""Curves in a real browser: returns, gaps, marks, comparison of runs, and a run that is opened from its file."""
 
 import contextlib
 import subprocess
@@ -19,11 +17,13 @@ from pageskit import complaints, one, open_page, watch, window
 FORMER = {"home": {"tables": {"default": {"storage": "caches", "parameters": {"multi_step": 7}}}}}
 LATER = {"home": {"tables": {"default": {"storage": "caches", "parameters": {"multi_step": 3}}}}}
 AWAY = range(100, 160)
-"""Seconds of a run in which nobody looked."""
+"""Seconds of a run without an observation."""
 
 
 def seconds_of(history, name, began, seconds, level, settings, finished=False):
-    """A run of so many seconds whose two actors return about `level`, with a gap, and a model every tenth second."""
+    """Add a run of so many seconds to a history. Its two actors return about `level`, with a gap, and a model every
+    tenth second.
+    """
     for second in range(seconds):
         if second in AWAY:
             continue
@@ -40,7 +40,7 @@ def seconds_of(history, name, began, seconds, level, settings, finished=False):
 
 @pytest.fixture(scope="module")
 def board(shared_cluster, tmp_path_factory):
-    """A dashboard that has seen a run for five minutes, and another one before."""
+    """A dashboard that has observed a run for five minutes, and an earlier one."""
     path, now = str(tmp_path_factory.mktemp("history") / "history.db"), time.time()
     with History(path) as history:
         seconds_of(history, "r-1", now - 9_000.0, 300, 20, FORMER, finished=True)
@@ -49,9 +49,9 @@ def board(shared_cluster, tmp_path_factory):
     record(client := shared_cluster.client(server), episodes=2, length=20)
     client.update(100.0)
     server.publish("policy", b"weights")
-    with NodePages("127.0.0.1:0", server) as pages, watch(pages, steps=40, history=path, goal_return=60.0) as made:
-        until(lambda: made.aggregator.newest.models)
-        yield made
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages, steps=40, history=path, goal_return=60.0) as dashboard:
+        until(lambda: dashboard.aggregator.newest.models)
+        yield dashboard
 
 
 def chart(page, title):
@@ -111,7 +111,7 @@ def test_runs_lie_side_by_side_and_only_differing_settings_are_shown(browser, bo
         settings = page.get_by_role("region", name="Settings of both runs")
         row = settings.locator("tr", has_text="multi_step")
         row.wait_for()
-        assert "7" in row.inner_text() and "tables.default.storage" not in settings.inner_text()  # which is equal
+        assert "7" in row.inner_text() and "tables.default.storage" not in settings.inner_text()  # the storage is equal
         page.get_by_role("button", name="Also what is equal").click()
         settings.locator("tr", has_text="tables.default.storage").wait_for()
         assert complaints(page) == []
@@ -162,23 +162,23 @@ SHAPES = """async (url) => {
 def test_gaps_stay_gaps_and_lines_go_on_where_only_no_episode_ended(browser, board):
     with window(browser, board.url) as page:
         open_page(page, board.url, "overview")
-        found = page.evaluate(SHAPES, board.url)
-    assert found["sparse"] == [1, "goes on", 3, None, 5]  # no server answered at the fourth
-    assert found["dense"] == [1, None, 3, 4, 5]
-    assert found["time"] == [[0, 1, 2, 6, 10, 11], [1, "goes on", 3, None, None, 5]]
-    assert found["steps"] == [[0, 5, 27.5, 50], [1, 3, None, None]]
-    assert found["version"] == [[1, 2, 3], [1, 3, 5]]
-    assert found["ticks"] == [2, 11]
-    assert found["smooth"] == [1, 2, "goes on", None, 10, 15]
-    assert found["again"] == [1, None, 3, 4, 4.5]  # nobody looked before the fourth: the mean begins again
-    assert found["gaps"][0] == [0, 1, 2, 6, 10, 11] and found["gaps"][1] == ["1,,3,,4,5"]
-    assert found["two"] == [[1, 3, None, None], [9, 9, None, 9]]
+        shapes = page.evaluate(SHAPES, board.url)
+    assert shapes["sparse"] == [1, "goes on", 3, None, 5]  # no server answered at the fourth
+    assert shapes["dense"] == [1, None, 3, 4, 5]
+    assert shapes["time"] == [[0, 1, 2, 6, 10, 11], [1, "goes on", 3, None, None, 5]]
+    assert shapes["steps"] == [[0, 5, 27.5, 50], [1, 3, None, None]]
+    assert shapes["version"] == [[1, 2, 3], [1, 3, 5]]
+    assert shapes["ticks"] == [2, 11]
+    assert shapes["smooth"] == [1, 2, "goes on", None, 10, 15]
+    assert shapes["again"] == [1, None, 3, 4, 4.5]  # no observation before the fourth, so the mean starts again
+    assert shapes["gaps"][0] == [0, 1, 2, 6, 10, 11] and shapes["gaps"][1] == ["1,,3,,4,5"]
+    assert shapes["two"] == [[1, 3, None, None], [9, 9, None, 9]]
 
 
 def test_an_empty_cluster_waits_and_shows_the_line_that_starts_an_actor(browser, shared_cluster):
     server = shared_cluster.server(name="quiet", run="r-3")
-    with NodePages("127.0.0.1:0", server) as pages, watch(pages.url) as made, window(browser, made.url) as page:
-        open_page(page, made.url, "overview")
+    with NodePages("127.0.0.1:0", server) as pages, watch(pages.url) as board, window(browser, board.url) as page:
+        open_page(page, board.url, "overview")
         page.get_by_text("Ready, and waiting for the first actor").wait_for()
         assert f'memoire.connect("{server.endpoint}")' in page.locator(".start pre").inner_text()
         assert page.locator(".verdict.bad").count() == 0

@@ -35,8 +35,8 @@ def act(columns, weights):
 
 @pytest.fixture(scope="module")
 def scene():
-    """A server of rollouts whose newest model is 5, an actor with model 3, an inference node that failed once, and a node
-    with start states.
+    """A server of rollouts with model 5, an actor with model 3, an inference node that failed once, and a node with
+    start states.
     """
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
@@ -55,8 +55,8 @@ def scene():
         policy = keep(memoire.RemotePolicy([node.endpoint], INPUTS, OUTPUTS, timeout=100.0))
         with pytest.raises(memoire.errors.Refused):
             policy.act({"obs": np.full((4, 2), -1.0, np.float32)})
-        said = {"name": "agent-1", "starts": STARTS}
-        archive = types.SimpleNamespace(stats=lambda: said, liveness=list, readiness=list)
+        stats = {"name": "agent-1", "starts": STARTS}
+        archive = types.SimpleNamespace(stats=lambda: stats, liveness=list, readiness=list)
         urls = [keep(NodePages("127.0.0.1:0", each)).url for each in (server, node, archive)]
         board = keep(watch(*urls))
 
@@ -102,7 +102,7 @@ def test_scalars_of_a_learner_are_in_plain_words_by_what_they_are_about(browser,
         titles = page.locator("main figure .title").all_inner_texts()
         shown = " ".join(titles)
         assert "Mine" in shown and "Test return" in shown
-        assert not any(title.startswith(("Lag", "Learner steps")) for title in titles)  # other places show them
+        assert not any(title.startswith(("Lag", "Learner steps")) for title in titles)  # other pages show these
         page.get_by_role("button", name="KL divergence", exact=True).click()
         page.locator("#help").get_by_text("mean of (ratio − 1) − log ratio").wait_for()
         card = page.locator("section.card", has_text="What does the learner wait for?")
@@ -129,7 +129,7 @@ def test_an_inference_node_is_shown_with_its_refusals(browser, scene):
         row.wait_for()
         cells = row.locator("td").all_inner_texts()
         assert cells[:2] == ["infer-1", "5"]
-        assert 3.5 < float(cells[4]) <= 4.5  # a batch may have been counted, and its rows not yet, as it was asked
+        assert 3.5 < float(cells[4]) <= 4.5  # the node may have counted the batch, but not yet its rows
         assert cells[-1] == "1 failed, 1 batches failed"
         for title in ("Rows", "Wait for a batch", "What makes batches due", "Time of slow answers"):
             page.locator("figure", has_text=title).first.wait_for()
@@ -143,8 +143,8 @@ def test_start_states_are_shown_with_the_lineage_of_the_best_and_names_stay_text
         assert fact(card, "Best cost") == "41" and fact(card, "Episodes started from them") == "40"
         rows = page.locator(".lineage tbody tr")
         rows.first.wait_for()
-        told = [row.locator("td").all_inner_texts() for row in rows.all()]
-        assert told == [["7", "41", "11"], ["3", "52", "8"], ["first", "60", "–"]]
+        lineage = [row.locator("td").all_inner_texts() for row in rows.all()]
+        assert lineage == [["7", "41", "11"], ["3", "52", "8"], ["first", "60", "–"]]
         assert page.locator("img[src=x]").count() == 0
 
 
@@ -153,7 +153,7 @@ COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
 
 
 def answer(prompts, count, rewards=(0.0, 1.0), length=1):
-    """Lease so many prompts and answer them; returns the leases."""
+    """Lease so many prompts and answer them; return the leases."""
     leases = prompts.lease(count, timeout=100.0)
     for each in leases:
         tokens = np.zeros(length * (1 + each.index % 3), np.int32)
@@ -197,8 +197,8 @@ def test_the_page_says_where_prompts_stand_and_who_has_them(browser, prompts_sce
             open_page(page, board.url, "prompts")
             page.get_by_text("5 groups are ready to be drawn").wait_for()
             page.wait_for_selector(".uplot canvas")
-            said = [each.split(" ") for each in page.locator(".states li").all_inner_texts()]
-            assert {state: int(many) for state, many in said} == expected
+            states = [each.split(" ") for each in page.locator(".states li").all_inner_texts()]
+            assert {state: int(many) for state, many in states} == expected
             parts = page.locator(".states rect").all()
             widths = {each.get_attribute("class"): float(each.get_attribute("width")) * 40 / 1000 for each in parts}
             assert {k: round(width) for k, width in widths.items()} == {k: v for k, v in expected.items() if v}
@@ -221,7 +221,7 @@ ROLLOUTS = memoire.Table(SCHEMA, storage="rollouts", capacity=80, on_full="oldes
 
 @pytest.fixture(scope="module")
 def rollouts_scene():
-    """A server of rollouts and its dashboard: of 128 entries 40 are overwritten, 16 too old and 30 taken."""
+    """A server of rollouts and its dashboard: of 128 entries, 48 are overwritten, 16 too old and 30 taken."""
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
         server = keep(memoire.Server("tcp://127.0.0.1:0", tables={"rollouts": ROLLOUTS}, name="home"))

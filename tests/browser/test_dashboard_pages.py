@@ -1,5 +1,8 @@
-"""The dashboard's pages in a real browser: nothing but our own files, no error, hostile text stays text, a dashboard that
-goes away; also over a cluster that changes, under a path of a reverse proxy, and asked by strangers."""
+"""The dashboard's pages in a real browser.
+
+They load only their own files, have no errors, keep hostile text as text, and recover when the dashboard is away. The
+tests also cover a changing cluster, a path behind a reverse proxy, and requests by pages of other sites.
+"""
 
 import contextlib
 import re
@@ -56,7 +59,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def node(shared_cluster):
-    """A server with three actors that have something to show, one of them hostile."""
+    """A server with data of three actors, one of them hostile."""
     server = shared_cluster.server(name="home", run="r-1")
     clients = three_actors(shared_cluster, server, HOSTILE)
     with NodePages("127.0.0.1:0", server) as answers:
@@ -65,8 +68,8 @@ def node(shared_cluster):
 
 @pytest.fixture(scope="module")
 def board(node):
-    with watch(node[2], steps=120) as made:
-        yield made
+    with watch(node[2], steps=120) as dashboard:
+        yield dashboard
 
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
@@ -91,9 +94,9 @@ def test_every_page_is_drawn_without_a_complaint_in_both_themes(browser, board, 
 
 
 def is_named(page, size):
-    """Whether one sees which page this is: in the list of pages, or on a phone on the button before it."""
+    """Return True if the page's name is visible: in the list of pages, or on a phone on the menu button."""
     if "glossary" in page.url:
-        return True  # it is reached from the footer, and in no list
+        return True  # only the footer links to the glossary
     shown = page.locator("nav [aria-current=page]")
     if size == PHONE:
         button = page.get_by_role("button", name=shown.text_content(), exact=True)
@@ -124,7 +127,7 @@ def test_a_figure_explains_itself_by_pointer_touch_and_keyboard(browser, board):
 
 
 def test_every_name_that_is_shown_has_an_explanation(browser, board, node):
-    """A name without one would be plain text, and a misspelt one too."""
+    """A name without an explanation would be plain text, as would a misspelt name."""
     source = Path(pages.__file__).parent.parent / "static"
     known = dict(terms())
     texts = [path.read_text() for path in (source / "pages").glob("*.js")]
@@ -140,8 +143,8 @@ def test_settings_that_differ_from_their_default_stand_out(browser, board):
         open_page(page, board.url, "settings")
         changed = page.locator("tr.changed code")
         changed.first.wait_for()
-        said = set(changed.all_inner_texts())
-        assert "poll_every" in said and not {"silent_after", "start"} & said
+        names = set(changed.all_inner_texts())
+        assert "poll_every" in names and not {"silent_after", "start"} & names
         row = page.locator("tr.changed", has_text="poll_every").locator("td").all_inner_texts()
         assert row == ["poll_every", "100 ms", "1.0 s"]
         page.get_by_text("settings with their defaults").last.click()
@@ -159,7 +162,7 @@ def test_a_node_has_its_curves_first_and_what_it_said_folded(browser, board, nod
         fold.locator("summary").click()
         fold.get_by_text("uptime").wait_for()
         before = fold.locator("dl").inner_text()
-        until(lambda: fold.locator("dl").inner_text() != before)  # it is drawn again, and stays unfolded
+        until(lambda: fold.locator("dl").inner_text() != before)  # redrawn, and still unfolded
         assert fold.get_by_text("uptime").is_visible()
 
 
@@ -181,10 +184,12 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         assert page.locator(".lines img, .lines script").count() == 0
         page.keyboard.press("/")
         page.keyboard.type("of 2")
-        until(lambda: page.locator(".lines li").count() == 1 and "text=of+2" in page.url)  # not of half of the words
+        until(
+            lambda: page.locator(".lines li").count() == 1 and "text=of+2" in page.url
+        )  # not for a prefix of the text
         page.locator("mark").wait_for()
         page.locator(".lines a").first.click()
-        page.locator("li.here").wait_for()  # what was said around it
+        page.locator("li.here").wait_for()  # the context of the line
         until(lambda: page.locator(".lines li").count() == 3)
         assert "of 2" in page.locator("li.here").text_content()
         with page.expect_download() as download:
@@ -198,7 +203,7 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
 
 
 def test_whatever_actors_call_themselves_stays_text(browser):
-    """Hosts, software and scalars come from actors, and so may say anything."""
+    """Hosts, software and scalars come from actors, so they may have any text."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1") as server:
         client, run, scalar = bytes(range(16)), server._dispatcher.run, "<img src=x onerror=alert(3)>"
         hello = messages.Hello(label=7, host=HOSTILE, software=HOSTILE)
@@ -242,16 +247,16 @@ def test_everything_is_reached_by_the_keyboard(browser, board):
     with window(browser, board.url) as page:
         open_page(page, board.url, "overview")
         page.keyboard.press("Tab")
-        assert page.evaluate(f"{focus}.className") == "skip"  # the first thing: past the navigation
+        assert page.evaluate(f"{focus}.className") == "skip"  # the first element skips the navigation
         page.keyboard.press("Enter")
         assert page.evaluate(f"{focus}.id") == "content"
-        page.keyboard.press("/")  # there is nothing to search here: the logs have it
+        page.keyboard.press("/")  # this page has no search, so the key leads to the logs
         page.get_by_label("Search all lines").wait_for()
         open_page(page, board.url, "actors")
         page.get_by_text(EXPECTED["actors"]).wait_for()
         page.keyboard.press("/")
         assert page.evaluate(f"{focus}.type") == "search"
-        page.keyboard.type("t")  # a letter while somebody types, not the theme
+        page.keyboard.type("t")  # a letter of the search, not the key for the theme
         page.keyboard.press("Escape")
         assert page.evaluate(f"{focus}.tagName") == "BODY"
         page.get_by_label("Id, label or host").fill("")
@@ -260,9 +265,9 @@ def test_everything_is_reached_by_the_keyboard(browser, board):
         for _ in range(40):
             page.keyboard.press("Tab")
             shown = page.evaluate(f"[{focus}.tagName, getComputedStyle({focus}).outlineStyle, {focus}.textContent]")
-            assert shown[0] == "BODY" or shown[1] != "none", shown  # one sees where one is
+            assert shown[0] == "BODY" or shown[1] != "none", shown  # the focus is visible
             reached.add(shown[2])
-        assert {"Steps", "Return, last 20"} <= reached  # columns are sorted by the keyboard, too
+        assert {"Steps", "Return, last 20"} <= reached  # the keyboard can sort columns, too
         assert any(re.fullmatch("[0-9a-f]{8}", text) for text in reached)
 
 
@@ -286,10 +291,10 @@ def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
             open_page(page, wide.url, name)
             line = page.locator("#open summary")
             line.get_by_text("One address is open to everybody").wait_for()
-            assert page.locator("#open").bounding_box()["height"] < 50  # a line, until somebody unfolds it
+            assert page.locator("#open").bounding_box()["height"] < 50  # one line until a click unfolds it
             line.click()
             page.locator("#open li", has_text="dashboard http://*:0").wait_for()
-            line.click()  # as it was found
+            line.click()  # folded again
     with window(browser, board.url) as page:
         open_page(page, board.url, "nodes")
         page.get_by_text("this machine").wait_for()
@@ -306,7 +311,7 @@ def test_who_has_no_token_logs_in_first(browser, node):
         page.get_by_label("Token").fill("a-token")
         page.keyboard.press("Enter")
         page.get_by_text("Does it learn?").wait_for()
-        assert page.evaluate("document.cookie") == ""  # no script reads it
+        assert page.evaluate("document.cookie") == ""  # hidden from scripts
         assert "a-token" not in page.url + page.content()
         page.get_by_role("button", name="log out").click()
         page.get_by_label("Token").wait_for()
@@ -327,20 +332,20 @@ def test_nothing_but_the_pages_files_is_served(board):
         assert ask(board.url, path)[0] == 404
     ours = {path for path in files if path.endswith(".js") and "/" not in path.removeprefix("pages/")}
     named = set(re.findall('modulepreload" href="static/([^"]+)"', ask(board.url, "")[2].decode()))
-    assert named == ours  # asked for at once, each a file that is there
+    assert named == ours  # the page preloads exactly these files
     status, headers, body = ask(board.url, "static/main.js")
     assert status == 200 and body == files["main.js"].body and "text/javascript" in headers["Content-Type"]
     assert ask(board.url, "static/main.js", headers={"If-None-Match": headers["ETag"]})[0] == 304
 
 
 def test_no_page_makes_markup_of_text():
-    """What actors send goes into pages as text nodes only."""
+    """Pages insert text from actors as text nodes only."""
     scripts = list((Path(memoire.__file__).parent / "dashboard" / "static").rglob("*.js"))
     assert len(scripts) > 10
     for script in scripts:
         text = script.read_text(encoding="utf-8")
-        made = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
-        assert not re.search(rf"{made}|https?://(?!www\.w3\.org/2000/svg)", text), script
+        markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
+        assert not re.search(rf"{markup}|https?://(?!www\.w3\.org/2000/svg)", text), script
 
 
 def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_counted(browser, cluster, tmp_path):
@@ -360,9 +365,9 @@ def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_cou
                 until(lambda client=client: client.update(100.0) or client.stats().in_flight_caches == 0)
 
         def counted():
-            found = [client.stats() for client in clients]
+            stats = [client.stats() for client in clients]
             names = {"steps": "steps", "episodes": "episodes", "caches": "accepted_caches"}
-            return {title: sum(getattr(each, name) for each in found) for title, name in names.items()}
+            return {title: sum(getattr(each, name) for each in stats) for title, name in names.items()}
 
         work(2)
         open_page(page, board.url, "overview")
@@ -375,7 +380,7 @@ def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_cou
         open_page(page, board.url, "nodes")
         page.locator("tr", has_text="server-1").locator(".state.down").wait_for()
         row = page.locator("tr.away", has_text="server-1")
-        assert "away since" in row.inner_text() and row.locator("td").count() == 4  # no figure of before
+        assert "away since" in row.inner_text() and row.locator("td").count() == 4  # no former figures
         open_page(page, board.url, "memory")
         page.get_by_text("server-1 does not answer: what it holds is in no figure below").wait_for()
         page.get_by_text("by 2 of 3 servers").wait_for()
@@ -384,7 +389,7 @@ def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_cou
         open_page(page, board.url, "overview")
         again = cluster.restart(servers[1], state=folders[1])
         stack.enter_context(NodePages(shown[1].address, again))
-        down = page.locator(".verdict.bad", has_text="server-1")  # a disk that is nearly full is another one
+        down = page.locator(".verdict.bad", has_text="server-1")  # a finding about a nearly full disk is allowed
         until(lambda: down.count() == 0)
         work(3)
         until(lambda: tiles(page) == counted(), 40.0)
@@ -392,7 +397,9 @@ def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_cou
 
 
 class Under(BaseHTTPRequestHandler):
-    """A reverse proxy that shows a dashboard under /memoire and nothing else; takes the path off, or not."""
+    """A reverse proxy that shows a dashboard only under /memoire, and removes this path from requests if `strips` is
+    set.
+    """
 
     protocol_version = "HTTP/1.0"
 
@@ -428,7 +435,7 @@ def shown_under(board, strips):
         daemon_threads = True
 
         def handle_error(self, *_):
-            pass  # a browser that goes away in the middle of an answer
+            pass  # a browser that disconnects in the middle of an answer
 
     with Quiet(("127.0.0.1", 0), Under) as front:
         front.back, front.strips = board.url.removeprefix("http://"), strips
@@ -504,14 +511,14 @@ TRIES = """async (board) => {
 
 
 def test_a_strange_page_in_the_same_browser_learns_nothing_and_changes_nothing(browser, node):
-    """Loopback without a token: whoever opens a page of somebody else's has a browser that reaches the dashboard."""
+    """A dashboard on loopback without a token: any website that the user opens can send requests to it."""
     with watch(node[2], steps=120) as board, a_page_of_somebody_else() as url:
         allowed = (board.url, "ERR_", "CORS", "MIME", "Content Security Policy", "frame")
         with window(browser, url, allowed=allowed) as page:
             page.goto(url)
-            said = page.evaluate(TRIES, board.url)
-            assert said.pop("frame") == "hidden"
-            assert said.pop("log out") in ("nothing", "opaque 0 0")
-            assert set(said.values()) <= {"nothing", "opaque 0 0"}, said
+            results = page.evaluate(TRIES, board.url)
+            assert results.pop("frame") == "hidden"
+            assert results.pop("log out") in ("nothing", "opaque 0 0")
+            assert set(results.values()) <= {"nothing", "opaque 0 0"}, results
         kind = {"Content-Type": "application/json", "Origin": url.rstrip("/")}
         assert ask(board, "api/logout", "POST", kind, "{}")[0] == 403

@@ -1,4 +1,4 @@
-"""What is held, on the pages: one sample with its frames as pictures, histograms, bands, actors' columns and curves."""
+"""Pages about stored data: a sample with its frames as pictures, histograms, bands, columns and curves of actors."""
 
 import contextlib
 
@@ -27,7 +27,7 @@ PIXEL = "([canvas, x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1
 
 
 def play(client, episode):
-    """An episode of 30 entries: row t of obs is bright at step t % 12; the camera is red, as bright as the step."""
+    """Record an episode of 30 entries: row t % 12 of obs is bright at step t; the camera is ever brighter red."""
     memory = client.memory
     memory.open()
     for step in range(30):
@@ -82,7 +82,7 @@ def test_a_sample_is_shown_with_its_frames_and_another_one_when_asked(browser, s
         bright = [[canvas.evaluate(look, row) for row in range(12)] for canvas in strip.all()]
         rows = [values.index(255) for values in bright]
         assert all(values.count(255) == 1 for values in bright)
-        assert [(row - rows[0]) % 12 for row in rows] == [0, 1, 2, 3]  # four steps after each other
+        assert [(row - rows[0]) % 12 for row in rows] == [0, 1, 2, 3]  # four consecutive steps
         colours = page.locator(".frames", has_text="camera").first.locator("canvas").first
         red, green, blue, opaque = colours.evaluate(f"canvas => ({PIXEL})([canvas, 5, 5])")
         assert 100 <= red <= 131 and (green, blue, opaque) == (0, 0, 255)
@@ -93,7 +93,7 @@ def test_a_sample_is_shown_with_its_frames_and_another_one_when_asked(browser, s
             page.get_by_role("button", name="Another one").click()
             page.locator("button:has-text('Another one'):enabled").wait_for()
         assert len(seen) > 1
-        assert scene[0].stats().tables["frames"].samples == 0  # looking took nothing
+        assert scene[0].stats().tables["frames"].samples == 0  # the page took no sample
 
 
 def test_one_steps_through_the_episode_of_a_sample(browser, scene):
@@ -112,7 +112,7 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
             until(lambda: step() == after)
             page.locator("button:has-text('Another one'):enabled").wait_for()
 
-        if step() == 30:  # at random; a button has to be clicked, or the keys have no focus to go to
+        if step() == 30:  # the sample is random; a click moves the focus to which the keys go
             click(earlier, 29)
         while later.is_enabled():
             click(later, step() + 1)

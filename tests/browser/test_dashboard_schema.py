@@ -1,4 +1,4 @@
-"""The API against its own description: whatever is asked, also nonsense, it answers what it says it answers."""
+"""The API against its own OpenAPI document: every answer, also to nonsense, matches its description."""
 
 import http
 
@@ -15,18 +15,18 @@ not_a_server_error = pytest.importorskip("schemathesis.checks").not_a_server_err
 negative_data_rejection = pytest.importorskip("schemathesis.specs.openapi.checks").negative_data_rejection
 
 pytestmark = [
-    # On a busy machine a dashboard may end before it has closed what a client of thousands of questions keeps open.
+    # On a busy machine, a dashboard may end before it has closed the connections of thousands of requests.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 EXAMPLES = 15
 MAX_REQUEST = 16 << 10
-"""Bytes of a request line and headers that the dashboard's server takes."""
+"""Most bytes of a request's line and headers that the dashboard's server accepts."""
 
 
 @pytest.fixture(scope="module")
 def described(shared_cluster):
-    """What the API says of itself, while it answers for a server that has something to show."""
+    """The API's OpenAPI document, from a dashboard of a server with data."""
     server = shared_cluster.server(name="home", run="r-1")
     three_actors(shared_cluster, server, "")
     with NodePages("127.0.0.1:0", server) as pages, watch(pages, steps=120) as board:
@@ -39,32 +39,32 @@ ENDLESS = "/api/stream"
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
 def test_every_answer_is_as_it_is_described(described, mode):
     tried = []
-    for found in described.get_all_operations():
-        operation = found.ok()
+    for result in described.get_all_operations():
+        operation = result.ok()
         if operation.path == ENDLESS:
             continue
         if mode.is_negative and not list(operation.iter_parameters()) and not operation.body:
-            continue  # nothing that could be wrong
+            continue  # no value can be wrong
 
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
             max_examples=EXAMPLES,
             deadline=None,
             database=None,
-            phases=[Phase.generate],  # to make a finding smaller takes minutes
+            phases=[Phase.generate],  # shrinking an example takes minutes
             suppress_health_check=list(HealthCheck),
         )
         def ask(case):
             try:
                 answer = case.call(timeout=100.0)
             except requests.exceptions.RequestException:
-                # Who asks for more than fits into a request is told so and hung up on, perhaps before he has heard it.
+                # After a request that is too large, the server may close the connection before its refusal is read.
                 if len(case.as_curl_command()) < MAX_REQUEST:
                     raise
                 return
-            # A node that is busy with something else does not answer in time: nothing that the API could help.
+            # A busy node does not answer in time, which is no fault of the API.
             excused = [not_a_server_error] if answer.status_code == http.HTTPStatus.BAD_GATEWAY else []
-            if answer.status_code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # a refusal, whatever else is wrong
+            if answer.status_code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # a refusal in spite of other errors
                 excused = [negative_data_rejection]
             case.validate_response(answer, excluded_checks=excused)
 

@@ -1,5 +1,6 @@
-"""A real Prometheus scrapes every node of a cluster: all metrics of the catalogue arrive, none besides; rules are evaluated,
-and every panel of the boards has an answer."""
+"""A real Prometheus that scrapes every node of a cluster: exactly the metrics of the catalogue arrive, rules are
+evaluated, and every panel of the boards has an answer.
+"""
 
 import contextlib
 import json
@@ -35,11 +36,13 @@ JOB = "  - {{job_name: {job}, static_configs: [{targets}]}}"
 TARGET = "{{targets: ['{target}'], labels: {labels}}}"
 PATIENCE = 100.0
 LAYOUTS = ("near", "far")
-"""The learner in the server's process, and one that draws through a proxy and that nobody scrapes: also releases."""
+"""Layouts, also used as releases: the learner in the server's process, or one that draws through a proxy and is not
+scraped.
+"""
 PER_NODE = {"memoire:held_bytes:ratio"}
-"""Records of single nodes."""
+"""Recording rules of single nodes."""
 SILENT = {"Refused messages", "Findings"}
-"""Panels that have nothing to show where all is well."""
+"""Panels without data in a healthy cluster."""
 
 
 def labels(release):
@@ -47,7 +50,7 @@ def labels(release):
 
 
 class Life:
-    """Actor and learner of one cluster, which go on until the end."""
+    """Actor and learner of one cluster, which run until the end of the test."""
 
     def __init__(self, layout, server, client, reader, policy):
         self.layout, self.server, self.client, self.reader, self.policy = layout, server, client, reader, policy
@@ -55,7 +58,7 @@ class Life:
         self.thread = threading.Thread(target=self.run, name=f"life-{layout}")
 
     def turn(self):
-        """An episode comes in, its actions by an inference node, and a batch goes out; each learner waits a little."""
+        """Record an episode, with its actions from an inference node, and draw a batch."""
         self.policy.ask({"obs": [0.5]}).result(PATIENCE)
         self.client.memory.open()
         for step in range(50):
@@ -82,7 +85,7 @@ class Life:
 
 
 def cluster_of(layout, keep, folder):
-    """The pages of the nodes of a living cluster, by role, with something in every figure."""
+    """Return the pages of the nodes of a live cluster by role, with data for every figure."""
     many = memoire.Parameters(reuse_cache=True)
     server = keep(
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0, state=folder, parameters=many)
@@ -97,39 +100,39 @@ def cluster_of(layout, keep, folder):
     client.scalars({"loss": 1.5})
     server.scalars({"grad_norm": 2.0})
     keep(Life(layout, server, client, reader, policy))
-    made = {"server": server, "proxy": proxy, "actor": client, "inference": node}
-    made |= {"learner": reader} if reader else {}
-    pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in made.items()}
+    nodes_by_role = {"server": server, "proxy": proxy, "actor": client, "inference": node}
+    nodes_by_role |= {"learner": reader} if reader else {}
+    pages = {role: keep(NodePages("127.0.0.1:0", node)) for role, node in nodes_by_role.items()}
     watched = tuple(pages[role].url for role in ("server", "proxy"))
-    told = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
-    pages["dashboard"] = keep(serving.Dashboard(Settings(**told, expected_servers=1, expected_proxies=1)))
+    settings = {"nodes": watched, "listen": "127.0.0.1:0", "poll_every": 0.2, "expected_actors": 1}
+    pages["dashboard"] = keep(serving.Dashboard(Settings(**settings, expected_servers=1, expected_proxies=1)))
     return pages
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    """Two clusters, of both layouts, by (release, role). The far learner's own page belongs to none."""
+    """Two clusters, one of each layout, by (release, role). The far learner's own page belongs to no release."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
         pages = {}
         for layout in LAYOUTS:
-            made = cluster_of(layout, keep, tmp_path_factory.mktemp("state"))
-            pages |= {(layout, role): page for role, page in made.items()}
+            layout_pages = cluster_of(layout, keep, tmp_path_factory.mktemp("state"))
+            pages |= {(layout, role): page for role, page in layout_pages.items()}
         pages["elsewhere", "learner"] = pages.pop(("far", "learner"))
         pages["elsewhere", "server-that-ends"] = keep(NodePages("127.0.0.1:0"))
         yield pages
 
 
 def targets_of(pages, role):
-    """Those of one role, as its configuration has them."""
-    found = {release: urllib.parse.urlsplit(page.url).netloc for (release, each), page in pages.items() if each == role}
-    return ", ".join(TARGET.format(target=at, labels=json.dumps(labels(release))) for release, at in found.items())
+    """Return the targets of one role for the configuration of Prometheus."""
+    hosts = {release: urllib.parse.urlsplit(page.url).netloc for (release, each), page in pages.items() if each == role}
+    return ", ".join(TARGET.format(target=at, labels=json.dumps(labels(release))) for release, at in hosts.items())
 
 
 class Prometheus:
-    """The real one, in a process of its own, that watches these pages."""
+    """A real Prometheus, in a process of its own, that scrapes these pages."""
 
     def __init__(self, folder, pages):
         self.address = f"127.0.0.1:{block(1)}"
@@ -137,13 +140,13 @@ class Prometheus:
         jobs = "\n".join(JOB.format(job=f"memoire-{role}", targets=targets_of(pages, role)) for role in roles)
         config = folder / "prometheus.yaml"
         config.write_text(CONFIG.format(rules=FOLDER / "memoire.rules.yaml", jobs=jobs), encoding="utf-8")
-        self.log = open(folder / "log", "wb")  # noqa: SIM115  closed with it
+        self.log = open(folder / "log", "wb")  # noqa: SIM115  `close` closes the file
         command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
         command += [f"--web.listen-address={self.address}", "--log.level=warn"]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=folder)
 
     def ask(self, path, **parameters):
-        """What its API answers; None while it starts."""
+        """Return the answer of its API; None while the process starts."""
         try:
             status, _, body = ask(f"http://{self.address}", f"api/v1/{path}?{urllib.parse.urlencode(parameters)}")
         except ConnectionRefusedError:
@@ -156,9 +159,9 @@ class Prometheus:
         return answer["data"]
 
     def up(self):
-        """How many of its targets it has scraped without a fault."""
-        found = self.ask("targets", state="active")
-        return 0 if found is None else sum(each["health"] == "up" for each in found["activeTargets"])
+        """Return the number of targets that were scraped without a fault."""
+        targets = self.ask("targets", state="active")
+        return 0 if targets is None else sum(each["health"] == "up" for each in targets["activeTargets"])
 
     def close(self):
         self.process.terminate()
@@ -168,10 +171,10 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(nodes, tmp_path_factory):
-    with contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), nodes)) as made:
-        until(lambda: made.up() == len(nodes), PATIENCE)
-        until(lambda: all(rule["health"] != "unknown" for rule in rules_of(made)), PATIENCE)
-        yield made
+    with contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), nodes)) as service:
+        until(lambda: service.up() == len(nodes), PATIENCE)
+        until(lambda: all(rule["health"] != "unknown" for rule in rules_of(service)), PATIENCE)
+        yield service
 
 
 def rules_of(prometheus):
@@ -179,9 +182,9 @@ def rules_of(prometheus):
 
 
 def test_every_rule_is_loaded_and_evaluated_without_a_fault(prometheus):
-    found = rules_of(prometheus)
-    assert sorted(rule["name"] for rule in found) == sorted(rule.get("alert", rule.get("record")) for rule in rules())
-    assert [(rule["name"], rule.get("lastError")) for rule in found if rule["health"] != "ok"] == []
+    loaded = rules_of(prometheus)
+    assert sorted(rule["name"] for rule in loaded) == sorted(rule.get("alert", rule.get("record")) for rule in rules())
+    assert [(rule["name"], rule.get("lastError")) for rule in loaded if rule["health"] != "ok"] == []
     assert [alert["labels"] for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"] == []
 
 
@@ -195,16 +198,16 @@ def panels():
 
 
 def asked(panel, release):
-    """(legend, query) of a panel, as Grafana sends it for one release, with all other variables at All."""
+    """Yield (legend, query) of a panel as Grafana sends them for one release, with all other variables at All."""
     for target in panel["targets"]:
         query = target["expr"].replace("$__rate_interval", "1m").replace("$release", release)
         yield target["legendFormat"], re.sub(r"\$(namespace|pod)\b", ".*", query)
 
 
 def numbers(prometheus, query):
-    """What a query answers now, without what is no number."""
-    found = [float(each["value"][1]) for each in prometheus.ask("query", query=query)["result"]]
-    return [number for number in found if not math.isnan(number)]
+    """Return the numbers that a query answers now, without NaN."""
+    values = [float(each["value"][1]) for each in prometheus.ask("query", query=query)["result"]]
+    return [number for number in values if not math.isnan(number)]
 
 
 @pytest.mark.parametrize("release", LAYOUTS)
@@ -247,7 +250,7 @@ def test_variables_of_the_boards_find_what_is_there(prometheus):
 
 
 def test_a_server_that_ends_is_an_alert(prometheus, nodes):
-    """Pending at once, and firing after the five minutes that the rule waits."""
+    """The alert is pending at once, and fires after the five minutes of the rule."""
     nodes["elsewhere", "server-that-ends"].close()
 
     def named():

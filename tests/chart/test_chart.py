@@ -1,4 +1,4 @@
-"""The Helm chart, rendered: every way to install it is valid, restricted, repeatable, and does what its values say."""
+"""The rendered Helm chart: every set of values gives valid, restricted and repeatable objects with these values."""
 
 import json
 import re
@@ -45,20 +45,17 @@ every_case = pytest.mark.parametrize(
 )
 every_helm = pytest.mark.parametrize("helm", helms(), ids=lambda path: Path(path).name if path else "none")
 VERSIONS = ("1.29.0", "1.33.0", "1.37.0")
-"""Of Kubernetes: the oldest that the chart takes, the newest whose schemas we have, and one between."""
-
-
-# ---------------------------------------------------------------------------------------------------- every rendering
+"""Versions of Kubernetes: the oldest that the chart supports, the newest with known schemas, and one in between."""
 
 
 @every_helm
 @every_case
 def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values):
-    given = ["--values", values] if values else []
-    code, out, err = run(helm, "lint", "--strict", "--kube-version", "1.34.0", *given, CHART)
+    args = ["--values", values] if values else []
+    code, out, err = run(helm, "lint", "--strict", "--kube-version", "1.34.0", *args, CHART)
     assert code == 0 and "[" not in out, out + err
     first = text(helm=helm, values=values)
-    assert first == text.__wrapped__(helm=helm, values=values)  # no passwords by chance, no maps in any order
+    assert first == text.__wrapped__(helm=helm, values=values)  # no random passwords, and maps in a fixed order
     assert render(helm=helm, values=values) == render(values=values)
 
 
@@ -72,12 +69,12 @@ def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
             kubernetes_validate.validate(each, kubernetes, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
             unknown.add(each["kind"])
-    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # those of others
+    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # kinds of other projects
 
 
 @every_case
 def test_pods_are_restricted_as_pod_security_asks(values):
-    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}  # as the standard has them, too
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}  # the standard allows more
     for name, spec, _ in pods(render(values=values)):
         assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False, name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
@@ -86,10 +83,10 @@ def test_pods_are_restricted_as_pod_security_asks(values):
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert "runAsUser" not in spec["securityContext"], name  # platforms assign users
         for one in containers(spec):
-            said = one["securityContext"]
-            assert said["allowPrivilegeEscalation"] is False and said["capabilities"] == {"drop": ["ALL"]}, name
-            assert "privileged" not in said and "runAsUser" not in said, name
-            assert said["readOnlyRootFilesystem"] is (one["name"] not in ("actor", "learner", "inference")), name
+            security = one["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}, name
+            assert "privileged" not in security and "runAsUser" not in security, name
+            assert security["readOnlyRootFilesystem"] is (one["name"] not in ("actor", "learner", "inference")), name
             assert not any("hostPort" in port for port in one.get("ports", ())), name
 
 
@@ -118,50 +115,47 @@ def test_a_pod_has_every_name_once(values):
 @every_case
 def test_services_monitors_and_budgets_select_pods_that_there_are(values):
     objects = render(values=values)
-    made = [(labels, {port["name"] for one in containers(spec) for port in one.get("ports", ())})
-            for _, spec, labels in pods(objects)]  # fmt: skip
+    pairs = [(labels, {port["name"] for one in containers(spec) for port in one.get("ports", ())})
+             for _, spec, labels in pods(objects)]  # fmt: skip
     for each in objects:
         spec = each.get("spec", {})
         if each["kind"] == "Service":
-            found = [ports for labels, ports in made if spec["selector"].items() <= labels.items()]
-            assert found and all({port["targetPort"] for port in spec.get("ports", ())} <= ports for ports in found)
+            sets = [ports for labels, ports in pairs if spec["selector"].items() <= labels.items()]
+            assert sets and all({port["targetPort"] for port in spec.get("ports", ())} <= ports for ports in sets)
         elif each["kind"] in ("PodDisruptionBudget", "StatefulSet", "Deployment"):
             selected = spec["selector"]["matchLabels"].items()
-            assert any(selected <= labels.items() for labels, _ in made), each["metadata"]
+            assert any(selected <= labels.items() for labels, _ in pairs), each["metadata"]
         elif each["kind"] == "PodMonitor":
             ports, selected = spec["podMetricsEndpoints"], spec["selector"]["matchLabels"].items()
-            assert any({one["port"] for one in ports} <= had for labels, had in made if selected <= labels.items())
+            assert any({one["port"] for one in ports} <= had for labels, had in pairs if selected <= labels.items())
 
 
 @every_case
 def test_every_role_reads_its_settings(values, tmp_path):
-    (said,) = [each["data"]["memoire.json"] for each in render(values=values) if "memoire.json" in each.get("data", {})]
-    written, path = json.loads(said), tmp_path / "memoire.json"
-    path.write_text(said, encoding="utf-8")
+    (file,) = [each["data"]["memoire.json"] for each in render(values=values) if "memoire.json" in each.get("data", {})]
+    written, path = json.loads(file), tmp_path / "memoire.json"
+    path.write_text(file, encoding="utf-8")
     roles = {one["name"] for _, spec, _ in pods(render(values=values)) for one in containers(spec)} & set(
         settings.COMMANDS
     )
     for role in roles:
-        given = settings.parse(*main.parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
-        assert given.probes == "*:8081", role
-        if role == "server":  # what it stores is understood, too
-            if given.tables:
-                read_tables(given.tables)
+        args = settings.parse(*main.parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
+        assert args.probes == "*:8081", role
+        if role == "server":  # the server can parse its tables, too
+            if args.tables:
+                read_tables(args.tables)
             else:
-                room = {"storage": given.storage, "on_full": given.on_full, "capacity": given.capacity}
-                schema = schema_of(given.schema, given.env, given.storage)
-                table = memoire.Table(schema, **read_table(given.set, given.storage), **room)
-                assert (table.storage, table.on_full) == (given.storage, given.on_full or "wait")
-    assert roles == written.keys() & set(settings.COMMANDS)  # no section is for nobody
-
-
-# ------------------------------------------------------------------------------------------------------------- upgrades
+                room = {"storage": args.storage, "on_full": args.on_full, "capacity": args.capacity}
+                schema = schema_of(args.schema, args.env, args.storage)
+                table = memoire.Table(schema, **read_table(args.set, args.storage), **room)
+                assert (table.storage, table.on_full) == (args.storage, args.on_full or "wait")
+    assert roles == written.keys() & set(settings.COMMANDS)  # every section has a role
 
 
 def test_the_charts_version_is_told_of():
-    said = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     headings = re.findall(r"(?m)^## (.*)", (CHART / "UPGRADING.md").read_text(encoding="utf-8"))
-    assert re.fullmatch(r"\d+\.\d+\.\d+", said["version"]) and said["version"].rpartition(".")[0] == headings[0]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"]) and chart["version"].rpartition(".")[0] == headings[0]
 
 
 @every_helm
@@ -172,15 +166,15 @@ def test_an_upgrade_that_takes_a_former_versions_defaults_along_is_told_what_the
     del former["proxy"]["autoscaling"], former["image"]["pullPolicy"]
     (other / "values.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")  # as with --reuse-values
     code, _, err = run(helm, "template", "demo", other, "--values", FULL)
-    says = "missing prop" in err or "is required" in err  # as Helm's version has it
+    says = "missing prop" in err or "is required" in err  # depends on the version of Helm
     assert code != 0 and says and "pullPolicy" in err and "autoscaling" in err, err
 
 
 def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
     other = tmp_path / "memoire"
     shutil.copytree(CHART, other)
-    said = (other / "Chart.yaml").read_text(encoding="utf-8")
-    (other / "Chart.yaml").write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 99.9.9", said), encoding="utf-8")
+    source = (other / "Chart.yaml").read_text(encoding="utf-8")
+    (other / "Chart.yaml").write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 99.9.9", source), encoding="utf-8")
     for values in (FULL, EMBEDDED):
         before = {(each["kind"], each["metadata"]["name"]): each for each in render(values=values)}
         after = {(each["kind"], each["metadata"]["name"]): each for each in render(values=values, chart=other)}
@@ -197,8 +191,8 @@ def test_what_cannot_be_changed_is_the_same_in_the_next_version(tmp_path):
 
 def test_another_program_is_another_job_and_more_of_it_are_not():
     def name(*sets):
-        made = {name for kind, name in kinds(render(values=EMBEDDED, sets=sets)) if kind == "Job"} - {"memoire-check"}
-        return made.pop()
+        jobs = {name for kind, name in kinds(render(values=EMBEDDED, sets=sets)) if kind == "Job"} - {"memoire-check"}
+        return jobs.pop()
 
     assert name("actors.image.tag=2") != name() == name("actors.replicas=40")
 
@@ -208,23 +202,23 @@ def test_autoscaled_proxies_keep_their_number_at_an_upgrade():
     scaler = of(render(values=AUTOSCALING), "HorizontalPodAutoscaler")["spec"]
     assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "memoire-proxy"}
     assert (scaler["minReplicas"], scaler["maxReplicas"], len(scaler["metrics"])) == (2, 8, 2)
-    assert container("proxy", values=AUTOSCALING)["resources"]["requests"]["cpu"]  # what the target is per cent of
+    assert container("proxy", values=AUTOSCALING)["resources"]["requests"]["cpu"]  # the target is a percentage of this
 
 
 def test_keda_scales_proxies_in_place_of_an_autoscaler_and_has_something_to_fall_back_to():
     objects = render(values=KEDA)
     assert "replicas" not in of(objects, "Deployment", "memoire-proxy")["spec"]
-    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA makes its own
+    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA creates its own
     scaled = of(objects, "ScaledObject")["spec"]
     assert scaled["scaleTargetRef"] == {"name": "memoire-proxy"}
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
     assert scaled["fallback"] == {"failureThreshold": 3, "replicas": 4}
     assert [each["type"] for each in scaled["triggers"]] == ["cpu", "prometheus"]
     assert all(isinstance(text, str) for each in scaled["triggers"] for text in each["metadata"].values())
-    said = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    assert said == {"scaleDown": {"stabilizationWindowSeconds": 300}}
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 300}}
     least = render(values=KEDA, sets=("proxy.autoscaling.keda.fallback.replicas=null",))
-    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # rather too many than too few
+    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # too many are better than too few
     query = scaled["triggers"][1]["metadata"]["query"]
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert set(re.findall(r"memoire_\w+", query)) <= set(re.findall(r"memoire_\w+", page))
@@ -239,16 +233,13 @@ def test_a_budget_never_keeps_a_node_from_being_drained():
 
 def test_pods_begin_anew_when_their_settings_change_and_only_then():
     def checksums(*sets):
-        made = [each for each in render(sets=(*INSECURE, *sets)) if "template" in each.get("spec", {})]
-        return {each["metadata"]["name"]: each["spec"]["template"]["metadata"].get("annotations") for each in made}
+        workloads = [each for each in render(sets=(*INSECURE, *sets)) if "template" in each.get("spec", {})]
+        return {each["metadata"]["name"]: each["spec"]["template"]["metadata"].get("annotations") for each in workloads}
 
     plain, more, other = checksums(), checksums("server.replicas=3"), checksums("server.parameters.multi_step=3")
     changed = {name for name in plain if plain[name] != more[name]}
-    assert changed == {"memoire-dashboard"}  # it is told how many there should be; proxies read the list again
+    assert changed == {"memoire-dashboard"}  # its settings include the number of servers; proxies read the list again
     assert {name for name in plain if plain[name] != other[name]} == {"memoire-server"}
-
-
-# --------------------------------------------------------------------------------------------------------------- values
 
 
 SCALED = [*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.keda.enabled=true"]
@@ -321,8 +312,8 @@ def test_it_may_be_part_of_another_chart(tmp_path):
     about = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
     (parent / "Chart.yaml").write_text(json.dumps(about))
     mine = {"enabled": True, "security": {"insecure": True}, "server": {"env": "CartPole-v1"}}
-    given = {"global": {"imageRegistry": "registry.example.com", "other": 1}, "memoire": mine}
-    (parent / "values.yaml").write_text(json.dumps(given))
+    values = {"global": {"imageRegistry": "registry.example.com", "other": 1}, "memoire": mine}
+    (parent / "values.yaml").write_text(json.dumps(values))
     for helm in helms():
         names = {one["image"] for _, spec, _ in pods(render(helm=helm, chart=parent)) for one in containers(spec)}
         assert len(names) == 1 and names.pop().startswith("registry.example.com/memoire:")
@@ -332,7 +323,7 @@ def test_it_may_be_part_of_another_chart(tmp_path):
 def test_names_fit_however_long_the_release_is_called():
     for each in render(values=FULL, release="a" * 53):
         name = each["metadata"]["name"]
-        # A StatefulSet's Pods carry its name and eleven letters more in a label; Services are DNS labels.
+        # A StatefulSet's Pods have a label with its name and eleven letters more; names of Services are DNS labels.
         assert len(name) <= (52 if each["kind"] in ("StatefulSet", "Job") else 63), name
 
 
@@ -352,7 +343,7 @@ NODES = ("inference.enabled=true", "inference.image.repository=rl/node")
         (("server.ioThreads=2",), "server", "io-threads", 2),
         (("proxy.ioThreads=4",), "proxy", "io-threads", 4),
         ((KEPT,), "server", "close-timeout", None),
-        ((KEPT, "server.snapshots.atEnd=true"), "server", "close-timeout", 23),  # it has as long as its Pod to save all
+        ((KEPT, "server.snapshots.atEnd=true"), "server", "close-timeout", 23),  # saving may take a Pod's grace period
         ((KEPT, "server.snapshots.atEnd=true", LONGER), "server", "close-timeout", 293),
         (("server.replicas=3",), "dashboard", "expected-servers", 3),
         (("dashboard.expectedServers=7",), "dashboard", "expected-servers", 7),
@@ -395,9 +386,6 @@ def test_a_package_of_it_has_what_it_needs_and_nothing_for_developers(tmp_path):
         package.unlink()
 
 
-# ------------------------------------------------------------------------------------------------------ what is in it
-
-
 def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
     roles = {"memoire-server": "server", "memoire-proxy": "proxy", "memoire-learner": "learner", "memoire-actor": "actor",
              "memoire-dashboard": None, "memoire-roundtrip": "learner", "memoire-drain": "learner", "memoire-check": None}  # fmt: skip
@@ -414,7 +402,7 @@ def test_every_pod_has_its_own_role_s_keys_and_the_tokens_that_it_needs():
             assert ("keys" in mounted) == (role is not None), name
             has_pages = one["name"] not in ("actor", "doctor", "ask", "drain", "check")
             assert ("tokens" in mounted) == has_pages, name
-    assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with the server in it is a server
+    assert "memoire-keys-server" in text(values=EMBEDDED)  # a learner with an embedded server has the server's keys
 
 
 def test_a_group_is_set_only_where_files_need_one_and_may_be_left_out():
@@ -432,8 +420,8 @@ def test_a_learner_may_be_the_server():
     (server,) = of(objects, "ConfigMap", "memoire")["data"]["servers.txt"].splitlines()
     assert server == "tcp://memoire-learner-0.memoire-learner.rl.svc:5560"
     learner = container("learner", values=EMBEDDED)
-    said = variables(learner)
-    assert said["MEMOIRE_LISTEN"] == "tcp://*:5560" and said["MEMOIRE_STATE_DIR"] == "/var/lib/memoire/state"
+    env = variables(learner)
+    assert env["MEMOIRE_LISTEN"] == "tcp://*:5560" and env["MEMOIRE_STATE_DIR"] == "/var/lib/memoire/state"
     names = {"requests", "caches", "notices", "inference", "http", "probes"}
     assert {port["name"] for port in learner["ports"]} == names
     assert learner["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "probes"}
@@ -460,27 +448,27 @@ def asks(path, every, timeout=5, **more):
 
 
 def documented(name):
-    """A probe as docs/operations.md gives it to whoever writes Pods by hand."""
+    """Return a probe as docs/operations.md describes it for Pods without the chart."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     return yaml.safe_load(re.search(rf"(?m)^ +{name}: +(.*)", page)[1])
 
 
 def probed(container):
-    """The probes of a container, their port as a number."""
+    """Return the probes of a container, with their port as a number."""
     ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
-    found = {name: json.loads(json.dumps(said)) for name, said in container.items() if name.endswith("Probe")}
-    for said in found.values():
-        said["httpGet"]["port"] = ports[said["httpGet"]["port"]]
-    return found
+    probes = {name: json.loads(json.dumps(probe)) for name, probe in container.items() if name.endswith("Probe")}
+    for probe in probes.values():
+        probe["httpGet"]["port"] = ports[probe["httpGet"]["port"]]
+    return probes
 
 
 @every_case
 def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
     objects = render(values=values)
     kept, sent = documented("livenessProbe"), documented("readinessProbe")
-    # A stopped node is killed 10 s and 5 times 15 s later at most, and has 30 s to end; a slow one has 75 s.
+    # A stopped node is killed at most 10 s and 5 times 15 s later, with 30 s to end; a slow one has 75 s.
     assert kept == asks("/livez", 10, timeout=15, failureThreshold=5) and sent == asks("/readyz", 5)
-    # The programs of a relay's Pod wait until it has met others.
+    # The other programs of a relay's Pod wait until the relay is connected.
     started = {"relay": asks("/readyz", 1, failureThreshold=600)}
     for name, spec, _ in pods(objects):
         for one in containers(spec):
@@ -498,7 +486,7 @@ def test_a_program_may_have_other_probes():
     how = {"values": FULL, "sets": (mine, 'actors.probes={"startupProbe":{"exec":{"command":["up"]}}}')}
     learner, get = container("learner", **how), {"path": "/livez", "port": "probes"}
     assert learner["livenessProbe"] == documented("livenessProbe") | {"httpGet": get, "failureThreshold": 60}
-    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # and by nothing else
+    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # without the default path
     assert learner["readinessProbe"] == asked
     assert container("actor", **how)["startupProbe"] == {"exec": {"command": ["up"]}}
 
@@ -510,16 +498,16 @@ def test_a_proxy_that_goes_waits_until_nobody_is_sent_to_it_and_then_has_time_to
 
     for values in CASES:
         if values != DIAGNOSTIC:
-            made = kinds(render(values=values))
-            behind = {"proxy", *("inference" for kind, name in made if kind == "Deployment" and "-inference" in name)}
+            pairs = kinds(render(values=values))
+            behind = {"proxy", *("inference" for kind, name in pairs if kind == "Deployment" and "-inference" in name)}
             assert held(values=values) == dict.fromkeys(behind, {"preStop": {"sleep": {"seconds": 5}}}), values
     assert held(values=FULL, kubernetes="1.30.0") == held(values=FULL)
-    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # it knows no such action yet
+    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # this version has no sleep action
     grace = {name.partition("/")[2]: spec.get("terminationGracePeriodSeconds") for name, spec, _ in
              pods(render(values=FULL))}  # fmt: skip
-    without = [grace.pop(f"memoire-{name}") for name in ("drain", "roundtrip", "check")]  # nothing to save
+    without = [grace.pop(f"memoire-{name}") for name in ("drain", "roundtrip", "check")]  # these have no data to save
     assert without == [None] * 3
-    assert set(grace.values()) == {30}  # 5 of which a proxy waits, and 10 a node takes to end
+    assert set(grace.values()) == {30}  # a proxy waits for 5 of these, and a node ends within 10
 
 
 def test_a_relay_begins_before_the_actor_and_ends_after_it():
@@ -527,7 +515,7 @@ def test_a_relay_begins_before_the_actor_and_ends_after_it():
     spec = workload["spec"]["template"]["spec"]
     (relay,), (actor,) = spec["initContainers"], spec["containers"]
     assert relay["name"] == "relay" and relay["restartPolicy"] == "Always" and spec["restartPolicy"] == "OnFailure"
-    assert relay["startupProbe"]["httpGet"]["path"] == "/readyz"  # the actor waits until it reaches the cluster
+    assert relay["startupProbe"]["httpGet"]["path"] == "/readyz"  # the actor waits for the connection to the cluster
     assert {"name": "MEMOIRE_ENDPOINT", "value": "ipc:///run/memoire/relay"} in actor["env"]
     shared = {mount["name"] for mount in actor["volumeMounts"]} & {mount["name"] for mount in relay["volumeMounts"]}
     assert {"relay", "keys"} <= shared
@@ -535,13 +523,13 @@ def test_a_relay_begins_before_the_actor_and_ends_after_it():
 
 def test_without_a_relay_actors_connect_to_the_proxies():
     assert "initContainers" not in pod("Deployment", "actor", values=NO_RELAY)
-    said = variables(container("actor", values=NO_RELAY))
-    assert (said["MEMOIRE_ENDPOINT"], said["MEMOIRE_HTTP"]) == ("tcp://memoire.rl.svc:5560", "*:8080")
+    env = variables(container("actor", values=NO_RELAY))
+    assert (env["MEMOIRE_ENDPOINT"], env["MEMOIRE_HTTP"]) == ("tcp://memoire.rl.svc:5560", "*:8080")
 
 
 def test_the_last_of_two_variables_of_a_name_is_taken():
-    said = variables(container("server", values=FULL))
-    assert said["EXTRA"] == "2" and said["MEMOIRE_NAME"] == "named-by-hand"
+    env = variables(container("server", values=FULL))
+    assert env["EXTRA"] == "2" and env["MEMOIRE_NAME"] == "named-by-hand"
 
 
 def test_what_is_said_of_a_pod_wins():
@@ -595,17 +583,14 @@ def test_containers_may_sleep_to_be_looked_at():
 
 
 def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_path):
-    said = notes(tmp_path, values=FULL)
-    assert "tcp://memoire.rl.svc:5560" in said and "port-forward service/memoire-dashboard" in said
-    assert "memoire-keys-actor" in said and "helm -n rl test memoire" in said
-    assert "https://rl.example.com/memoire" in said
-    (known,) = said.partition("To know:")[2].strip().splitlines()
-    assert "to hold 4Gi" in said and known.startswith("- dashboard.persistence has the default StorageClass")
+    output = notes(tmp_path, values=FULL)
+    assert "tcp://memoire.rl.svc:5560" in output and "port-forward service/memoire-dashboard" in output
+    assert "memoire-keys-actor" in output and "helm -n rl test memoire" in output
+    assert "https://rl.example.com/memoire" in output
+    (known,) = output.partition("To know:")[2].strip().splitlines()
+    assert "to hold 4Gi" in output and known.startswith("- dashboard.persistence has the default StorageClass")
     plain = notes(tmp_path, *INSECURE, "image.tag=latest")
     assert "may push, draw and read" in plain and "image.tag is latest" in plain
-
-
-# ----------------------------------------------------------------------------------------- networks, Prometheus, Grafana
 
 
 def test_a_learner_with_a_server_has_the_port_of_its_inference_node_by_name():
@@ -619,11 +604,11 @@ def test_a_learner_with_a_server_has_the_port_of_its_inference_node_by_name():
 DATA = {"TCP/5560", "TCP/5561", "TCP/5562"}
 CLIENT, SCRAPER = '{"memoire.io/client": "true"}', '{"kubernetes.io/metadata.name": "monitoring"}'
 SEEN = {f"{SCRAPER} TCP/8081", "dashboard TCP/8080"}
-"""What lets a node be looked at."""
+"""Connections for monitoring, which every node accepts."""
 
 
 def to(*peers):
-    """One half of a policy: these peers on the ports of data, and whatever is written with its port."""
+    """Return one side of a policy: these peers on the data ports, or on the port in their text."""
     named = [[peer] if re.search(r" (TCP|UDP)/\d+$", peer) else [f"{peer} {port}" for port in DATA] for peer in peers]
     return {one for each in named for one in each}
 
@@ -654,39 +639,40 @@ POLICIES = {
         "dashboard": BOARD,
     },
 }
-"""What may come in, and what may go out, by each policy alone: a connection that one end refuses hides a hole at the other."""
+"""Connections in and out by each policy alone: a connection that one side refuses would hide a hole on the other side.
+"""
 
 
 @pytest.mark.parametrize("values", POLICIES, ids=["servers", "embedded", "outside"])
 def test_each_half_of_each_policy_lets_through_what_it_should_by_itself(values):
     objects = render(values=values)
-    kept = [each for each in objects if "annotations" not in each["metadata"]]  # without hooks, which are gone soon
-    for found in (halves(objects), halves(kept)):
-        assert found.keys() == POLICIES[values].keys()
+    kept = [each for each in objects if "annotations" not in each["metadata"]]  # without hooks, which are temporary
+    for policies in (halves(objects), halves(kept)):
+        assert policies.keys() == POLICIES[values].keys()
         for name, (enters, leaves) in POLICIES[values].items():
-            assert (found[name][0] ^ enters, found[name][1] ^ leaves) == (set(), set()), name
+            assert (policies[name][0] ^ enters, policies[name][1] ^ leaves) == (set(), set()), name
     of_pods = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
     for each in (each for each in objects if each["kind"] == "NetworkPolicy"):
         labels, drained = each["metadata"]["labels"], each["metadata"]["name"] == "memoire-drained"
-        # Without rules nothing gets through.
+        # A policy without rules refuses all connections.
         assert each["spec"]["policyTypes"] == (["Ingress"] if drained else ["Ingress", "Egress"]), labels
         selected = each["spec"]["podSelector"]["matchLabels"]
         assert selected == {name: labels[name] for name in selected} and len(selected) == 3, labels
         assert selected.items() <= of_pods[labels["app.kubernetes.io/component"]].items()
     clients = {name for name, each in of_pods.items() if each.get("memoire.io/client") == "true"}
-    assert clients == {"actor", "learner", "test"} & of_pods.keys()  # whom proxies take connections of
+    assert clients == {"actor", "learner", "test"} & of_pods.keys()  # the clients of proxies
 
 
 def test_servers_that_an_upgrade_takes_away_are_drained_before():
     objects = render(sets=("server.replicas=3", "server.drain.timeoutSeconds=90"), values=FULL)
-    made = (("Job", "drain"), ("Service", "server"), ("StatefulSet", "server"))
-    job, service, workload = (of(objects, kind, f"memoire-{name}") for kind, name in made)
+    names = (("Job", "drain"), ("Service", "server"), ("StatefulSet", "server"))
+    job, service, workload = (of(objects, kind, f"memoire-{name}") for kind, name in names)
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade,pre-rollback"
     assert "hook-succeeded" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
     spec = job["spec"]["template"]["spec"]
-    given = main.parser().parse_args(spec["containers"][0]["args"])
-    assert given.server == "tcp://{0}-{{n}}.{0}.rl.svc:5560".format(workload["spec"]["serviceName"])
-    assert (given.keep, given.timeout) == (workload["spec"]["replicas"], 90.0) == (3, 90.0)
+    args = main.parser().parse_args(spec["containers"][0]["args"])
+    assert args.server == "tcp://{0}-{{n}}.{0}.rl.svc:5560".format(workload["spec"]["serviceName"])
+    assert (args.keep, args.timeout) == (workload["spec"]["replicas"], 90.0) == (3, 90.0)
     assert service["metadata"]["name"] == workload["spec"]["serviceName"]
     assert service["spec"]["publishNotReadyAddresses"]
     keys = next(each["secret"] for each in spec["volumes"] if each["name"] == "keys")
@@ -698,25 +684,25 @@ def test_servers_that_an_upgrade_takes_away_are_drained_before():
 
 
 def test_a_drain_needs_no_policy_of_the_release_that_it_changes():
-    """It runs before the new chart's policies are there: those of a former chart may not know it."""
+    """The drain runs before the new chart's policies exist, and a former chart's policies may not allow it."""
     objects = render(values=FULL)
     ours = [each for each in objects if each["kind"] == "NetworkPolicy" and "annotations" in each["metadata"]]
     hooks = {each["metadata"]["name"]: each["metadata"]["annotations"] for each in ours}
     assert hooks.keys() == {"memoire-draining", "memoire-drained"}
     job = of(objects, "Job", "memoire-drain")["metadata"]["annotations"]
-    for said in hooks.values():
-        assert said["helm.sh/hook"] == job["helm.sh/hook"] == "pre-upgrade,pre-rollback"
-        assert int(said["helm.sh/hook-weight"]) < int(job.get("helm.sh/hook-weight", 0))
-        assert said["helm.sh/hook-delete-policy"].endswith("hook-succeeded,hook-failed")
-    # A rollback runs the former chart's drain, which may bring no policy: then those of the release let it through, which
-    # are whole without them.
+    for annotations in hooks.values():
+        assert annotations["helm.sh/hook"] == job["helm.sh/hook"] == "pre-upgrade,pre-rollback"
+        assert int(annotations["helm.sh/hook-weight"]) < int(job.get("helm.sh/hook-weight", 0))
+        assert annotations["helm.sh/hook-delete-policy"].endswith("hook-succeeded,hook-failed")
+    # A rollback runs the former chart's drain, perhaps without a policy of its own. The release's policies then allow
+    # it without the hook's policies.
     assert halves(ours) == {"drain": POLICIES[FULL]["drain"], "server": (to("drain", "proxy", "server"), set())}
     for how in ({"sets": ("networkPolicy.enabled=false",)}, {"values": FULL, "sets": ("server.drain.enabled=false",)}):
         assert not any("drain" in name for _, name in kinds(render(**how)) if _ == "NetworkPolicy")
 
 
 def test_prometheus_scrapes_every_node_under_the_names_that_the_rules_know():
-    objects = render(values=FULL)  # without any --api-versions: nobody asks whether the operator is there
+    objects = render(values=FULL)  # without any --api-versions, since the chart does not ask for the operator
     (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == "probes" and endpoint["path"] == "/metrics"
     labels = {each["targetLabel"]: each for each in endpoint["relabelings"]}
@@ -735,15 +721,15 @@ def test_a_learner_with_the_server_in_it_is_a_server_to_the_alerts():
     objects = render(values=EMBEDDED, sets=("monitoring.podMonitor.enabled=true",))
     (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     jobs = [each for each in endpoint["relabelings"] if each["targetLabel"] == "job"]
-    found = [(each.get("regex"), each["replacement"]) for each in jobs]
-    assert found == [(None, "memoire-$1"), ("learner", "memoire-server")]
+    replacements = [(each.get("regex"), each["replacement"]) for each in jobs]
+    assert replacements == [(None, "memoire-$1"), ("learner", "memoire-server")]
 
 
 def test_rules_are_those_of_the_sources():
     spec = of(render(values=FULL), "PrometheusRule")["spec"]
     source = yaml.safe_load((ROOT / "deploy" / "monitoring" / "memoire.rules.yaml").read_text(encoding="utf-8"))
-    said = json.dumps(spec).replace("https://git.example.com/memoire/docs", "docs")
-    assert json.loads(said) == source
+    document = json.dumps(spec).replace("https://git.example.com/memoire/docs", "docs")
+    assert json.loads(document) == source
 
 
 def test_boards_are_those_of_the_sources():

@@ -1,4 +1,4 @@
-"""Inference nodes in the chart, and learners that are ranks of one: rendered, and run where a program can be."""
+"""Inference nodes in the chart, and learners that are distributed ranks: rendered, and run if possible."""
 
 import json
 import os
@@ -23,9 +23,9 @@ LEARNERS = (*INSECURE, "learner.enabled=true", "learner.image.repository=rl/lear
 def test_a_node_listens_with_its_own_keys_and_follows_the_models_at_the_proxies():
     spec = pod("Deployment", "inference", values=VALUES)
     (one,) = spec["containers"]
-    said = variables(one)
-    assert said["MEMOIRE_LISTEN"] == "tcp://*:5570" and said["MEMOIRE_ENDPOINT"] == "tcp://memoire.rl.svc:5560"
-    assert said["MEMOIRE_KEYS"] == "/etc/memoire/keys" and said["MEMOIRE_HTTP"] == "*:8080"
+    env = variables(one)
+    assert env["MEMOIRE_LISTEN"] == "tcp://*:5570" and env["MEMOIRE_ENDPOINT"] == "tcp://memoire.rl.svc:5560"
+    assert env["MEMOIRE_KEYS"] == "/etc/memoire/keys" and env["MEMOIRE_HTTP"] == "*:8080"
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
     assert secrets == {"keys": "memoire-keys-inference", "tokens": "memoire-tokens"}
     ports = {port["name"]: port["containerPort"] for port in one["ports"]}
@@ -33,7 +33,7 @@ def test_a_node_listens_with_its_own_keys_and_follows_the_models_at_the_proxies(
     (server,) = pod("StatefulSet", "server", values=VALUES)["containers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert one[probe] == server[probe]
-    assert one["command"] == ["python", "node.py"] and one["name"] == "inference"  # Prometheus' job is called after it
+    assert one["command"] == ["python", "node.py"] and one["name"] == "inference"  # also the name of Prometheus' job
     assert one["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
 
 
@@ -48,7 +48,7 @@ def test_actors_and_learners_are_told_one_address_behind_which_only_ready_nodes_
     labels = of(objects, "Deployment", "memoire-inference")["spec"]["template"]["metadata"]["labels"]
     assert asked["selector"].items() <= labels.items() and labels["memoire.io/client"] == "true"
     assert "dns:memoire-inference-nodes.rl.svc:8080" in told(sets=ON)["dashboard"]["nodes"]
-    assert told(sets=ON)["server"]["inference"] == [ADDRESS]  # which servers tell every client
+    assert told(sets=ON)["server"]["inference"] == [ADDRESS]  # servers pass the address to every client
 
 
 PARTS = """
@@ -84,24 +84,24 @@ def test_the_page_s_node_answers_under_the_variables_that_it_is_given_and_ends_i
 
 def test_helm_test_asks_a_node_for_a_row_beside_the_round_trip():
     spec = of(render(values=VALUES), "Pod", "memoire-roundtrip")["spec"]
-    given = {one["name"]: main.parser().parse_args(one["args"]) for one in spec["containers"]}
-    assert given["doctor"].roundtrip and not given["doctor"].inference
-    assert given["ask"].inference and ADDRESS in json.dumps(vars(given["ask"]), default=str)
+    commands = {one["name"]: main.parser().parse_args(one["args"]) for one in spec["containers"]}
+    assert commands["doctor"].roundtrip and not commands["doctor"].inference
+    assert commands["ask"].inference and ADDRESS in json.dumps(vars(commands["ask"]), default=str)
     assert [one["env"] for one in spec["containers"]] == [[{"name": "MEMOIRE_KEYS", "value": "/etc/memoire/keys"}]] * 2
 
 
 def test_policies_let_clients_ask_and_nodes_fetch_and_nobody_else():
-    found = halves(render(values=VALUES))
+    policies = halves(render(values=VALUES))
     client, scraper = '{"memoire.io/client": "true"}', '{"kubernetes.io/metadata.name": "monitoring"}'
-    enters, leaves = found["inference"]
+    enters, leaves = policies["inference"]
     assert enters == {f"{client} TCP/5570", "dashboard TCP/8080", f"{scraper} TCP/8081"}
     assert leaves == {*(f"proxy TCP/{port}" for port in (5560, 5561, 5562)), "anybody TCP/53", "anybody UDP/53"}
-    may_ask = {name for name, (_, leaves) in found.items() if "inference TCP/5570" in leaves}
+    may_ask = {name for name, (_, leaves) in policies.items() if "inference TCP/5570" in leaves}
     clients = {
         each["app.kubernetes.io/component"] for _, _, each in pods(render(values=VALUES)) if "memoire.io/client" in each
     }
     assert may_ask == {"actor", "learner", "test"} and clients == may_ask | {"inference"}
-    assert [name for name, (_, leaves) in found.items() if "inference TCP/8080" in leaves] == ["dashboard"]
+    assert [name for name, (_, leaves) in policies.items() if "inference TCP/8080" in leaves] == ["dashboard"]
     more = (*ON, 'networkPolicy.clients=[{"ipBlock":{"cidr":"10.1.0.0/16"}}]')
     assert "10.1.0.0/16 TCP/5570" in halves(render(sets=more))["inference"][0]
     assert "inference" not in json.dumps([sorted(each[1]) for each in halves(render()).values()])
@@ -156,42 +156,39 @@ def test_learners_and_nodes_have_gpus_and_a_node_s_is_free_before_the_next_one_b
     assert strategy == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
 
 
-# ---------------------------------------------------------------------------------------------- learners that are ranks
-
-
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
 def test_each_of_several_learners_knows_its_rank_and_where_the_first_one_is(kind):
     several = (*LEARNERS, "learner.replicas=3", f"learner.kind={kind}")
-    (made,) = [each for each in render(sets=several) if each["kind"] == kind and "-learner" in each["metadata"]["name"]]
-    spec = made["spec"]["template"]["spec"]
-    said = {one["name"]: one for one in spec["containers"][0]["env"]}
+    (item,) = [each for each in render(sets=several) if each["kind"] == kind and "-learner" in each["metadata"]["name"]]
+    spec = item["spec"]["template"]["spec"]
+    env = {one["name"]: one for one in spec["containers"][0]["env"]}
     label = "apps.kubernetes.io/pod-index" if kind == "StatefulSet" else "batch.kubernetes.io/job-completion-index"
-    assert said["RANK"]["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
-    found = {name: said[name]["value"] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")}
-    assert found == {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
-    assert said["MASTER_ADDR"]["value"] == f"{made['metadata']['name']}-0.memoire-learner.rl.svc"
+    assert env["RANK"]["valueFrom"] == {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+    values = {name: env[name]["value"] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")}
+    assert values == {"WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+    assert env["MASTER_ADDR"]["value"] == f"{item['metadata']['name']}-0.memoire-learner.rl.svc"
     service = of(render(sets=several), "Service", "memoire-learner")["spec"]
     assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True
-    assert (spec.get("subdomain") or made["spec"]["serviceName"]) == "memoire-learner"
+    assert (spec.get("subdomain") or item["spec"]["serviceName"]) == "memoire-learner"
 
 
 def test_a_job_of_learners_ends_with_them_and_another_program_is_another_job():
     def job(*more):
-        (made,) = [each for each in render(sets=(*LEARNERS, "learner.kind=Job", *more)) if each["kind"] == "Job"
+        (workload,) = [each for each in render(sets=(*LEARNERS, "learner.kind=Job", *more)) if each["kind"] == "Job"
                    and each["metadata"]["name"].startswith("memoire-learner")]  # fmt: skip
-        return made
+        return workload
 
-    made = job("learner.replicas=2")
-    assert made["spec"]["completions"] == made["spec"]["parallelism"] == 2
-    assert made["spec"]["completionMode"] == "Indexed"
-    assert made["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+    workload = job("learner.replicas=2")
+    assert workload["spec"]["completions"] == workload["spec"]["parallelism"] == 2
+    assert workload["spec"]["completionMode"] == "Indexed"
+    assert workload["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
     names = {job(*more)["metadata"]["name"] for more in ((), ("learner.replicas=2",), ("learner.image.tag=2",))}
-    assert len(names) == 3 and made["metadata"]["name"] in names
+    assert len(names) == 3 and workload["metadata"]["name"] in names
 
 
 def test_one_learner_is_told_of_no_rank_and_only_ranks_reach_each_other():
     assert "WORLD_SIZE" not in json.dumps(render(sets=LEARNERS))
     for count, may in ((1, False), (2, True)):
-        found = halves(render(sets=(*LEARNERS, f"learner.replicas={count}")))
-        assert [name for name, (_, leaves) in found.items() if "learner any/any" in leaves] == ["learner"] * may
-        assert ("learner any/any" in found["learner"][0]) is may
+        policies = halves(render(sets=(*LEARNERS, f"learner.replicas={count}")))
+        assert [name for name, (_, leaves) in policies.items() if "learner any/any" in leaves] == ["learner"] * may
+        assert ("learner any/any" in policies["learner"][0]) is may

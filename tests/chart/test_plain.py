@@ -1,5 +1,6 @@
-"""`helm install` of which nothing is said: a cluster that is alive, with keys, tokens and policies; and `make image`,
-which builds what it asks for."""
+"""`helm install` without any values: a working cluster with keys, tokens and policies; and `make image`, which builds
+its images.
+"""
 
 import inspect
 import json
@@ -38,9 +39,6 @@ HOOK = "pre-install,pre-upgrade,pre-rollback"
 KEYS = [f"memoire-keys-{role}" for role in ROLES]
 
 
-# --------------------------------------------------------------------------------------------------------- what there is
-
-
 def test_nothing_in_it_is_by_chance_or_looked_up():
     source = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
     assert not re.search(r"\b(rand[A-Z]\w*|genPrivateKey|genCA|uuidv4|now|lookup) ", source.replace("looked", ""))
@@ -50,10 +48,10 @@ def test_there_are_a_server_a_proxy_the_dashboard_and_a_demo_that_learns():
     workloads = {name for kind, name in kinds(render()) if kind in ("StatefulSet", "Deployment")}
     assert workloads == {f"memoire-{name}" for name in ("server", "proxy", "dashboard", "learner", "actor")}
     assert of(render(), "Deployment", "memoire-actor")["spec"]["replicas"] == 2
-    said = told()
-    assert said["dashboard"]["expected-actors"] == 2 and "insecure" not in said
-    assert (said["dashboard"]["expected-servers"], said["dashboard"]["expected-proxies"]) == (1, 1)
-    assert schema_of(json.dumps(said["server"]["schema"]), None) == schema_of(None, "CartPole-v1")
+    settings = told()
+    assert settings["dashboard"]["expected-actors"] == 2 and "insecure" not in settings
+    assert (settings["dashboard"]["expected-servers"], settings["dashboard"]["expected-proxies"]) == (1, 1)
+    assert schema_of(json.dumps(settings["server"]["schema"]), None) == schema_of(None, "CartPole-v1")
 
 
 def test_the_demos_programs_take_what_they_are_given(monkeypatch):
@@ -65,8 +63,8 @@ def test_the_demos_programs_take_what_they_are_given(monkeypatch):
         assert one["command"] == ["python3", "-m", module.__name__]
         signature = inspect.signature(getattr(module, ran))
 
-        def run(*given, signature=signature, taken=taken, **more):
-            taken.append(signature.bind(*given, **more))
+        def run(*args, signature=signature, taken=taken, **more):
+            taken.append(signature.bind(*args, **more))
             return 0
 
         monkeypatch.setattr(module, ran, run)
@@ -89,31 +87,28 @@ def test_the_demo_gives_way_to_the_real_thing(sets):
 
 
 def test_what_is_said_of_the_demo_holds():
-    said = (
+    sets = (
         "demo.actors=5",
         "demo.resources.limits.cpu=2",
         "server.parameters.multi_step=5",
         "server.settings.cache-limit=8",
     )
-    assert of(render(sets=said), "Deployment", "memoire-actor")["spec"]["replicas"] == 5
-    assert container("actor", sets=said)["resources"]["limits"]["cpu"] == 2
-    server = told(sets=said)["server"]
+    assert of(render(sets=sets), "Deployment", "memoire-actor")["spec"]["replicas"] == 5
+    assert container("actor", sets=sets)["resources"]["limits"]["cpu"] == 2
+    server = told(sets=sets)["server"]
     assert server["set"]["multi_step"] == 5 and server["set"]["cache_size"] == 1024 and server["cache-limit"] == 8
-    assert told(sets=said)["dashboard"]["expected-actors"] == 5
-
-
-# -------------------------------------------------------------------------------------------------------- keys and tokens
+    assert told(sets=sets)["dashboard"]["expected-actors"] == 5
 
 
 def hooks(objects):
     when = [each["metadata"].get("annotations", {}).get("helm.sh/hook", "") for each in objects]
-    return [each for each, said in zip(objects, when, strict=True) if said.startswith(HOOK)]
+    return [each for each, hook in zip(objects, when, strict=True) if hook.startswith(HOOK)]
 
 
 def test_what_an_interrupted_installation_leaves_goes_when_the_release_is_uninstalled():
-    """Helm then removes the account's objects before it makes them, and again when it has made them."""
+    """Helm removes the account's objects before it creates them, and again afterwards."""
     when = {each["kind"]: each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks(render())}
-    also = [kind for kind, said in when.items() if "post-delete" in said.split(",")]
+    also = [kind for kind, hook in when.items() if "post-delete" in hook.split(",")]
     assert sorted(also) == ["NetworkPolicy", "Role", "RoleBinding", "ServiceAccount"] and when["Job"] == HOOK
     assert of(render(), "Job", "memoire-keys")["spec"]["ttlSecondsAfterFinished"] == 3600
 
@@ -128,15 +123,15 @@ def test_a_secret_of_inference_nodes_has_to_be_there_if_there_are_such_nodes():
 def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
     volumes = [volume for _, spec, _ in pods(render()) for volume in spec["volumes"]]
     mounted = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
-    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader", "memoire-keys-inference"}  # of no Pod here
-    assert not [each for each in render() if each["kind"] == "Secret"], "they would be made anew by each upgrade"
+    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader", "memoire-keys-inference"}  # no Pods for these
+    assert not [each for each in render() if each["kind"] == "Secret"], "each upgrade would make them again"
     job = of(render(), "Job", "memoire-keys")
     (one,) = job["spec"]["template"]["spec"]["containers"]
-    given = main.parser().parse_args(one["args"])
-    assert (given.secrets, given.tokens) == ("memoire-keys", "memoire-tokens")
+    args = main.parser().parse_args(one["args"])
+    assert (args.secrets, args.tokens) == ("memoire-keys", "memoire-tokens")
     assert one["image"] == container("server")["image"]
     attempts, deadline = job["spec"]["backoffLimit"] + 1, job["spec"]["activeDeadlineSeconds"]
-    assert attempts * given.timeout == 120.0 and deadline == 180  # one that its deadline ends leaves no log
+    assert attempts * args.timeout == 120.0 and deadline == 180  # a job that is ended by its deadline leaves no log
     assert "--timeout=10" in container("keys", sets=("security.hooks.timeoutSeconds=30",))["args"]
     other = main.parser().parse_args(container("keys", sets=("fullnameOverride=x",))["args"])
     assert (other.secrets, other.tokens) == ("x-keys", "x-tokens")
@@ -151,9 +146,9 @@ def test_the_hook_may_touch_exactly_these_secrets_and_its_rights_end_with_it():
     binding = of(objects, "RoleBinding", "memoire-keys")
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "memoire-keys"}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "memoire-keys", "namespace": "rl"}]
-    made = {(each["kind"], each["metadata"]["name"]) for each in hooks(objects)} - {("Job", "memoire-drain")}
+    pairs = {(each["kind"], each["metadata"]["name"]) for each in hooks(objects)} - {("Job", "memoire-drain")}
     names = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job")
-    assert made == {(kind, "memoire-keys") for kind in names}
+    assert pairs == {(kind, "memoire-keys") for kind in names}
     weights = {each["kind"]: int(each["metadata"]["annotations"]["helm.sh/hook-weight"]) for each in hooks(objects)}
     assert weights["ServiceAccount"] == weights["Role"] == weights["NetworkPolicy"] < weights["RoleBinding"]
     assert weights["RoleBinding"] < weights["Job"]
@@ -180,7 +175,7 @@ def test_only_the_hook_has_a_token_of_the_api_server_and_it_lasts_ten_minutes():
     (account,) = [one for one in pod("Job", "keys")["volumes"] if one["name"] == "account"]
     paths = [
         path["path"] for source in account["projected"]["sources"]
-        for said in source.values() for path in said.get("items", [said])
+        for projection in source.values() for path in projection.get("items", [projection])
     ]  # fmt: skip
     assert paths == ["token", "ca.crt", "namespace"]
 
@@ -195,9 +190,9 @@ def test_keys_and_tokens_that_are_given_are_taken_and_nothing_is_made():
 
 def test_of_two_only_the_one_that_is_missing_is_made():
     def asked(*sets):
-        given = main.parser().parse_args(container("keys", sets=sets)["args"])
+        args = main.parser().parse_args(container("keys", sets=sets)["args"])
         (rule, _) = of(render(sets=sets), "Role")["rules"]
-        return given.secrets, given.tokens, rule["resourceNames"]
+        return args.secrets, args.tokens, rule["resourceNames"]
 
     assert asked("security.keys=mine") == ("", "memoire-tokens", ["memoire-tokens"])
     assert asked("security.tokens=mine") == ("memoire-keys", "", KEYS)
@@ -207,10 +202,10 @@ def test_secrets_that_are_given_are_looked_at_before_anything_is_installed():
     job = of(render(sets=GIVEN), "Job", "memoire-check")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == HOOK and job["spec"]["backoffLimit"] == 0
     spec = job["spec"]["template"]["spec"]
-    assert spec["serviceAccountName"] == "default"  # the release's own is not there yet
+    assert spec["serviceAccountName"] == "default"  # the release's own does not exist yet
     (one,) = spec["containers"]
-    given = main.parser().parse_args(one["args"])
-    assert (given.secrets, given.tokens, str(given.folder)) == ("mine", "mine-tokens", "/etc/memoire/given")
+    args = main.parser().parse_args(one["args"])
+    assert (args.secrets, args.tokens, str(args.folder)) == ("mine", "mine-tokens", "/etc/memoire/given")
     (sources,) = [volume["projected"]["sources"] for volume in spec["volumes"] if "projected" in volume]
     assert all(source["secret"]["optional"] for source in sources), "a Pod that waits for a Secret says nothing"
     secrets = [source["secret"] for source in sources]
@@ -227,15 +222,12 @@ def test_policies_are_in_place_and_let_through_what_the_cluster_and_the_hook_nee
     objects = render()
     labels = {each["app.kubernetes.io/component"]: each for _, _, each in pods(objects)}
     assert set(halves(objects)) == {*labels, "test"}
-    assert halves(objects)["keys"] == (set(), {"anybody TCP/any"})  # the API server's address is another one each time
+    assert halves(objects)["keys"] == (set(), {"anybody TCP/any"})  # the API server's address differs between clusters
     sends = {name: {peer.partition(" ")[0] for peer in leaves} for name, (_, leaves) in halves(objects).items()}
-    assert sends["learner"] == sends["actor"] == {"proxy", "anybody"}  # of the latter names alone
+    assert sends["learner"] == sends["actor"] == {"proxy", "anybody"}  # "anybody" only for DNS
     assert "server TCP/5560" in halves(objects)["proxy"][1] and "proxy TCP/5560" in halves(objects)["server"][0]
     off = kinds(render(sets=("networkPolicy.enabled=false",)))
     assert not [name for kind, name in off if kind == "NetworkPolicy"]
-
-
-# --------------------------------------------------------------------------------------------------------------- resources
 
 
 def resources(name, *sets):
@@ -288,15 +280,12 @@ def test_the_notes_begin_with_the_three_lines_that_open_the_dashboard(tmp_path):
     assert notes(tmp_path, "dashboard.enabled=false").splitlines()[0].startswith("memoire ")
 
 
-# ---------------------------------------------------------------------------------------------- what pages and examples say
-
-
 def of_the_page(title, tmp_path):
-    """Values as docs/kubernetes.md gives them, in the block of this title; a file of them."""
+    """Write the values in docs/kubernetes.md under this title to a file, and return its path."""
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    (found,) = re.findall(rf"(?ms)^```yaml {title}\n(.*?)^```$", page)
+    (values,) = re.findall(rf"(?ms)^```yaml {title}\n(.*?)^```$", page)
     file = tmp_path / "values.yaml"
-    file.write_text(found, encoding="utf-8")
+    file.write_text(values, encoding="utf-8")
     return file
 
 
@@ -311,14 +300,14 @@ def test_the_dashboard_is_shown_to_the_outside_with_a_token_that_exists(title, t
     volumes = pod("Deployment", "dashboard", values=values)["volumes"]
     assert [each["secret"]["secretName"] for each in volumes if "secret" in each] == ["my-tokens"]
     assert not any(word.startswith("--tokens") for word in container("keys", values=values)["args"])
-    said = told(values=values)["dashboard"]
-    assert "memoire.rl.example.com" in said["allow-host"] and said["token-file"] == "/etc/memoire/tokens/dashboard"
+    board = told(values=values)["dashboard"]
+    assert "memoire.rl.example.com" in board["allow-host"] and board["token-file"] == "/etc/memoire/tokens/dashboard"
 
 
 def test_behind_an_oidc_proxy_its_answer_brings_the_token_and_nobody_else_gets_to_the_dashboard(tmp_path):
     objects = render(values=of_the_page("ingress behind an oidc proxy", tmp_path))
-    said = of(objects, "Ingress", "memoire-dashboard")["metadata"]["annotations"]
-    of_nginx = {name.partition("/")[2]: value for name, value in said.items()}
+    annotations = of(objects, "Ingress", "memoire-dashboard")["metadata"]["annotations"]
+    of_nginx = {name.partition("/")[2]: value for name, value in annotations.items()}
     assert of_nginx["auth-response-headers"] == "Authorization"
     assert of_nginx["auth-url"].endswith("/oauth2/auth") and "/oauth2/start?rd=" in of_nginx["auth-signin"]
     rules = of(objects, "NetworkPolicy", "memoire-dashboard")["spec"]["ingress"]
@@ -332,27 +321,24 @@ def mebibytes(text):
 
 def test_the_example_of_a_large_cluster_takes_what_it_says():
     file = ROOT / "deploy" / "examples" / "cpu-cluster.yaml"
-    said = re.sub(r"\s*\n#\s*", " ", file.read_text(encoding="utf-8").partition("\nimage:")[0])
+    comment = re.sub(r"\s*\n#\s*", " ", file.read_text(encoding="utf-8").partition("\nimage:")[0])
     server, claims = container("server", values=file), render(values=file)
     asked, most = (mebibytes(server["resources"][each]["memory"]) / 1024 for each in ("requests", "limits"))
-    assert "three with the label node.kubernetes.io/pool=memory" in said and 16 < asked <= 17 < most <= 18
-    assert "17 GiB of memory to ask for and up to 18 GiB to use, and a quarter of a core" in said
+    assert "three with the label node.kubernetes.io/pool=memory" in comment and 16 < asked <= 17 < most <= 18
+    assert "17 GiB of memory to ask for and up to 18 GiB to use, and a quarter of a core" in comment
     assert server["resources"]["requests"]["cpu"] == "250m"
     asked = [container(name, values=file)["resources"]["requests"] for name in ("proxy", "proxy", "dashboard")]
     assert sum(int(one["cpu"].removesuffix("m")) for one in asked) == 500
     assert 0.65 < sum(mebibytes(one["memory"]) for one in asked) / 1024 <= 0.7
-    assert "Three volumes of 50 GiB and one of 1 GiB" in said
+    assert "Three volumes of 50 GiB and one of 1 GiB" in comment
     (claim,) = of(claims, "StatefulSet", "memoire-server")["spec"]["volumeClaimTemplates"]
     for each, size in ((claim, "50Gi"), (of(claims, "PersistentVolumeClaim", "memoire-dashboard"), "1Gi")):
         assert each["spec"]["resources"]["requests"]["storage"] == size
 
 
-# ---------------------------------------------------------------------------------------- the images that it asks for
-
-
 @pytest.fixture
 def engine(tmp_path):
-    """Runs `make image` with a docker that writes down what it is asked, and fails for images that are named."""
+    """`make image` with a docker that records its arguments, and fails for the images in $FAILS."""
     (tmp_path / "docker").write_text(
         f"#!{sys.executable}\nimport os, sys\n"
         f"open({str(tmp_path / 'asked')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
@@ -386,8 +372,8 @@ def test_make_image_builds_what_the_chart_asks_for_and_says_how_a_cluster_gets_i
 
 def test_pages_name_the_images_that_make_image_builds():
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    said = set(re.findall(r"\bmemoire-demo:\S+", page))
-    assert said == {f"memoire-demo:{image.version()}"}
+    images = set(re.findall(r"\bmemoire-demo:\S+", page))
+    assert images == {f"memoire-demo:{image.version()}"}
 
 
 def test_make_image_says_what_could_not_be_built(engine):

@@ -1,4 +1,4 @@
-"""The chart as an artifact: what its package says of itself, and that an OCI registry gives back what was pushed."""
+"""The chart as an artifact: metadata of its package, and its way through an OCI registry."""
 
 import base64
 import hashlib
@@ -11,12 +11,11 @@ from chartkit import CHART, ROOT, helms, of, registry, run, text
 
 
 def about():
-    """Chart.yaml."""
     return yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
 
 
 def pulled(written):
-    """Images of all containers in what was rendered."""
+    """Return the images of all containers in a rendered text."""
     return set(re.findall(r"(?m)^ +image: (\S+)$", written))
 
 
@@ -27,11 +26,13 @@ def test_its_icon_is_the_dashboards_and_needs_no_address():
 
 
 def test_a_hub_is_told_what_an_installation_pulls_and_under_which_license():
-    said = about()["annotations"]
-    images = yaml.safe_load(said["artifacthub.io/images"])
+    annotations = about()["annotations"]
+    images = yaml.safe_load(annotations["artifacthub.io/images"])
     assert {one["image"] for one in images} == pulled(text())
     assert {one["name"] for one in images} == {one["image"].partition(":")[0] for one in images}
-    assert f'license = "{said["artifacthub.io/license"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'license = "{annotations["artifacthub.io/license"]}"' in (ROOT / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("helm", helms(), ids=str)
@@ -50,8 +51,8 @@ def test_a_registry_gives_back_the_chart_that_was_pushed(helm, tmp_path):
         assert layer["digest"] == "sha256:" + hashlib.sha256(package.read_bytes()).hexdigest()
 
         for name in (here.url("charts/memoire"), f"{here.url('charts/memoire')}@{digest}"):
-            given = ("--plain-http", "--kube-version", "1.34.0", *(() if "@" in name else ("--version", version)))
-            code, out, err = run(helm, "template", "memoire", name, *given)
+            args = ("--plain-http", "--kube-version", "1.34.0", *(() if "@" in name else ("--version", version)))
+            code, out, err = run(helm, "template", "memoire", name, *args)
             assert code == 0, err
             objects = [each for each in yaml.safe_load_all(out) if each]
             assert of(objects, "StatefulSet", "memoire-server")["spec"]["replicas"] == 1

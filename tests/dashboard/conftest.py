@@ -1,4 +1,4 @@
-"""A small cluster with pages for those who look at it by a command, and a history in memory."""
+"""A small cluster with node pages, and a history in memory."""
 
 import contextlib
 
@@ -11,13 +11,13 @@ from netkit import Cluster, record, until
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two servers with an actor each, which has recorded 40 steps and logged lines; a proxy; and their pages."""
-    made = Cluster()
+    """Two servers with one actor each, which has recorded 40 steps and logged lines; a proxy; and their pages."""
+    small_cluster = Cluster()
     with contextlib.ExitStack() as stack:
-        servers = [made.server(name=f"server-{n}", run="r-1") for n in range(2)]
-        clients = [made.client(server, seed=n) for n, server in enumerate(servers)]
-        proxy = made.proxy(servers)
-        made.urls = [stack.enter_context(NodePages("127.0.0.1:0", node)).url for node in (*servers, proxy)]
+        servers = [small_cluster.server(name=f"server-{n}", run="r-1") for n in range(2)]
+        clients = [small_cluster.client(server, seed=n) for n, server in enumerate(servers)]
+        proxy = small_cluster.proxy(servers)
+        small_cluster.urls = [stack.enter_context(NodePages("127.0.0.1:0", node)).url for node in (*servers, proxy)]
         for turn in range(5):
             for number, client in enumerate(clients):
                 client.log(f"line {turn} of {number}")
@@ -28,12 +28,12 @@ def cluster():
             assert client.push_cache(100.0)
             client.update(100.0)
         until(lambda: all(server.total_caches == 1 for server in servers))
-        made.servers_there, made.clients_there = servers, clients
-        yield made
-        made.close()
+        small_cluster.servers_there, small_cluster.clients_there = servers, clients
+        yield small_cluster
+        small_cluster.close()
 
 
 @pytest.fixture
 def history():
-    with History(None) as made:
-        yield made
+    with History(None) as memory_history:
+        yield memory_history

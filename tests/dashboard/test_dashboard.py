@@ -1,4 +1,4 @@
-"""The dashboard over HTTP, beside real nodes: exact totals, one poll for all who look, and nobody gets in who should not."""
+"""The dashboard over HTTP beside real nodes: exact totals, one poll for all browsers, and access control."""
 
 import contextlib
 import csv
@@ -44,24 +44,19 @@ def server(shared_cluster):
 
 @pytest.fixture(scope="module")
 def clients(shared_cluster, server):
-    """Three actors with something to show."""
     return three_actors(shared_cluster, server, "<script>alert(1)</script>")
 
 
 @pytest.fixture(scope="module")
 def board(shared_cluster, server, clients):
-    """The dashboard of the server and of a proxy."""
     proxy = shared_cluster.proxy([server])
     with NodePages("127.0.0.1:0", server) as one, NodePages("127.0.0.1:0", proxy) as other:
-        with watch(one, other, steps=120, expected_actors=5, goal_steps=1_000) as made:
-            yield made
-
-
-# ------------------------------------------------------------------------------------------------------ what is shown
+        with watch(one, other, steps=120, expected_actors=5, goal_steps=1_000) as dashboard:
+            yield dashboard
 
 
 def test_an_overview_shows_the_whole_cluster(board):
-    seen = until(lambda: (found := get(board, "/api/overview"))["actors"]["active"] == 3 and found)
+    seen = until(lambda: (overview := get(board, "/api/overview"))["actors"]["active"] == 3 and overview)
     assert (seen["run"], seen["finished"], seen["missing"]) == ("r-1", False, [])
     assert (seen["totals"]["episodes"], seen["totals"]["steps"], seen["totals"]["accepted_caches"]) == (6, 120, 3)
     assert seen["actors"] == {"active": 3, "silent": 0, "lost": 0, "gone": 0, "expected": 5, "missing": 2, "idle": 0}
@@ -95,11 +90,8 @@ def test_runs_stand_side_by_side(shared_cluster):
         assert get(board, "/api/overview")["runs"] == ["first", "second"]
 
 
-# --------------------------------------------------------------------------------------------------------- the stream
-
-
 def listen(board, last=None):
-    """A connection to the stream, and its frames."""
+    """Return a connection to the stream, its response and its frames."""
     parts = urllib.parse.urlsplit(board.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=DEADLINE)
     connection.request("GET", "/api/stream", headers={} if last is None else {"Last-Event-ID": str(last)})
@@ -128,9 +120,9 @@ def test_all_tabs_get_the_same_bytes_of_one_poll(board, monkeypatch):
         heard = []
         for _, _, frames in tabs:
             assert next(frames) == b"retry: 2000\n"
-            # From when on all of them listened.
-            found = (frame for frame in frames if int(frame.split(b"\n")[0].removeprefix(b"id: ")) > begin + 1)
-            heard.append([next(found) for _ in range(3)])
+            # Frames from the moment on when all tabs listened.
+            later = (frame for frame in frames if int(frame.split(b"\n")[0].removeprefix(b"id: ")) > begin + 1)
+            heard.append([next(later) for _ in range(3)])
         assert all(each == heard[0] for each in heard)
         first = json.loads(heard[0][0].split(b"data: ")[1])
         assert set(first) == set(get(board, "/api/overview"))
@@ -152,11 +144,8 @@ def test_a_dashboard_ends_at_once_though_somebody_listens(server):
             began = time.monotonic()
             board.close()
             assert time.monotonic() - began < DEADLINE
-            assert all(frame.startswith((b"id: ", b": ")) for frame in frames)  # and the stream has an end
+            assert all(frame.startswith((b"id: ", b": ")) for frame in frames)  # the stream ends
         assert board._thread not in threading.enumerate()
-
-
-# ------------------------------------------------------------------------------------------------------- actors, logs
 
 
 def test_actors_are_in_the_order_of_their_names_and_of_the_numbers_in_them(shared_cluster):
@@ -188,11 +177,11 @@ def test_actors_are_sorted_filtered_and_paged_with_honest_totals(board, clients)
 
 
 def test_one_actor_is_shown_with_its_accounts_facts_and_episodes(board, clients):
-    found = until(lambda: (each := get(board, f"/api/actors/{clients[1].client_id.hex()}"))["facts"] and each)
-    assert found["actor"]["host"] == socket.gethostname()
-    assert [home["home"] for home in found["homes"]] == ["home"] and found["homes"][0]["steps"] == 40
-    assert found["facts"]["scalars"] == {"epsilon": 0.2}
-    assert [(episode["length"], episode["returned"]) for episode in found["episodes"]] == [(20, 20.0)] * 2
+    actor = until(lambda: (each := get(board, f"/api/actors/{clients[1].client_id.hex()}"))["facts"] and each)
+    assert actor["actor"]["host"] == socket.gethostname()
+    assert [home["home"] for home in actor["homes"]] == ["home"] and actor["homes"][0]["steps"] == 40
+    assert actor["facts"]["scalars"] == {"epsilon": 0.2}
+    assert [(episode["length"], episode["returned"]) for episode in actor["episodes"]] == [(20, 20.0)] * 2
     status, _, body = ask(board, "/api/actors/" + "0" * 32)
     assert status == 404 and "no actor" in json.loads(body)["error"]
 
@@ -221,18 +210,18 @@ def test_log_lines_of_all_servers_are_searched_and_stay_text(board, clients):
 
 def test_a_held_sample_is_shown_with_its_arrays(board, clients):
     for path in ("/api/sample", "/api/sample?server=home&table=default"):
-        found = get(board, path)
-        assert (found["server"], found["table"]) == ("home", "default")
-        assert found["client"] in {client.client_id.hex() for client in clients}
-        assert {"obs", "action", "reward"} <= set(found["arrays"]) and 0.0 < found["probability"] <= 1.0
+        sample = get(board, path)
+        assert (sample["server"], sample["table"]) == ("home", "default")
+        assert sample["client"] in {client.client_id.hex() for client in clients}
+        assert {"obs", "action", "reward"} <= set(sample["arrays"]) and 0.0 < sample["probability"] <= 1.0
     assert ask(board, "/api/sample?server=none")[0] == 404
     assert b"there is no table 'none'" in ask(board, "/api/sample?server=home&table=none")[2]
 
 
 def test_settings_show_schema_and_parameters_and_no_secret(board):
-    found = until(lambda: (each := get(board, "/api/settings"))["servers"] and each)
-    assert found["servers"]["home"]["tables"]["default"]["schema"] == json.loads(SCHEMA.to_json())
-    assert found["dashboard"]["expected_actors"] == 5 and found["dashboard"]["token"] is False
+    settings = until(lambda: (each := get(board, "/api/settings"))["servers"] and each)
+    assert settings["servers"]["home"]["tables"]["default"]["schema"] == json.loads(SCHEMA.to_json())
+    assert settings["dashboard"]["expected_actors"] == 5 and settings["dashboard"]["token"] is False
 
 
 def test_curves_are_exported(board):
@@ -249,15 +238,12 @@ def test_the_dashboards_metrics_are_its_catalogue(board):
     from memoire.dashboard.web import serve
 
     text = ask(board, "/metrics")[2].decode()
-    found = {name for name in re.findall(r"^# HELP (\S+) ", text, re.M) if not name.startswith(("process_", "python_"))}
-    assert found == serve.names()
+    names = {name for name in re.findall(r"^# HELP (\S+) ", text, re.M) if not name.startswith(("process_", "python_"))}
+    assert names == serve.names()
     assert "\nmemoire_cluster_steps_total 120.0\n" in text and 'memoire_cluster_actors{state="active"} 3.0' in text
     if shutil.which("promtool"):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-# ----------------------------------------------------------------------------------------------------- who is let in
 
 
 def test_what_is_open_to_everybody_is_said_of_each_node_and_of_the_dashboard(board):
@@ -272,23 +258,23 @@ def test_what_is_open_to_everybody_is_said_of_each_node_and_of_the_dashboard(boa
             addresses = [server.endpoint, server.push_endpoint, server.pub_endpoint, f"http://{pages.address}"]
             (row,) = get(board, "/api/nodes")
             assert row["open"] == addresses and row["keys"] is False
-            said = get(board, "/api/overview")["open"]
-            assert said == [*(f"wide {address}" for address in addresses), "dashboard http://*:0"]
+            shown = get(board, "/api/overview")["open"]
+            assert shown == [*(f"wide {address}" for address in addresses), "dashboard http://*:0"]
             assert "\nmemoire_open_endpoints 1.0\n" in ask(board, "/metrics")[2].decode()
 
 
 @pytest.fixture(scope="module")
 def guarded_board(server, clients):
     with NodePages("127.0.0.1:0", server, token="node-token-node-token") as pages:
-        given = {"token": TOKEN, "node_token": "node-token-node-token", "hosts": ("board.example",)}
-        with watch(pages, steps=120, **given) as board:
+        options = {"token": TOKEN, "node_token": "node-token-node-token", "hosts": ("board.example",)}
+        with watch(pages, steps=120, **options) as board:
             yield board
 
 
 @pytest.fixture
 def guarded(guarded_board):
     gate = guarded_board.gate
-    gate._guesses = WrongTokens(lambda: 1000.0)  # what other tests got wrong is forgiven; nothing is meanwhile
+    gate._guesses = WrongTokens(lambda: 1000.0)  # forgets the wrong tokens of other tests
     gate._guesses_of_proxies, gate._proven = WrongTokens(lambda: 1000.0, MAX_WRONG_OF_PROXY), {}
     return guarded_board
 
@@ -327,7 +313,7 @@ def test_the_token_lets_in_as_a_header_and_as_a_cookie_that_no_script_reads(guar
 
 
 def log_in(board, token=TOKEN, **headers):
-    """Status, and the cookie that came."""
+    """Return the status of a login, and its cookie."""
     kind = {"Content-Type": "application/json"} | headers
     status, answered, body = ask(board, "/api/login", "POST", kind, json.dumps({"token": token}))
     assert TOKEN.encode() not in body
@@ -354,7 +340,7 @@ def test_who_guesses_at_the_dashboard_has_to_wait(guarded, times):
     times(wrong_token=0.0)
     cookie = log_in(guarded)[1].partition(";")[0]
     before = guarded.gate.refused["http_guessing"]
-    for number in range(MAX_WRONG_TOKENS):  # the login and the header count together
+    for number in range(MAX_WRONG_TOKENS):  # logins and headers count together
         if number % 2:
             assert log_in(guarded, f"wrong-{number}")[0] == 403
         else:
@@ -363,7 +349,7 @@ def test_who_guesses_at_the_dashboard_has_to_wait(guarded, times):
     status, answered, _ = ask(guarded, "/api/overview", headers={"Authorization": f"Bearer {TOKEN}"})
     assert status == 429 and int(answered["Retry-After"]) >= 1
     assert guarded.gate.refused["http_guessing"] == before + 2
-    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200  # who is in stays in
+    assert ask(guarded, "/api/overview", headers={"Cookie": cookie})[0] == 200  # a valid login continues
     assert 'memoire_refused_peers_total{reason="http_guessing"}' in ask(guarded, "/metrics")[2].decode()
 
 
@@ -375,9 +361,9 @@ def test_who_guesses_under_changing_addresses_of_a_proxy_has_to_wait_and_disturb
     assert give(TOKEN, "198.51.100.7") == 200
     answers = [give("wrong", f"203.0.113.{number}") for number in range(MAX_WRONG_OF_PROXY + 1)]
     assert answers == MAX_WRONG_OF_PROXY * [401] + [429]
-    assert give(TOKEN, "198.51.100.8") == 429  # nobody can tell it from the one who guesses
+    assert give(TOKEN, "198.51.100.8") == 429  # indistinguishable from the guesses
     assert give(TOKEN, "198.51.100.7") == 200
-    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # it came by no proxy
+    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # not by a proxy
     assert [give("wrong", "198.51.100.7") for _ in range(MAX_WRONG_TOKENS + 1)] == MAX_WRONG_TOKENS * [401] + [429]
 
 
@@ -408,13 +394,13 @@ def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_o
                 assert heard.readline() == b"retry: 2000\n"
                 path.write_text(new)
                 while heard.readline():
-                    pass  # until it ends
+                    pass  # until the stream ends
             assert ask(board, "/api/overview", headers={"Cookie": cookie})[0] == 401
             assert log_in(board)[0] == 403 and log_in(board, new)[0] == 204
             node_path.write_text(new)  # at both ends at once
             number = board.aggregator.newest.number
             until(lambda: board.aggregator.newest.number > number + 2 and not board.aggregator.newest.missing)
-            # Probes and metrics have a port of their own; at the dashboard's, metrics are not for everybody then.
+            # Probes and metrics have a port of their own; at the dashboard's port, metrics need the token then.
             for name, status in (("/readyz", 200), ("/metrics", 200), ("/api/overview", 404)):
                 assert ask(board.probes_url, name)[0] == status
             assert [ask(board, name)[0] for name in ("/livez", "/metrics")] == [200, 401]
@@ -425,7 +411,7 @@ def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_o
 )
 def test_it_answers_to_its_own_names_only(guarded, host, status):
     assert ask(guarded, "/api/overview", headers={"Host": host, "Authorization": f"Bearer {TOKEN}"})[0] == status
-    assert ask(guarded, "/livez", headers={"Host": host})[0] == 200  # probes ask by address
+    assert ask(guarded, "/livez", headers={"Host": host})[0] == 200  # probes use the address as host
 
 
 @pytest.mark.parametrize(
@@ -456,11 +442,11 @@ def test_who_connects_and_says_nothing_is_cut_off(server, times):
     with NodePages("127.0.0.1:0", server) as pages, watch(pages, token=TOKEN) as board:
         parts = urllib.parse.urlsplit(board.url)
         whole = b"GET /api/session HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        for said in (b"", b"GET /api/session HTTP/1.1\r\n", whole + b"GET /", login + b"\r\n{"):
+        for data in (b"", b"GET /api/session HTTP/1.1\r\n", whole + b"GET /", login + b"\r\n{"):
             with socket.create_connection((parts.hostname, parts.port), timeout=100.0) as silent:
-                silent.sendall(said)
+                silent.sendall(data)
                 while silent.recv(4096):
-                    pass  # until the other side hangs up
+                    pass  # until the server closes the connection
         assert ask(board, "/api/session")[0] == 200
 
 

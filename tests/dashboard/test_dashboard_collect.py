@@ -1,6 +1,4 @@
-"""The deciding parts of the dashboard: nodes, ledgers of runs, counters, forecasts, actors, and how figures of many nodes
-become one.
-"""
+"""Logic of the dashboard: nodes, ledgers of runs, counters, forecasts, actors, and figures merged from many nodes."""
 
 import math
 
@@ -39,7 +37,7 @@ def settings(**changes):
 
 
 def table(**figures):
-    """What a server says of a table of caches."""
+    """Return a server's figures of a table of caches."""
     plain = dict.fromkeys(
         ("clients", "held_caches", "held_bytes", "byte_limit", "unused_samples", "samples", "batches", "waited",
          "overwritten_caches", "episodes", "steps", "capacity"), 0)  # fmt: skip
@@ -48,16 +46,16 @@ def table(**figures):
 
 
 def status_of(name, *, tables=None, **stats):
-    """What a server says of itself."""
-    made = {"t": table(samples=stats.get("samples", 0))} if tables is None else tables
-    plain = {"name": name, "run": "r", "epoch": 1, "samples": 0, "tables": made}
+    """Return a server's status, by default with one table."""
+    table_figures = {"t": table(samples=stats.get("samples", 0))} if tables is None else tables
+    plain = {"name": name, "run": "r", "epoch": 1, "samples": 0, "tables": table_figures}
     return {"role": "server", "ready": True, "stats": plain | stats}
 
 
 def server(name="a", **stats):
-    made = NodeState(A, 0.0)
-    made.apply(NodeAnswer(A, 1.0, status=status_of(name, **stats)))
-    return made
+    node = NodeState(A, 0.0)
+    node.apply(NodeAnswer(A, 1.0, status=status_of(name, **stats)))
+    return node
 
 
 def rows_of(*clients, home="a", **columns):
@@ -71,9 +69,6 @@ def rows_of(*clients, home="a", **columns):
 
 def key(client):
     return client.to_bytes(8, "little") * 2
-
-
-# ------------------------------------------------------------------------------------------------------------ nodes
 
 
 def test_the_state_of_a_node_begins_when_it_changes_and_not_with_each_answer():
@@ -112,9 +107,6 @@ def test_only_a_node_that_never_answered_is_said_to_be_silent():
     assert known.error == "timed out"
 
 
-# ---------------------------------------------------------------------------------------------------------- ledgers
-
-
 def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
     ledgers = RunLedgers(lambda run: rows_of(1, steps=5).tobytes())
     counted = ledgers.of("counted", "counted")
@@ -134,17 +126,14 @@ def test_what_a_server_has_forgotten_and_what_another_one_inherited_counts_once_
     assert (kept.totals().steps, kept.totals().accepted_caches, len(kept.clients())) == (80, 9, 1)
 
 
-# ---------------------------------------------------------------------------------------------- counters and learners
-
-
 def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actors_hold():
-    """`feedback_late` is said of this; 10 TD errors took 20 s in both lives of the server, and 100 steps took 10 s."""
+    """The base of `feedback_late`: 10 TD errors took 20 s in both lives of the server, and 100 steps took 10 s."""
     counters = Counters()
     assert counters.feedback(500) is None, "nothing is known yet"
     for now, epoch, number in ((0.0, 1, 4), (5.0, 1, 8), (10.0, 2, 6)):
         delay = {"seconds": 2.0 * number, "counts": [0, number // 2, number // 2]}
         counters.count(server(epoch=epoch, feedback_delay=delay))
-        counters.count(server("of a former version"))  # which says none
+        counters.count(server("of a former version"))  # without this figure
         counters.remember(now, Totals(steps=round(10 * now)), [], [])
     assert counters.gained("feedback", 60.0) == (10, 10.0)
     assert counters.feedback(500) == (2.0, 50.0)
@@ -153,12 +142,12 @@ def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actor
 
 def test_a_minute_without_draws_is_idle_and_half_of_one_says_nothing():
     counters = Counters()
-    found = []
+    idle = []
     for now in (0.0, LONG_WINDOW / 2, LONG_WINDOW / 2 + 1.0):
         counters.count(server(tables={"t": {"samples": 5}}))
         counters.remember(now, Totals(), [], [])
-        found.append(counters.is_idle)
-    assert found == [False, False, True]
+        idle.append(counters.is_idle)
+    assert idle == [False, False, True]
     counters.count(server(tables={"t": {"samples": 6}}))
     counters.remember(60.0, Totals(), [], [])
     assert not counters.is_idle
@@ -170,40 +159,37 @@ def test_nothing_has_no_quantile_and_the_last_bucket_no_end():
     assert quantile([*counts, 3.0], 0.5) == BOUNDS[-1]
 
 
-# -------------------------------------------------------------------------------------------------------- forecasts
-
-
 def filled(held, limit, full):
-    made = dict.fromkeys(TableRow.__dataclass_fields__, 0)
-    return TableRow(**made | {"held_bytes": held, "byte_limit": limit, "full": full})
+    fields = dict.fromkeys(TableRow.__dataclass_fields__, 0)
+    return TableRow(**fields | {"held_bytes": held, "byte_limit": limit, "full": full})
 
 
-def watched(made, *nodes, every=60.0):
-    """What a cluster does at each look, `every` seconds apart."""
+def watched(forecasts, *nodes, every=60.0):
+    """Add the state of a cluster at each look, `every` seconds apart, to forecasts. Return the servers."""
     for number, (steps, held, free) in enumerate(nodes):
         folder = {"free_bytes": free} if free is not None else None
         up = [server(held_bytes=held, folder=folder)]
-        made.remember(every * number, Totals(steps=steps), up)
+        forecasts.remember(every * number, Totals(steps=steps), up)
     return up
 
 
 def test_what_grows_reaches_its_end_at_the_rate_that_it_grows_at():
-    made = Forecasts(settings(goal_steps=1000))
-    up = watched(made, (0, 100, 900), (60, 160, 840), (120, 220, 780))
-    found = made.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
-    assert (found.memory_full, found.disk_full, found.goal) == (200.0, 780.0, 880.0)
-    made.clear()
-    found = made.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
-    assert (found.memory_full, found.disk_full, found.goal) == (None, None, None)
+    forecasts = Forecasts(settings(goal_steps=1000))
+    up = watched(forecasts, (0, 100, 900), (60, 160, 840), (120, 220, 780))
+    forecast = forecasts.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
+    assert (forecast.memory_full, forecast.disk_full, forecast.goal) == (200.0, 780.0, 880.0)
+    forecasts.clear()
+    forecast = forecasts.forecast(Totals(steps=120), [filled(220, 420, 220 / 420)], up)
+    assert (forecast.memory_full, forecast.disk_full, forecast.goal) == (None, None, None)
 
 
 def test_what_goes_up_and_down_fills_nothing_and_what_is_full_is_full_now():
-    made = Forecasts(settings(goal_episodes=10))
-    up = watched(made, (0, 100, None), (0, 300, None), (0, 200, None))
-    found = made.forecast(Totals(episodes=10), [filled(200, 400, 0.5)], up)
-    assert (found.memory_full, found.disk_full, found.goal) == (None, None, 0.0)
-    assert made.forecast(Totals(), [filled(200, 400, FULL)], up).memory_full == 0.0
-    assert made.forecast(Totals(), [filled(200, 0, None)], up).memory_full is None
+    forecasts = Forecasts(settings(goal_episodes=10))
+    up = watched(forecasts, (0, 100, None), (0, 300, None), (0, 200, None))
+    forecast = forecasts.forecast(Totals(episodes=10), [filled(200, 400, 0.5)], up)
+    assert (forecast.memory_full, forecast.disk_full, forecast.goal) == (None, None, 0.0)
+    assert forecasts.forecast(Totals(), [filled(200, 400, FULL)], up).memory_full == 0.0
+    assert forecasts.forecast(Totals(), [filled(200, 0, None)], up).memory_full is None
 
 
 @pytest.mark.parametrize(
@@ -215,33 +201,30 @@ def test_what_does_not_grow_and_more_than_a_year_is_never(left, rate, seconds):
     assert until(left, rate) == seconds and 0.9 < FULL < 1.0
 
 
-# ----------------------------------------------------------------------------------------------------------- actors
-
-
 def test_actors_are_active_silent_gone_or_idle():
-    made = ActorList(settings(silent_after=10.0, expected_actors=9))
+    actors = ActorList(settings(silent_after=10.0, expected_actors=9))
     kept = KeptRun(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
     gone = server(guests=50)
     gone.apply(NodeAnswer(A, 2.0, error="down"))
-    found = made.presence(kept, [server(guests=3), server(), gone], 20.0)
-    assert (found.active, found.silent, found.gone, found.idle, found.missing) == (5, 1, 1, 3, 4)
-    states = {row.client: row.state for row in made.rows(kept, 20.0)}
+    presence = actors.presence(kept, [server(guests=3), server(), gone], 20.0)
+    assert (presence.active, presence.silent, presence.gone, presence.idle, presence.missing) == (5, 1, 1, 3, 4)
+    states = {row.client: row.state for row in actors.rows(kept, 20.0)}
     assert states == {key(n).hex(): state for n, state in ((1, "active"), (2, "active"), (3, "silent"), (4, "gone"))}
 
 
 def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
-    made, kept = ActorList(settings(silent_after=1e9)), KeptRun(rows_of(1, steps=1))
-    first = made.rows(kept, 5.2)
-    assert made.rows(kept, 5.9) is first
-    assert made.rows(kept, 6.0) is not first
+    actors, kept = ActorList(settings(silent_after=1e9)), KeptRun(rows_of(1, steps=1))
+    first = actors.rows(kept, 5.2)
+    assert actors.rows(kept, 5.9) is first
+    assert actors.rows(kept, 6.0) is not first
     kept.take(rows_of(1, 2, steps=2))
-    assert len(made.rows(kept, 6.1)) == 2
+    assert len(actors.rows(kept, 6.1)) == 2
 
 
 def test_without_episodes_and_batches_there_is_no_mean_and_nothing_fresh():
     up = [server(scalars={"loss": {"mean": 0.0, "count": 0}}, recent={"count": 0}, tables={"t": table()})]
-    found = learning_of(up)
-    assert (found.return_mean, found.client_scalars, freshness_of(up)) == (None, {}, SampleFreshness())
+    learning = learning_of(up)
+    assert (learning.return_mean, learning.client_scalars, freshness_of(up)) == (None, {}, SampleFreshness())
 
 
 def test_what_is_open_is_listed_with_its_node_and_the_dashboard_last():
@@ -251,57 +234,52 @@ def test_what_is_open_is_listed_with_its_node_and_the_dashboard_last():
     assert open_addresses(rows, opened)[2:] == ["dashboard http://0.0.0.0:1"]
 
 
-# ---------------------------------------------------------------------------------------------------------- cluster
-
-
-def asked(cluster, url=A, run="r", *, time=1.0, status=None, rows=(), row_bytes=ACCOUNT.itemsize, **more):
-    """The cluster hears what a server says that counts this run."""
+def feed(cluster, url=A, run="r", *, time=1.0, status=None, rows=(), row_bytes=ACCOUNT.itemsize, **more):
+    """Feed a server's answer with accounts of this run to the cluster."""
     packed = np.concatenate(rows).tobytes() if rows else b""
-    told = {"run": run, "runs": [run], "row_bytes": row_bytes, "rows": packed}
-    cluster.apply(NodeAnswer(url, time, status=status or status_of(url[7], run=run), accounts=[told], **more))
+    accounts = {"run": run, "runs": [run], "row_bytes": row_bytes, "rows": packed}
+    cluster.apply(NodeAnswer(url, time, status=status or status_of(url[7], run=run), accounts=[accounts], **more))
 
 
 def cluster_of(*urls):
-    made = Cluster(settings(silent_after=1e9))
-    made.listed(urls, 0.0)
-    return made
+    cluster = Cluster(settings(silent_after=1e9))
+    cluster.listed(urls, 0.0)
+    return cluster
 
 
 def test_what_unknown_nodes_and_other_versions_say_is_left_out():
     cluster = cluster_of(A)
-    asked(cluster, B, rows=[rows_of(1, steps=5)])
+    feed(cluster, B, rows=[rows_of(1, steps=5)])
     assert cluster.look(1.0)[0].totals.steps == 0 and list(cluster.nodes) == [A]
-    asked(cluster, A, rows=[rows_of(1, steps=5)], row_bytes=8)
+    feed(cluster, A, rows=[rows_of(1, steps=5)], row_bytes=8)
     assert cluster.look(2.0)[0].totals.steps == 0
 
 
 def test_nodes_that_are_listed_no_more_are_forgotten_with_what_they_said_of_actors():
     cluster = cluster_of(A, B)
     for url, seen in ((A, 2.0), (B, 1.0)):
-        asked(cluster, url, rows=[rows_of(1)], clients=[{"client": key(1).hex(), "host": url, "last_seen": seen}])
+        feed(cluster, url, rows=[rows_of(1)], clients=[{"client": key(1).hex(), "host": url, "last_seen": seen}])
     cluster.look(1.0)
     assert cluster.actor(key(1).hex()).facts["host"] == A
     cluster.listed([B, "http://c:1"], 2.0)
     cluster.waits_for(A, 5.0)
     cluster.waits_for("http://c:1", 5.0)
     assert cluster.actor(key(1).hex()).facts["host"] == B
-    found = cluster.look(2.0)[0]
-    assert [node.url for node in found.nodes] == [B, "http://c:1"] and found.missing == ["http://c:1"]
-    assert found.nodes[1].reasons == ["http://c:1 has not answered for 5.0 s"]
+    overview = cluster.look(2.0)[0]
+    assert [node.url for node in overview.nodes] == [B, "http://c:1"] and overview.missing == ["http://c:1"]
+    assert overview.nodes[1].reasons == ["http://c:1 has not answered for 5.0 s"]
 
 
 def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     cluster = cluster_of(A)
-    asked(cluster, rows=[rows_of(1, 2, steps=5)])
+    feed(cluster, rows=[rows_of(1, 2, steps=5)])
     assert cluster.look(1.0)[0].actors.active == 2
     assert [row.home for row in cluster.actors()] == ["a", "a"]
     assert [row["steps"] for row in cluster.actor(key(2).hex()).homes] == [5]
-    asked(cluster, run="q", rows=[rows_of(3, steps=5)])
+    feed(cluster, run="q", rows=[rows_of(3, steps=5)])
     cluster.look(2.0)
     assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.actor(key(2).hex()) is None
 
-
-# ------------------------------------------------------------------------------------------- figures of many nodes
 
 FRESH = {"age_median": 1.0, "age_p90": 5.0, "age_max": 9.0, "lag_mean": 2.0, "lag_max": 7.0, "left_out": 0.3, "effective": 0.9}  # fmt: skip
 FAR = {"age_median": 4.0, "age_p90": 4.5, "age_max": 5.0, "lag_mean": 3.0, "lag_max": 3.5, "left_out": 0.1, "effective": 0.4}  # fmt: skip
@@ -313,14 +291,14 @@ def reader(learner, *, seen, waited, batches=0.0, **figures):
 
 
 class Watched:
-    """Two servers, asked one after the other at the same moment."""
+    """Two servers that answer one after the other at the same moment."""
 
     def __init__(self):
         self.cluster = cluster_of(A, B)
 
     def look(self, now, a, b, *rows):
-        asked(self.cluster, A, time=now, status=a, rows=rows)
-        asked(self.cluster, B, time=now, status=b)
+        feed(self.cluster, A, time=now, status=a, rows=rows)
+        feed(self.cluster, B, time=now, status=b)
         return self.cluster.look(now)[0]
 
 
@@ -335,9 +313,9 @@ def test_shares_of_actors_that_skip_are_of_all_their_caches_together():
         0.0, status_of("a"), status_of("b"), rows_of(1, **one), rows_of(2, home="b", pushed_caches=10, skipped=90)
     )
     rows = rows_of(1, pushed_caches=1030, skipped=510), rows_of(2, home="b", pushed_caches=20, skipped=140)
-    found = watched.look(10.0, status_of("a"), status_of("b"), *rows)
-    assert found.rates.skipped_share == pytest.approx(60 / 100)  # in these ten seconds, and no mean of 25 % and 83 %
-    assert (found.totals.pushed_caches, found.totals.skipped_caches) == (1050, 650)
+    overview = watched.look(10.0, status_of("a"), status_of("b"), *rows)
+    assert overview.rates.skipped_share == pytest.approx(60 / 100)  # of ten seconds, not the mean of 25 % and 83 %
+    assert (overview.totals.pushed_caches, overview.totals.skipped_caches) == (1050, 650)
 
 
 def test_of_learners_the_one_that_waits_most_is_told_and_of_freshness_the_worst():
@@ -345,18 +323,18 @@ def test_of_learners_the_one_that_waits_most_is_told_and_of_freshness_the_worst(
 
     def status(now):
         far = reader("r1", seen=now, waited=50.0 + 0.7 * now, batches=5.0 * now, **FAR)
-        former = reader("r1", seen=now - 9.0, waited=0.0)  # as another server knew it before
+        former = reader("r1", seen=now - 9.0, waited=0.0)  # an older report by another server
         figures = {"batches": int(10 + 3 * now), "waited": 100.0 + 0.1 * now, "learners": [former]}
         return status_of("a", tables={"t": table(freshness=FRESH)}, **figures), status_of("b", learners=[far])
 
-    for now in (0.0, 10.0, 20.0):  # shares are of the looks before
-        found = watched.look(now, *status(now))
-    shares = {row.learner: row.waiting_share for row in found.learners}
+    for now in (0.0, 10.0, 20.0):  # shares describe the looks before
+        overview = watched.look(now, *status(now))
+    shares = {row.learner: row.waiting_share for row in overview.learners}
     assert shares == {"server:a": pytest.approx(0.1), "r1": pytest.approx(0.7)}
-    assert found.rates.waiting_share == pytest.approx(0.7) and found.rates.batches == pytest.approx(8.0)
-    worst = {name: getattr(found.freshness, name) for name in FRESH}
+    assert overview.rates.waiting_share == pytest.approx(0.7) and overview.rates.batches == pytest.approx(8.0)
+    worst = {name: getattr(overview.freshness, name) for name in FRESH}
     assert worst == {name: max(FRESH[name], FAR[name]) for name in FRESH} | {"effective": 0.4}
-    assert found.freshness.effective == 0.4  # the least: the only figure of which more is better
+    assert overview.freshness.effective == 0.4  # the least, since more is better for this figure alone
 
 
 def test_means_are_over_all_episodes_and_clients_and_not_over_servers():
@@ -366,19 +344,19 @@ def test_means_are_over_all_episodes_and_clients_and_not_over_servers():
 
     a = status("a", 30, 10.0, -5.0, 20.0, 100.0, {"count": 1, "mean": 8.0})
     b = status("b", 10, 50.0, 40.0, 60.0, 20.0, {"count": 3, "mean": 4.0})
-    found = Watched().look(0.0, a, b).learning
-    assert (found.return_mean, found.return_min, found.return_max, found.length_mean) == (20.0, -5.0, 60.0, 80.0)
-    assert found.client_scalars == {"loss": 5.0} and found.learner_scalars == {"of a": 10.0, "of b": 50.0}
+    recent = Watched().look(0.0, a, b).learning
+    assert (recent.return_mean, recent.return_min, recent.return_max, recent.length_mean) == (20.0, -5.0, 60.0, 80.0)
+    assert recent.client_scalars == {"loss": 5.0} and recent.learner_scalars == {"of a": 10.0, "of b": 50.0}
     empty = status_of("b", recent={"count": 0, "return_mean": None})
     assert Watched().look(0.0, a, empty).learning.return_mean == 10.0
 
 
 def counted(name, epoch, number):
-    """A server that has counted so much of everything in this life of it."""
+    """Return the status of a server with this number for all counters in this life."""
     refused, requests = {"schema": number, "missing": 7 * number}, request_counts(2, number)
-    made = status_of(name, epoch=epoch, samples=number, refused=refused, requests=requests, log_lines=number)
-    made["stats"] |= {"batches": number, "waited": number / 1000}
-    return made
+    status = status_of(name, epoch=epoch, samples=number, refused=refused, requests=requests, log_lines=number)
+    status["stats"] |= {"batches": number, "waited": number / 1000}
+    return status
 
 
 def test_what_a_server_counted_before_it_began_anew_is_kept_also_where_the_new_count_overtook():
@@ -386,10 +364,10 @@ def test_what_a_server_counted_before_it_began_anew_is_kept_also_where_the_new_c
     quiet = status_of("b", samples=1_000_000)
     watched.look(0.0, counted("a", 1, 100), quiet)
     watched.look(5.0, counted("a", 1, 200), quiet)
-    found = watched.look(10.0, counted("a", 2, 900), quiet)  # 100 in its first life, 900 in the next
-    rates = found.rates
+    overview = watched.look(10.0, counted("a", 2, 900), quiet)  # 100 in its first life, 900 in the next
+    rates = overview.rates
     assert (rates.samples, rates.log_lines, rates.refused, rates.batches) == (100.0, 100.0, 100.0, 100.0)
-    (row,) = watched.look(15.0, counted("a", 2, 900), quiet).learners  # shares are of the looks before
+    (row,) = watched.look(15.0, counted("a", 2, 900), quiet).learners  # shares describe the looks before
     assert row.waiting_share == pytest.approx(0.1)  # a second of the ten, not 0.8 of one
 
 
@@ -419,25 +397,25 @@ def test_latency_is_of_all_requests_and_a_disk_is_the_first_to_be_full():
         return a, b
 
     for now in range(0, 100, 10):
-        found = watched.look(float(now), *status(now))
-    assert BOUNDS[1] < found.latency.p50 <= BOUNDS[2] and BOUNDS[8] < found.latency.p99 <= BOUNDS[9]
-    assert found.forecast.disk_full == pytest.approx((900 - 5 * 90) / 5)  # of b, at half the rate of a
+        overview = watched.look(float(now), *status(now))
+    assert BOUNDS[1] < overview.latency.p50 <= BOUNDS[2] and BOUNDS[8] < overview.latency.p99 <= BOUNDS[9]
+    assert overview.forecast.disk_full == pytest.approx((900 - 5 * 90) / 5)  # of b, at half the rate of a
 
 
 class Look:
-    """One node and its watcher: `look` says which kinds of events a moment brings."""
+    """One node and its watcher of events."""
 
     def __init__(self):
         self.node, self.watcher, self.text = NodeState(A, 0.0), EventWatcher(), ""
 
     def look(self, now, began, *, run="r", finished=False):
-        """`began`: when the node's process did; None: it does not answer."""
+        """Return the kinds of events at a moment. `began`: start of the node's process, or None without an answer."""
         status = {"role": "server", "ready": True, "time": now, "stats": {"name": "a", "uptime": now - (began or 0.0)}}
-        error, told = ("", status) if began is not None else ("refused", None)
-        self.node.apply(NodeAnswer(A, now, error=error, status=told))
-        found = self.watcher.look(now, run, [self.node], finished=finished)
-        self.text = found[-1].text if found else ""
-        return [each.kind for each in found]
+        error, answer = ("", status) if began is not None else ("refused", None)
+        self.node.apply(NodeAnswer(A, now, error=error, status=answer))
+        events = self.watcher.look(now, run, [self.node], finished=finished)
+        self.text = events[-1].text if events else ""
+        return [each.kind for each in events]
 
 
 HAPPENS = {
@@ -446,7 +424,7 @@ HAPPENS = {
     "a clock that drifts": ([1.0, 2.9], ["run_began", ""], ""),
     "what was away at first": ([None, 10.5], ["run_began", ""], ""),
 }  # fmt: skip
-"""When the node's process began (None: it does not answer) at 10, 11, 12 s ..; what is told each time, and the last words."""
+"""Starts of the node's process at 10, 11, 12 s .. (None: no answer); kinds of events; text of the last event."""
 
 
 @pytest.mark.parametrize(("began", "kinds", "text"), HAPPENS.values(), ids=HAPPENS)
@@ -457,10 +435,10 @@ def test_each_thing_that_happens_to_a_node_is_told_once(began, kinds, text):
 
 
 def test_a_run_begins_once_and_is_finished_once_and_so_is_the_next():
-    seen, found = Look(), []
+    seen, kinds = Look(), []
     for run, finished in (("", False), ("r", False), ("r", True), ("r", True), ("s", False), ("s", True)):
-        found += seen.look(10.0 + len(found), 1.0, run=run, finished=finished)
-    assert found == ["run_began", "run_finished"] * 2
+        kinds += seen.look(10.0 + len(kinds), 1.0, run=run, finished=finished)
+    assert kinds == ["run_began", "run_finished"] * 2
 
 
 def ended(client, returned, time=0.0):
@@ -469,34 +447,36 @@ def ended(client, returned, time=0.0):
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(-1e6, 1e6)), max_size=120))
 def test_quantiles_are_those_of_each_actors_newest_episodes(episodes):
-    made = RecentReturns()
-    made.add(ended(*each) for each in episodes)
+    returns = RecentReturns()
+    returns.add(ended(*each) for each in episodes)
     newest = [[value for who, value in episodes if who == actor][-RECENT_EPISODES:] for actor in "abcd"]
     means = [math.fsum(values) / len(values) for values in newest if values]
-    figures = made.figures()
+    figures = returns.figures()
     if len(means) < 2:
         assert figures == {}
     else:
-        found = [figures[f"return_p{part}"].mean for part in QUANTILES]
-        assert found == pytest.approx(np.percentile(means, QUANTILES).tolist())
+        quantiles = [figures[f"return_p{part}"].mean for part in QUANTILES]
+        assert quantiles == pytest.approx(np.percentile(means, QUANTILES).tolist())
 
 
 def test_an_actor_that_ended_long_ago_counts_no_more():
-    made = RecentReturns()
-    made.add([ended("old", 100.0, 0.0), ended("a", 1.0, RECENT_SECONDS + 1.0), ended("b", 3.0, RECENT_SECONDS + 2.0)])
-    assert made.figures()["return_p90"].mean == pytest.approx(2.8)
-    made.clear()
-    assert made.figures() == {}
+    returns = RecentReturns()
+    returns.add(
+        [ended("old", 100.0, 0.0), ended("a", 1.0, RECENT_SECONDS + 1.0), ended("b", 3.0, RECENT_SECONDS + 2.0)]
+    )
+    assert returns.figures()["return_p90"].mean == pytest.approx(2.8)
+    returns.clear()
+    assert returns.figures() == {}
 
 
 def test_a_return_that_is_no_number_is_left_out():
-    made = RecentReturns()
-    made.add([ended("a", math.nan), ended("a", 1.0), ended("b", 3.0), ended("b", math.inf)])
-    assert made.figures()["return_p50"].mean == 2.0
+    returns = RecentReturns()
+    returns.add([ended("a", math.nan), ended("a", 1.0), ended("b", 3.0), ended("b", math.inf)])
+    assert returns.figures()["return_p50"].mean == 2.0
 
 
 @pytest.mark.parametrize(
-    ("times", "bucket", "found"),
+    ("times", "bucket", "stretches"),
     [
         ([], 1.0, []),
         ([0.0, 1.0, 2.0, 60.0, 61.0], 1.0, [[3.0, 60.0]]),
@@ -505,8 +485,8 @@ def test_a_return_that_is_no_number_is_left_out():
         ([0.0, 300.0, 900.0], 300.0, [[600.0, 900.0]]),
     ],
 )
-def test_curves_have_a_gap_where_nobody_looked_for_longer_than_is_usual(times, bucket, found):
-    assert stretches_away(times, bucket, 5.0) == found
+def test_curves_have_a_gap_where_nobody_looked_for_longer_than_is_usual(times, bucket, stretches):
+    assert stretches_away(times, bucket, 5.0) == stretches
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The parts of the dashboard that decide: curves, verdicts, pages of log lines, exports, settings, and how
-long a login holds."""
+"""Logic of the dashboard: curves, verdicts, pages of log lines, exports, settings, and the lifetime of logins."""
 
 import contextlib
 import csv
@@ -33,8 +32,6 @@ from netkit import Book
 from pageskit import one, well_but
 from poolkit import Clock
 
-# ---------------------------------------------------------------------------------------------------------- history
-
 NOW = 1_800_000_000.0
 
 
@@ -60,7 +57,7 @@ def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added
 
 def test_a_history_goes_on_in_its_file(tmp_path):
     path = str(tmp_path / "history.db")
-    for value in (1.0, 3.0):  # the same second twice: merged, not replaced
+    for value in (1.0, 3.0):  # two values in one second are merged, not replaced
         with History(path) as history:
             history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
             history.keep_run("r", NOW + value, {"n": value}, b"rows")
@@ -100,7 +97,7 @@ def test_an_export_has_every_moment_once_as_finely_as_it_is_kept(history):
     assert all(begin + width <= after for begin, width, after in zip(times, widths, times[1:], strict=False))
     assert set(widths) == {1, 15}
     assert float(rows[-1][3]) == 239.0 and float(rows[-1][2]) == 23_900.0
-    assert len(rows) - 1 == 240  # a point a minute: none is lost, none is doubled
+    assert len(rows) - 1 == 240  # a point a minute: no point is lost or doubled
 
 
 def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(tmp_path):
@@ -128,9 +125,9 @@ def test_counters_of_nodes_add_up_over_their_restarts():
     sums = CounterSums()
     for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40), (3, 400)):
         sums.saw("a", life, "x", value)
-    sums.saw("b", 1, "x", 1000)  # what it had when it was first seen is not new
+    sums.saw("b", 1, "x", 1000)  # counts before the first observation are not new
     assert sums.values["x"] == 50 + 30 + 10 + 400
-    for value in (10, 30, 20, 40):  # 20: an older word of it
+    for value in (10, 30, 20, 40):  # 20: an older count
         sums.saw("far", None, "y", value)
     assert sums.values["y"] == 30
 
@@ -144,9 +141,6 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
     assert ring.gained("none", 10.0) == (0.0, 0.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- verdicts
-
-
 @pytest.mark.parametrize(
     ("waiting", "skipped", "words"),
     [
@@ -158,8 +152,8 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
     ],
 )
 def test_nobody_is_said_to_wait_only_where_nobody_does(waiting, skipped, words):
-    (found,) = verdicts(well_but(waiting_share=waiting, skipped_share=skipped))
-    assert found.code == "balanced" and found.text.endswith(words)
+    (verdict,) = verdicts(well_but(waiting_share=waiting, skipped_share=skipped))
+    assert verdict.code == "balanced" and verdict.text.endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -174,23 +168,20 @@ def test_nobody_is_said_to_wait_only_where_nobody_does(waiting, skipped, words):
     ],
 )
 def test_the_headline_names_what_holds_the_run_up(changes, code):
-    found = verdicts(well_but(**changes))
-    assert found[0].code == code and found[0].text.endswith((".", "?"))
+    findings = verdicts(well_but(**changes))
+    assert findings[0].code == code and findings[0].text.endswith((".", "?"))
 
 
 @pytest.mark.parametrize("down", [(), ("server-1",)])
 def test_silent_actors_may_have_a_server_that_is_away(down):
-    found = verdicts(well_but(silent=2, nodes_down=down))
-    (text,) = [each.text for each in found if each.code == "actors_silent"]
+    findings = verdicts(well_but(silent=2, nodes_down=down))
+    (text,) = [each.text for each in findings if each.code == "actors_silent"]
     assert ("If their server is away, start it again. Otherwise look at their machine" in text) == bool(down)
     assert ("an end. Look at their machine and network; after --lost-after seconds" in text) != bool(down)
 
 
-# -------------------------------------------------------------------------------------------------------- log lines
-
-
-class Books:
-    """Log lines of several servers, as their /logs pages hand them out."""
+class ServerLogs:
+    """Log lines of several servers, served like their /logs pages."""
 
     def __init__(self, lines):
         self.lines = lines  # server -> list of (index, received)
@@ -206,18 +197,18 @@ class Books:
             return NodeError("away")
         query = {key: value[0] for key, value in parse_qs(urlsplit(path).query).items()}
         after, before = int(query.get("after", 0)), int(query.get("before", 1 << 53))
-        found = [line for line in self.lines[name] if after < line[0] < before]
-        found = found[::-1] if "newest" in query else found
+        lines = [line for line in self.lines[name] if after < line[0] < before]
+        lines = lines[::-1] if "newest" in query else lines
         rows = [
             {"index": index, "received": at, "time": "", "client": "", "label": "", "text": f"{name} {index}"}
-            for index, at in found[: int(query["most"])]
+            for index, at in lines[: int(query["most"])]
         ]
-        return {"rows": rows, "is_all": len(found) <= int(query["most"])}
+        return {"rows": rows, "is_all": len(lines) <= int(query["most"])}
 
 
 books = st.dictionaries(
     st.sampled_from("abc"), st.lists(st.integers(0, 30), max_size=12).map(sorted), min_size=1, max_size=3
-).map(lambda found: Books({name: list(enumerate(times, 1)) for name, times in found.items()}))
+).map(lambda servers: ServerLogs({name: list(enumerate(times, 1)) for name, times in servers.items()}))
 
 
 @given(books, st.integers(1, 7), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=4))
@@ -237,7 +228,7 @@ def test_every_line_is_found_once_by_paging_back_and_every_new_one_by_following(
         seen += [(row.server, row.index) for row in newest.rows]
     assert sorted(seen) == sorted(everything) and len(seen) == len(set(seen))
 
-    for name, count in later:  # lines that come now
+    for name, count in later:  # new lines
         if name in book.lines:
             begin = len(book.lines[name])
             book.lines[name] += [(begin + n + 1, 100 + n) for n in range(count)]
@@ -268,7 +259,7 @@ def test_a_cursor_is_read_as_it_was_written(places):
 
 
 def test_the_newest_lines_come_first_and_who_is_away_is_named():
-    book = Books({"a": [(1, 10.0), (2, 30.0)], "b": [(1, 20.0)]})
+    book = ServerLogs({"a": [(1, 10.0), (2, 30.0)], "b": [(1, 20.0)]})
     book.away = {"b"}
     page = nodes.search(book.ask, ["a", "b"], {}, {}, "older", 10)
     assert page.missing == ["b"] and [row.received for row in page.rows] == [30.0, 10.0]
@@ -285,9 +276,6 @@ def test_the_newest_lines_come_first_and_who_is_away_is_named():
 def test_a_cursor_that_is_none_is_refused(text):
     with pytest.raises(ParameterError, match="cursor"):
         nodes.read_cursor(text)
-
-
-# --------------------------------------------------------------------------------------------------- nodes, settings
 
 
 def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_server_is_silent():
@@ -348,7 +336,7 @@ def test_secrets_are_not_shown():
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
 
 
-def said(total, effective, first, counts, **more):
+def part_of(total, effective, first, counts, **more):
     histogram = {"first": first, "counts": counts, "zeros": 1, "least": 0.0, "greatest": float(first)}
     facts = {"storage": "caches", "looked": 5, "held": 50, "population": 100.0, "total_weight": total}
     return facts | {"effective": effective, "weights": histogram, "ages": histogram} | more
@@ -357,22 +345,22 @@ def said(total, effective, first, counts, **more):
 def test_servers_parts_of_a_table_are_one_distribution():
     weights = [np.array([1.0, 1.0, 4.0]), np.array([2.0, 3.0, 3.0, 8.0])]
     parts = {
-        f"server-{n}": said(each.sum(), each.sum() ** 2 / np.square(each).sum(), 8 * n, [1, 2])
+        f"server-{n}": part_of(each.sum(), each.sum() ** 2 / np.square(each).sum(), 8 * n, [1, 2])
         for n, each in enumerate(weights)
     }
-    found = nodes.merged("default", parts, ["server-9"])
+    distribution = nodes.merged("default", parts, ["server-9"])
     both = np.concatenate(weights)
-    assert found.effective == pytest.approx(both.sum() ** 2 / np.square(both).sum())
-    assert (found.looked, found.held, found.population) == (10, 100, 200.0)
-    assert found.weights.counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 2] and found.weights.bounds[0] == 1.0
-    assert found.weights.bounds[8] == pytest.approx(10.0) and len(found.weights.bounds) == 11
-    assert (found.weights.zeros, found.weights.least, found.weights.greatest) == (2, 0.0, 8.0)
-    assert (found.servers, found.missing) == (["server-0", "server-1"], ["server-9"])
+    assert distribution.effective == pytest.approx(both.sum() ** 2 / np.square(both).sum())
+    assert (distribution.looked, distribution.held, distribution.population) == (10, 100, 200.0)
+    assert distribution.weights.counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 2] and distribution.weights.bounds[0] == 1.0
+    assert distribution.weights.bounds[8] == pytest.approx(10.0) and len(distribution.weights.bounds) == 11
+    assert (distribution.weights.zeros, distribution.weights.least, distribution.weights.greatest) == (2, 0.0, 8.0)
+    assert (distribution.servers, distribution.missing) == (["server-0", "server-1"], ["server-9"])
 
 
 def test_actors_are_counted_in_buckets_of_equal_width():
-    found = nodes.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
-    assert (found.actors, found.median, found.mean, found.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
+    spread = nodes.spread_of("steps", [1.0, 2.0, 2.0, 9.0], 4)
+    assert (spread.actors, spread.median, spread.mean, spread.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
     assert nodes.spread_of("steps", [], 4).histogram.bounds == []
     assert sum(nodes.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
 
@@ -382,9 +370,6 @@ def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):
     with History(path), pytest.raises(HistoryError, match="it is in use by this process"):
         History(path)
     History(path).close()
-
-
-# ------------------------------------------------------------------------------------------- bounds, and logins
 
 
 @pytest.mark.parametrize(
@@ -453,7 +438,7 @@ def clock():
 
 
 @pytest.fixture
-def door(path, clock):
+def logins(path, clock):
     return access.Logins(Tokens(path), clock)
 
 
@@ -461,48 +446,48 @@ HERE = access.RequestOrigin("10.0.0.1", "10.0.0.1")
 
 
 def by(number):
-    """A browser that keeps this number."""
+    """Return the headers of a browser with this number in its cookie."""
     return Headers({"cookie": f"other=1; {access.COOKIE}={number}"})
 
 
-def is_in(door, number):
-    found = {door.has_login(by(number)), door.admits(by(number), HERE), door.still_admits(by(number))}
-    assert len(found) == 1
-    return found.pop()
+def is_in(logins, number):
+    answers = {logins.has_login(by(number)), logins.admits(by(number), HERE), logins.still_admits(by(number))}
+    assert len(answers) == 1
+    return answers.pop()
 
 
-def test_a_login_holds_for_a_week_and_not_a_moment_longer(door, clock):
-    number = door.log_in(OLD, HERE)
+def test_a_login_holds_for_a_week_and_not_a_moment_longer(logins, clock):
+    number = logins.log_in(OLD, HERE)
     clock.now += 7 * 86_400 - 0.001
-    assert is_in(door, number)
+    assert is_in(logins, number)
     clock.now += 0.001
-    assert not is_in(door, number)
+    assert not is_in(logins, number)
 
 
-def test_a_login_too_many_ends_none_that_is_used_and_the_page_says_so(door, path, clock):
-    numbers = [door.log_in(number % 2 and OLD or NEW, HERE) for number in range(access.MAX_LOGINS)]
+def test_a_login_too_many_ends_none_that_is_used_and_the_page_says_so(logins, path, clock):
+    numbers = [logins.log_in(number % 2 and OLD or NEW, HERE) for number in range(access.MAX_LOGINS)]
     clock.now += access.LOGIN_IDLE_TIMEOUT
     path.write_text(f"{NEW}\n")
-    assert [is_in(door, number) for number in numbers[:4]] == [True, False, True, False]
-    used = [door.log_in(NEW, HERE) for _ in range(access.MAX_LOGINS - 2)]
+    assert [is_in(logins, number) for number in numbers[:4]] == [True, False, True, False]
+    used = [logins.log_in(NEW, HERE) for _ in range(access.MAX_LOGINS - 2)]
     with pytest.raises(ProtocolError, match="1000 logins are known here, the most"):
-        door.log_in(NEW, HERE)
-    assert [is_in(door, number) for number in (*numbers[:4], *used)] == [True, False] * 2 + [True] * len(used)
+        logins.log_in(NEW, HERE)
+    assert [is_in(logins, number) for number in (*numbers[:4], *used)] == [True, False] * 2 + [True] * len(used)
 
 
-def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(door, path, clock):
-    assert door.log_in("wrong-token-wrong", HERE) is None
-    number = door.log_in(OLD, HERE)
-    assert is_in(door, number) and not is_in(access.Logins(Tokens(path), clock), number)  # of another process
-    door.log_out(by("of nobody"))
-    assert is_in(door, number)
+def test_nobody_is_let_in_without_a_number_or_by_a_wrong_one(logins, path, clock):
+    assert logins.log_in("wrong-token-wrong", HERE) is None
+    number = logins.log_in(OLD, HERE)
+    assert is_in(logins, number) and not is_in(access.Logins(Tokens(path), clock), number)  # logins of another process
+    logins.log_out(by("unknown"))
+    assert is_in(logins, number)
     for headers in ({}, {"cookie": ""}, {"cookie": f"{access.COOKIE}="}, {"cookie": f"{access.COOKIE}={OLD}"}):
-        assert not door.has_login(Headers(headers)) and not door.still_admits(Headers(headers))
-    assert door.refused["http_token"] == 1  # a wrong number is no guess at a token
+        assert not logins.has_login(Headers(headers)) and not logins.still_admits(Headers(headers))
+    assert logins.refused["http_token"] == 1  # a wrong number is no guess at a token
 
 
-def test_whoever_came_with_a_token_in_a_header_stays_as_long_as_it_holds(door, path):
+def test_whoever_came_with_a_token_in_a_header_stays_as_long_as_it_holds(logins, path):
     mine = Headers({"authorization": f"Bearer {OLD}"})
-    assert door.admits(mine, HERE) and door.still_admits(mine)
+    assert logins.admits(mine, HERE) and logins.still_admits(mine)
     path.write_text(f"{NEW}\n")
-    assert not door.still_admits(mine)
+    assert not logins.still_admits(mine)

@@ -23,7 +23,7 @@ def timing(seconds, place, count):
 
 
 def inference(now, *, version=3, pid=1, **changes):
-    """A node that answers 100 requests of 8 rows a second in batches of 16, mostly in 4 ms, and refuses two."""
+    """Return the status of a node with 100 requests of 8 rows a second in batches of 16, mostly 4 ms, and 2 refused."""
     answered = {"full": timing(0.2 * now, 5, 90 * now), "wait": timing(0.6 * now, 9, 10 * now)}
     answered["everyone"] = timing(0, 0, 0)
     stats = {
@@ -46,20 +46,20 @@ def rollouts(now, *, stale=0, taken=100, **changes):
     return {"role": "server", "ready": True, "stats": stats | changes}
 
 
-def watched(seconds, node=inference, server=rollouts, settings=None, **given_):
-    """The overview after so many seconds of a server and an inference node, and the figures for the history."""
-    cluster = Cluster(Settings(nodes=(SERVER, NODE), **given_))
+def watched(seconds, node=inference, server=rollouts, settings=None, **changes):
+    """Return the overview of a server and an inference node after so many seconds, and the figures for the history."""
+    cluster = Cluster(Settings(nodes=(SERVER, NODE), **changes))
     cluster.listed([SERVER, NODE], 1000.0)
     for now in range(0, seconds + 1, 5):
         cluster.apply(NodeAnswer(SERVER, 1000.0 + now, status=server(now), settings=settings))
         cluster.apply(NodeAnswer(NODE, 1000.0 + now, status=node(now)))
-        found = cluster.look(1000.0 + now)
-    return found
+        result = cluster.look(1000.0 + now)
+    return result
 
 
 def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_is_not_shown():
     overview, _ = watched(30, lambda now: inference(now if now < 20 else now - 20, pid=1 + (now >= 20)))
-    assert overview.inference[0].rows_per_second == 800.0  # and not below 0
+    assert overview.inference[0].rows_per_second == 800.0  # not below 0
     cluster = Cluster(Settings(nodes=(NODE,)))
     cluster.listed([NODE], 0.0)
     cluster.apply(NodeAnswer(NODE, 0.0, status=inference(0)))
@@ -96,28 +96,28 @@ def test_missing_nodes_of_each_kind_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("models", "scalars", "newest", "found"),
+    ("models", "scalars", "newest", "expected"),
     [
         ({"policy": 3}, {}, {"policy": 5}, (3, 2)),
-        ({"policy": 6}, {}, {"policy": 5}, (6, 0)),  # it heard of it sooner
+        ({"policy": 6}, {}, {"policy": 5}, (6, 0)),  # the actor received the model before the server reported it
         ({"a": 9, "b": 1}, {}, {"a": 9, "b": 4}, (1, 3)),
         ({}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),  # from an inference node
         ({"policy": 1}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),
-        ({}, {"model_version": 4.0}, {"a": 5, "b": 5}, (None, None)),  # of which topic?
+        ({}, {"model_version": 4.0}, {"a": 5, "b": 5}, (None, None)),  # the topic is ambiguous
         ({"policy": 3}, {}, {}, (3, None)),
         ({}, {}, {"policy": 5}, (None, None)),
     ],
 )
-def test_an_actor_is_behind_the_model_that_was_the_newest_when_it_reported(models, scalars, newest, found):
+def test_an_actor_is_behind_the_model_that_was_the_newest_when_it_reported(models, scalars, newest, expected):
     facts = {"models": models, "scalars": scalars, "newest_models": newest}
-    assert behind(facts) == found
+    assert behind(facts) == expected
     assert behind({}) == (None, None) and acting_versions({}, ["policy"]) == {}
 
 
-TOLD = {"name": "circuits", "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [41.0, 7]]}
+STARTS = {"name": "circuits", "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [41.0, 7]]}
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*TOLD, "x"]), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*STARTS, "x"]), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -129,16 +129,16 @@ def node_with(starts, state="up"):
 
 def test_archives_of_start_states_are_read_from_any_node_that_answers():
     wanted = StartsRow("circuits", "a", 3, 40, 41.0, 60.0, [(60.0, 0), (41.0, 7)])
-    nodes = [node_with(TOLD), node_with([TOLD, TOLD]), node_with(TOLD, "down"), node_with(None)]
+    nodes = [node_with(STARTS), node_with([STARTS, STARTS]), node_with(STARTS, "down"), node_with(None)]
     assert starts_of(nodes) == [wanted] * 3
     assert starts_of([node_with({})]) == [StartsRow("a", "a", 0, 0, None, None, [])]
-    long = node_with(TOLD | {"lineage": [[float(-n), n] for n in range(5 * MAX_LINEAGE)]})
+    long = node_with(STARTS | {"lineage": [[float(-n), n] for n in range(5 * MAX_LINEAGE)]})
     assert [step for _, step in starts_of([long])[0].lineage] == list(range(4 * MAX_LINEAGE, 5 * MAX_LINEAGE))
 
 
 @given(json)
-def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(told):
-    for row in starts_of([node_with(told)]):
+def test_nothing_that_a_user_s_program_says_of_start_states_breaks_the_overview(starts):
+    for row in starts_of([node_with(starts)]):
         numbers = [row.kept, row.draws, *(each for each in (row.best, row.first) if each is not None)]
         assert all(map(math.isfinite, numbers)) and isinstance(row.name, str)
         assert all(math.isfinite(cost) and isinstance(step, int) for cost, step in dataclasses.asdict(row)["lineage"])
@@ -155,8 +155,8 @@ def test_ranks_and_holders_of_several_servers_are_added_up():
     one = node("a", rank_tokens=[5, 7], reasons={"full": 1}, **held)
     two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
     ((row,),) = own_of([one, two, node("c", "down", ready=50, given=50)]).values()
-    said = row.figures
-    assert (row.table, row.servers, said.given, said.ready, said.leased) == ("math", 2, 5, 4, 1)
-    assert (said.oldest_lease, said.lag, said.rank_tokens, said.reasons) == (9.0, 5, (6, 7), {"full": 3})
-    assert [(each["worker"], each["server"]) for each in said.holders] == [("ab", "a")]
+    figures = row.figures
+    assert (row.table, row.servers, figures.given, figures.ready, figures.leased) == ("math", 2, 5, 4, 1)
+    assert (figures.oldest_lease, figures.lag, figures.rank_tokens, figures.reasons) == (9.0, 5, (6, 7), {"full": 3})
+    assert [(each["worker"], each["server"]) for each in figures.holders] == [("ab", "a")]
     assert own_of([node("c", "down")]) == {}

@@ -1,4 +1,4 @@
-"""Loggers: event files, other tools' functions, trackio and wandb."""
+"""Loggers: event files, functions of other tools, trackio and wandb."""
 
 import contextlib
 import functools
@@ -28,8 +28,8 @@ def soon(times):
     times(report_rates=0.05)
 
 
-class Kept:
-    """A logger that keeps what it is given."""
+class RowLogger:
+    """A logger that stores the logged rows."""
 
     def __init__(self):
         self.rows, self.is_closed = [], False
@@ -43,28 +43,28 @@ class Kept:
 
 
 def part(field, content):
-    """A text or message of a protocol buffer, of less than 128 bytes."""
+    """Return a text or message of a protocol buffer, of less than 128 bytes."""
     return bytes([field << 3 | 2, len(content)]) + content
 
 
 def event(seconds, step, **figures):
-    """A record of an event file; `step` is the bytes of a varint."""
+    """Return a record of an event file; `step` is the bytes of a varint."""
     values = [part(1, part(1, name.encode()) + b"\x15" + struct.pack("<f", value)) for name, value in figures.items()]
     return b"\x09" + struct.pack("<d", seconds) + b"\x10" + step + part(5, b"".join(values))
 
 
 def events(path):
-    """The records behind the first one of an event file; checksums are compared."""
-    data, found = path.read_bytes(), []
+    """Return the records of an event file after the first one, with their checksums compared."""
+    data, records = path.read_bytes(), []
     while data:
         (length,) = struct.unpack_from("<Q", data)
         head, body = data[:8], data[12 : 12 + length]
         assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(head)
         assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
-        found.append(body)
+        records.append(body)
         data = data[16 + length :]
-    assert found[0].endswith(part(3, b"brain.Event:2"))
-    return found[1:]
+    assert records[0].endswith(part(3, b"brain.Event:2"))
+    return records[1:]
 
 
 def test_an_event_file_has_every_finite_figure_at_its_step_while_it_is_written(tmp_path):
@@ -85,32 +85,32 @@ def test_a_step_that_no_event_file_has_is_refused(tmp_path):
 
 
 def test_functions_of_other_tools_are_a_logger_in_one_line():
-    said = []
+    calls = []
 
-    def log(data, step=None, commit=None):  # as wandb.log, and but for names mlflow.log_metrics and trackio.log
-        said.append((data, step))
+    def log(data, step=None, commit=None):  # like wandb.log, mlflow.log_metrics and trackio.log
+        calls.append((data, step))
 
-    logger = loggers.Functions(log, lambda: said.append("end"))
+    logger = loggers.Functions(log, lambda: calls.append("end"))
     logger.log({"loss": 1.0}, 3)
     logger.close()
     loggers.Functions(log).close()
-    assert said == [({"loss": 1.0}, 3), "end"]
+    assert calls == [({"loss": 1.0}, 3), "end"]
 
 
 def test_figures_of_a_node_are_all_its_numbers_by_name(cluster):
-    found = loggers.figures(cluster.servers_there[0].stats(), "server")
-    assert found["server.totals.steps"] == 40.0 and found["server.tables.default.held_caches"] == 1.0
-    assert all(isinstance(value, float) and math.isfinite(value) for value in found.values())
-    assert "server.finished" not in found and "server.name" not in found
+    figures = loggers.figures(cluster.servers_there[0].stats(), "server")
+    assert figures["server.totals.steps"] == 40.0 and figures["server.tables.default.held_caches"] == 1.0
+    assert all(isinstance(value, float) and math.isfinite(value) for value in figures.values())
+    assert "server.finished" not in figures and "server.name" not in figures
     assert loggers.figures({"a": math.nan, "b": True, "c": [1], "d": 2}) == {"d": 2.0}
 
 
 def test_trackio_gets_the_figures_that_were_asked_for(cluster, monkeypatch):
-    said = []
+    calls = []
     run = SimpleNamespace(
-        log=lambda metrics, step: said.append((set(metrics), step)), finish=lambda: said.append("end")
+        log=lambda metrics, step: calls.append((set(metrics), step)), finish=lambda: calls.append("end")
     )
-    fake = SimpleNamespace(init=lambda project, name: said.append((project, name)) or run)
+    fake = SimpleNamespace(init=lambda project, name: calls.append((project, name)) or run)
     monkeypatch.setitem(sys.modules, "trackio", fake)
     arguments = [
         "report",
@@ -125,26 +125,26 @@ def test_trackio_gets_the_figures_that_were_asked_for(cluster, monkeypatch):
         "episodes",
     ]
     assert main.main([*arguments, "--once"]) == 0
-    assert said == [("p", "r-1"), ({"steps", "steps_per_second", "episodes"}, 80), "end"]
+    assert calls == [("p", "r-1"), ({"steps", "steps_per_second", "episodes"}, 80), "end"]
 
 
 def test_a_node_that_is_away_is_said_by_the_exit_status_and_nobody_is_an_error(cluster, capsys):
     free = f"http://127.0.0.1:{block(1)}"
-    kept = Kept()
+    kept = RowLogger()
     assert report.report([*cluster.urls[:2], free], lambda run: kept, once=True, say=lambda line: None) == 3
     assert kept.rows[0][1] == 80 and kept.is_closed
     with pytest.raises(EndpointError):
-        report.report([free], lambda run: Kept())
+        report.report([free], lambda run: RowLogger())
     assert main.main(["report", *cluster.urls[:2], "--to", "tensorboard", "--every", "0"]) == 1
     assert "--every" in capsys.readouterr().err
 
 
 def test_another_run_is_another_logger_and_a_finished_one_is_the_end():
-    made = Cluster()
-    server, opened = made.server(name="alone", run="first"), {}
+    cluster = Cluster()
+    server, opened = cluster.server(name="alone", run="first"), {}
 
     def opening(run):
-        opened[run] = Kept()
+        opened[run] = RowLogger()
         return opened[run]
 
     def say(line):
@@ -153,7 +153,7 @@ def test_another_run_is_another_logger_and_a_finished_one_is_the_end():
         if line.startswith("run 'second': reporting"):
             server.finish()
 
-    with contextlib.closing(made), NodePages("127.0.0.1:0", server) as pages:
+    with contextlib.closing(cluster), NodePages("127.0.0.1:0", server) as pages:
         assert report.report([pages.url], opening, every=0.05, say=say) == 0
     assert list(opened) == ["first", "second"] and all(each.is_closed for each in opened.values())
     assert opened["first"].rows and opened["second"].rows
@@ -189,12 +189,12 @@ print(logger.path)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["TensorBoard", "JsonLines"])
 def test_a_full_disk_loses_whole_records_with_a_warning_a_minute_and_training_goes_on(kind, tmp_path):
-    given = [sys.executable, "-c", ON_A_SMALL_DISK, kind, str(tmp_path / "figures")]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-c", ON_A_SMALL_DISK, kind, str(tmp_path / "figures")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     path = done.stdout.strip()
-    said = [f"{path}: {lost} records are lost so far: No space left on device" for lost in (1, 61, 121, 181)]
-    assert done.stderr.splitlines() == said
+    warnings = [f"{path}: {lost} records are lost so far: No space left on device" for lost in (1, 61, 121, 181)]
+    assert done.stderr.splitlines() == warnings
     if kind == "JsonLines":
         assert [json.loads(line)["step"] for line in Path(path).read_text().splitlines()] == [1, 200]
     else:
@@ -202,7 +202,7 @@ def test_a_full_disk_loses_whole_records_with_a_warning_a_minute_and_training_go
 
 
 class FakeWandb:
-    """`wandb`, which fails so many times."""
+    """Replacement for `wandb` that fails so many times."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures, self.keys, self.logged, self.options = failures, list[Any](), list[Any](), dict[str, Any]()
@@ -256,7 +256,7 @@ def test_partials_are_described_by_keyword_and_arguments_without_names_are_refus
 
     def agent(gamma: float) -> None: ...
 
-    given = functools.partial(training, agent=functools.partial(agent, gamma=0.9), rate=0.5)
-    assert loggers.keywords_of(given) == {"agent": {"gamma": 0.9}, "rate": 0.5}
+    partial = functools.partial(training, agent=functools.partial(agent, gamma=0.9), rate=0.5)
+    assert loggers.keywords_of(partial) == {"agent": {"gamma": 0.9}, "rate": 0.5}
     with pytest.raises(ParameterError, match=r"training_cls\.agent.*keyword arguments only"):
         loggers.keywords_of(functools.partial(training, agent=functools.partial(agent, 0.9)))

@@ -1,4 +1,4 @@
-"""What is kept of a run, and a run that is opened from its file."""
+"""The export of a run, and a dashboard of a run that is opened from its file."""
 
 import dataclasses
 import gzip
@@ -24,7 +24,7 @@ SETTINGS = {"a": {"tables": {"default": {"parameters": {"multi_step": 3}}}}}
 
 
 def run(history, minutes=90, name="r"):
-    """A history with one run: a point a minute, an event, its settings."""
+    """Add a run to a history: a point a minute, an event, its settings. Return the history."""
     for minute in range(minutes):
         points = {"return": one(minute + 0.5), "steps": one(100.0 * minute), "nodes_up": one(1.0)}
         history.add(name, NOW + 60.0 * minute, points)
@@ -45,9 +45,9 @@ def exported(history, name="r"):
 def opened(history, tmp_path):
     path = tmp_path / "r.run.gz"
     path.write_bytes(exported(run(history)))
-    made = OpenedRun(Settings(nodes=(), open=str(path)))
-    yield made
-    made.close()
+    opened_run = OpenedRun(Settings(nodes=(), open=str(path)))
+    yield opened_run
+    opened_run.close()
 
 
 def test_an_opened_run_has_every_point_event_and_setting_of_the_exported_one(history, opened):
@@ -145,7 +145,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def recorder(path):
-    """With a history in a file, and an overview of a run to record."""
+    """A recorder with a history in a file, and an overview of a run to record."""
     history, cluster = History(path), Cluster(Settings(nodes=("http://a:1",)))
     blank, _ = cluster.look(0.0)
     yield RunRecorder(history, cluster, threading.RLock()), dataclasses.replace(blank, run="first"), history
@@ -153,24 +153,24 @@ def recorder(path):
 
 
 def test_what_happened_is_kept_once_and_a_run_that_ended_is_kept_at_once(recorder):
-    made, first, history = recorder
-    made.record(first, None, [BEGAN], 101.0)
-    made.record(first, first, [BEGAN], 102.0)
+    run_recorder, first, history = recorder
+    run_recorder.record(first, None, [BEGAN], 101.0)
+    run_recorder.record(first, first, [BEGAN], 102.0)
     second = dataclasses.replace(first, run="second")
-    made.record(second, first, [], 103.0)
-    assert len(history.events("first")) == 1 and made.trouble == ""
+    run_recorder.record(second, first, [], 103.0)
+    assert len(history.events("first")) == 1 and run_recorder.trouble == ""
     assert {run.name: run.seen for run in history.runs()} == {"first": 103.0, "second": 103.0}
 
 
 @pytest.mark.parametrize("table", ["events", "runs"])
 def test_a_history_that_takes_something_no_more_says_so_and_keeps_the_rest(recorder, path, caplog, table):
-    made, first, history = recorder
+    run_recorder, first, history = recorder
     with sqlite3.connect(path, isolation_level=None) as db:
         db.execute(f"CREATE TRIGGER full BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no room here'); END")
     second = dataclasses.replace(first, run="second")
-    made.record(first, None, [BEGAN], 101.0)
-    made.record(second, first, [BEGAN], 102.0)
-    assert "no room here" in made.trouble
-    assert [record.message for record in caplog.records] == [made.trouble]  # said once
+    run_recorder.record(first, None, [BEGAN], 101.0)
+    run_recorder.record(second, first, [BEGAN], 102.0)
+    assert "no room here" in run_recorder.trouble
+    assert [record.message for record in caplog.records] == [run_recorder.trouble]  # logged once
     kept = {"events": len(history.events("second")), "runs": len(history.runs())}
     assert kept.pop(table) == 0 and kept.popitem()[1] > 0

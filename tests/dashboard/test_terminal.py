@@ -1,4 +1,4 @@
-"""`memoire top` and `memoire logs`: the cluster for people without a browser, beside real nodes."""
+"""`memoire top` and `memoire logs` beside real nodes."""
 
 import contextlib
 import dataclasses
@@ -35,13 +35,10 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},[^\
 
 
 def lines_of(cluster, *arguments, capsys):
-    """(exit status, lines, what was said on stderr) of `memoire logs`."""
+    """Run `memoire logs`; return its exit status, lines and errors."""
     status = main.main(["logs", *cluster.urls, *arguments])
     out, err = capsys.readouterr()
     return status, out.splitlines(), err
-
-
-# ------------------------------------------------------------------------------------------------------------- logs
 
 
 def test_lines_are_searched(cluster, capsys):
@@ -49,34 +46,36 @@ def test_lines_are_searched(cluster, capsys):
     _, everything, _ = lines_of(cluster, capsys=capsys)
     moment, label, _ = everything[4].split(",", 2)
 
-    def found(*arguments):
+    def search(*arguments):
         return lines_of(cluster, *arguments, capsys=capsys)[1]
 
-    assert found("--text", "LINE 3") == everything[6:8]
-    assert found("--client", client.stats().client) == everything[1:10:2]
-    assert found("--label", label) == [line for line in everything if f",{label}," in line]
-    assert found("--since", moment) == everything[4:]
-    assert found("--until", moment) == everything[:4]
-    assert found("--since", "1h") == everything and found("--until", "1h") == []
-    assert found("--last", "3") == everything[-3:]
-    assert found("--run", "r-1") == everything
+    assert search("--text", "LINE 3") == everything[6:8]
+    assert search("--client", client.stats().client) == everything[1:10:2]
+    assert search("--label", label) == [line for line in everything if f",{label}," in line]
+    assert search("--since", moment) == everything[4:]
+    assert search("--until", moment) == everything[:4]
+    assert search("--since", "1h") == everything and search("--until", "1h") == []
+    assert search("--last", "3") == everything[-3:]
+    assert search("--run", "r-1") == everything
 
 
 def test_pages_of_any_size_leave_out_no_line_and_repeat_none(cluster, capsys):
     _, everything, _ = lines_of(cluster, capsys=capsys)
 
-    def found(size, last=None):
-        said = []
-        assert log_tail.tail(cluster.urls, {}, last=last, page_lines=size, say=said.append) == 0
-        return said
+    def paged(size, last=None):
+        lines = []
+        assert log_tail.tail(cluster.urls, {}, last=last, page_lines=size, say=lines.append) == 0
+        return lines
 
     for size in (1, 2, 3):
-        assert found(size) == everything
-        assert found(size, 7) == everything[-7:]
+        assert paged(size) == everything
+        assert paged(size, 7) == everything[-7:]
 
 
 def listener(last):
-    """Texts of lines that are heard, and who hears them until this one comes, and then presses Ctrl-C."""
+    """Return a list of texts, and a function that adds lines to it until the last text, and then raises
+    KeyboardInterrupt.
+    """
     heard = []
 
     def say(line):
@@ -100,7 +99,7 @@ def test_followed_lines_come_once_each_and_ctrl_c_ends_it_quietly(cluster):
     speaker = threading.Thread(target=speak)
     speaker.start()
     with pytest.raises(KeyboardInterrupt):
-        # Those at the beginning are found on several pages.
+        # The first lines are on several pages.
         log_tail.tail(cluster.urls, {}, follow=True, last=2, every=0.02, page_lines=1, say=say)
     speaker.join()
     assert heard[2:] == ["a new line", "another", "the last of them"]
@@ -112,7 +111,7 @@ def test_a_server_that_forgot_its_lines_is_followed_from_its_first_line_again(cl
     with contextlib.ExitStack() as stack:
 
         def life(number, *lines):
-            """A server of this name with these lines, and who speaks for it."""
+            """Start a server of the same name with these lines; return it."""
             server = cluster.server(name="fleeting", run="r-1")
             client = cluster.client(server, seed=number)
             for line in lines:
@@ -180,13 +179,10 @@ def test_tokens_are_taken_from_a_file(cluster, tmp_path, capsys):
         assert LINE.fullmatch(capsys.readouterr().out.strip())
 
 
-# -------------------------------------------------------------------------------------------------------------- top
-
-
 @pytest.mark.slow
 def test_names_are_looked_up_before_the_first_look(cluster, capsys):
     names = [f"dns:localhost:{url.rpartition(':')[2]}" for url in cluster.urls]
-    assert top.top(names, once=True) in (0, top.INCOMPLETE)  # the latter: it has an IPv6 address, where no node listens
+    assert top.top(names, once=True) in (0, top.INCOMPLETE)  # if localhost has an IPv6 address, too
     assert "server-1" in capsys.readouterr().out
 
 

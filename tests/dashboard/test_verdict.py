@@ -1,4 +1,4 @@
-"""Verdicts on random clusters, beside a slow rule that was written from docs/dashboard.md alone."""
+"""Verdicts of random clusters, compared with a slow rule that was written from docs/dashboard.md alone."""
 
 import json
 import lzma
@@ -46,23 +46,25 @@ signs = st.builds(
 )  # fmt: skip
 
 
-def those(*findings):
+def holding(*findings):
     return {(level, code) for level, code, holds in findings if holds}
 
 
 def plain(s):
-    """(level, code) of each finding, one question after the other."""
-    said = those(
+    """Return the (level, code) of each finding, by one condition after the other."""
+    findings = holding(
         ("bad", "no_server", s.servers_up == 0),
         ("bad", "node_down", s.nodes_down),
         ("notice", "node_unready", s.unready),
     )
     if s.nodes_down and not s.unready and s.nodes == 0:
-        said = {("bad", "no_node")}
-    said |= those(("bad", "disk_full", (s.disk_used or 0.0) > 0.95), ("notice", "refused", s.refused_per_second > 1.0))
+        findings = {("bad", "no_node")}
+    findings |= holding(
+        ("bad", "disk_full", (s.disk_used or 0.0) > 0.95), ("notice", "refused", s.refused_per_second > 1.0)
+    )
     if s.finished:
-        return said | {("good", "finished")}
-    said |= those(
+        return findings | {("good", "finished")}
+    findings |= holding(
         ("bad", "servers_missing", s.servers_up < s.expected_servers),
         ("notice" if s.proxies_up else "bad", "proxies_missing", s.proxies_up < s.expected_proxies),
         ("notice" if s.inference else "bad", "inference_missing", len(s.inference) < s.expected_inference),
@@ -71,11 +73,11 @@ def plain(s):
     )
     if s.active == 0:
         if s.servers_up == 0:
-            return said
+            return findings
         away = s.silent + s.lost
         code = "no_actors" if away else "actors_gone" if s.gone else "waiting_for_actors"
-        return said | {("bad" if away else "notice", code)}
-    said |= those(
+        return findings | {("bad" if away else "notice", code)}
+    findings |= holding(
         ("notice", "actors_missing", s.active < s.expected and s.servers_up),
         ("notice", "left_out", (s.left_out or 0.0) > 0.2),
         ("notice", "samples_old", (s.sample_age or 0.0) > s.stale_after and not s.is_idle),
@@ -103,7 +105,7 @@ def plain(s):
         ("balanced", "good", True),
     ]
     code, level, _ = next(each for each in order if each[2])
-    return said | {(level, code)}
+    return findings | {(level, code)}
 
 
 @pytest.mark.slow
@@ -111,22 +113,21 @@ def plain(s):
 @settings(max_examples=500)
 @example(WELL)
 def test_verdicts_are_those_of_the_plain_rule_the_worst_first(s):
-    found = verdicts(signs_of(s))
-    assert {(each.level, each.code) for each in found} == plain(s) and len({each.code for each in found}) == len(found)
-    ranks = [("bad", "notice", "good").index(each.level) for each in found]
+    findings = verdicts(signs_of(s))
+    assert {(each.level, each.code) for each in findings} == plain(s) and len({each.code for each in findings}) == len(
+        findings
+    )
+    ranks = [("bad", "notice", "good").index(each.level) for each in findings]
     assert ranks == sorted(ranks)
-    for each in found:
+    for each in findings:
         assert each.code in CODES and (each.knob in each.text) and (each.level == "good") == (each.knob == "")
         assert each.text.endswith(".") and "  " not in each.text
         assert max(len(sentence.split()) for sentence in re.split(r"[.:;] ", each.text)) <= 36, each.text
 
 
-# ------------------------------------------------------------------------------------ from what nodes say to a verdict
-
-
 def live(seconds, *, steps=100.0, samples=100.0, caches=(1.0, 1.0)):
-    """What is said of a server whose only actor and whose learner have gone on for so long at these rates; one sample a
-    step is asked for.
+    """Return the overview of a server, an actor and a learner after so many seconds at these rates. The target is one
+    sample a step.
     """
     cluster = Cluster(Settings(nodes=("http://s:1",)))
     cluster.listed(["http://s:1"], 1000.0)
@@ -138,9 +139,9 @@ def live(seconds, *, steps=100.0, samples=100.0, caches=(1.0, 1.0)):
         table = {"storage": "caches", "samples_per_insert_target": 1.0, "steps": int(steps * now), "freshness": None,
                  "rate": {"draws_wait": "", "inserts_wait": ""}} | drawn  # fmt: skip
         stats = {"name": "s", "run": "r", "epoch": 1, "waited": 0.0, "tables": {"t": table}, "guests": 0} | drawn
-        told = {"run": "r", "row_bytes": ACCOUNT.itemsize, "rows": row.tobytes(), "runs": ["r"]}
+        accounts = {"run": "r", "row_bytes": ACCOUNT.itemsize, "rows": row.tobytes(), "runs": ["r"]}
         status = {"role": "server", "ready": True, "stats": stats}
-        cluster.apply(NodeAnswer("http://s:1", 1000.0 + now, status=status, accounts=[told]))
+        cluster.apply(NodeAnswer("http://s:1", 1000.0 + now, status=status, accounts=[accounts]))
         overview, _ = cluster.look(1000.0 + now)
     return overview
 
@@ -167,38 +168,36 @@ def test_rates_become_a_verdict_when_they_have_lasted_and_one_cache_on_its_way_i
 
 
 def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbers_begin_anew():
-    newest, found = NewestModels(), []
+    newest, replaced = NewestModels(), []
     for now, version in ((0.0, 5), (10.0, 6), (OUTDATED_AFTER + 5.0, 7), (OUTDATED_AFTER + 10.0, 8), (200.0, 2)):
-        found.append(newest.replaced(now, {"p": version}))
-    assert found == [{}, {}, {"p": 5}, {"p": 6}, {"p": 2}]
+        replaced.append(newest.replaced(now, {"p": version}))
+    assert replaced == [{}, {}, {"p": 5}, {"p": 6}, {"p": 2}]
     assert newest.replaced(201.0, {"q": 1}) == {}
 
 
-# ------------------------------------------------------------------------------------------------- recorded clusters
-
 RECORDINGS = Path(__file__).parents[1] / "recordings"
-SAID = json.loads((RECORDINGS / "verdicts.json").read_text(encoding="utf-8"))
+CASES = json.loads((RECORDINGS / "verdicts.json").read_text(encoding="utf-8"))
 
 
 def replayed(name):
-    """Second by second what the dashboard says of a recorded cluster."""
-    told = msgspec.msgpack.decode(lzma.decompress((RECORDINGS / f"{name}.xz").read_bytes()))["told"]
-    cluster, began, seen = Cluster(Settings(nodes=("http://a:1",), **SAID[name]["settings"])), None, {}
-    for what, given_, now in told:
+    """Return the overviews of a recorded cluster by second."""
+    inputs = msgspec.msgpack.decode(lzma.decompress((RECORDINGS / f"{name}.xz").read_bytes()))["told"]
+    cluster, began, seen = Cluster(Settings(nodes=("http://a:1",), **CASES[name]["settings"])), None, {}
+    for what, argument, now in inputs:
         if what == "listed":
-            cluster.listed(given_, now)
+            cluster.listed(argument, now)
         elif what == "apply":
-            cluster.apply(NodeAnswer(**given_))
+            cluster.apply(NodeAnswer(**argument))
         else:
             began = now if began is None else began
             seen[now - began], _ = cluster.look(now)
     return seen
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", CASES)
 def test_a_recorded_cluster_has_the_verdicts_that_a_person_wrote_down_first(name):
     seen = replayed(name)
-    for moment, wanted in SAID[name]["verdicts"].items():
+    for moment, wanted in CASES[name]["verdicts"].items():
         second = min(seen, key=lambda each: abs(each - float(moment)))  # noqa: B023  it is asked at once
         assert abs(second - float(moment)) < 5.0
         assert set(codes(seen[second])) == set(wanted), (second, seen[second].verdicts)

@@ -1,7 +1,7 @@
-"""A cluster of real processes under load, faults from a seed, a history of what everyone was told, and its checks.
+"""A cluster of real processes under load, faults from a seed, and a history of its events with checks.
 
-players.py   an actor and a learner, which write down what they do before they do it, and what they were told afterwards
-trial.py     starts servers, proxies, actors and a learner; kills, stops and ends them as a seed says, and heals
-checks.py    reads only the histories, the servers' last words and the log files: what was promised, and does not hold
-ports.py     ports of a test's own
+players.py   an actor and a learner, which record their actions before they happen, and the answers afterwards
+trial.py     starts servers, proxies, actors and a learner; kills, stops and ends them by a schedule, and heals
+checks.py    compares the histories, the servers' last reports and the log files with the promises
+ports.py     ports reserved for a test
 """

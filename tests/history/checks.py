@@ -1,7 +1,7 @@
-"""What was promised, checked against a history alone: each check returns what does not hold, in words; nothing is well.
+"""Checks of a history against the promises. Each check returns its violations in words.
 
-What a client acknowledged ("updated" with ok) is the least that the servers may hold of it, what it wrote down before
-it counted is the most. A client that left with everything delivered holds both to be the same.
+The counts that a client had acknowledged ("updated" with ok) are the least that the servers may hold of it; the counts
+that it recorded before counting are the most. For a client that left with everything delivered, both are equal.
 """
 
 import re
@@ -12,35 +12,34 @@ from dataclasses import dataclass, field
 from .players import STATS, Event
 
 SLACK = 2.0
-"""Seconds by which a call may exceed its timeout: a machine with few cores and many processes is late itself. More if
-the trial measured that its machine is more than four times slower than alone."""
+"""Seconds by which a call may exceed its timeout; more on a machine that is over four times slower than alone."""
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00,[0-9a-f]{8},([0-9a-f]{32}) (\d+)")
 
 
 @dataclass
 class Story:
-    """What one client did and was told."""
+    """Summary of one client's events."""
 
     client: str
     by: str
     done: tuple[int, int] = (0, 0)
-    """Episodes and steps that it began to count."""
+    """Episodes and steps that the client began to count."""
     acked: tuple[int, int] = (0, 0)
     lines: int = 0
-    """Number of the newest line that it began to log."""
+    """Number of the newest line that the client began to log."""
     acked_line: int = 0
     dropped: set[int] = field(default_factory=set)
-    """Lines that log() refused."""
+    """Numbers of the lines that log() refused."""
     delivered: bool = False
-    """It closed, and was told that the servers have everything."""
+    """True if the client closed, and the servers confirmed everything."""
     left: Event | None = None
     pushed_caches: int = 0
     pushed_after: int = 0
-    """push_cache calls that said yes."""
+    """Calls of push_cache that returned True."""
     storage: str = "caches"
-    """What it records."""
+    """Storage of the table that the client records for."""
     amiss: int = 0
-    """Caches, bytes and steps of which its servers may lack entries: refused, lost, or passed for want of room."""
+    """Caches, bytes and steps that its servers may lack: refused, lost, or dropped for lack of space."""
 
     def __str__(self) -> str:
         return f"client {self.client[:8]} ({self.by})"
@@ -48,31 +47,31 @@ class Story:
 
 @dataclass
 class Kept:
-    """What the servers have in the end."""
+    """Data of the servers at the end of a trial."""
 
     counted: dict[str, dict[str, dict[str, tuple[int, int]]]]
     """run -> server -> client -> (episodes, steps), in the servers' state folders; the newest run last."""
     accepted: dict[str, dict[str, int]]
     """server -> client -> caches that it accepted."""
     pushed: dict[str, tuple[int, int]]
-    """client -> caches that it has pushed by what all servers have, and those of them that were received or are lost."""
+    """client -> caches that the client pushed, by all servers' accounts, and those that were received or lost."""
     lines: dict[str, list[str]]
     """server -> lines of its log files, in order, those of an older run first."""
-    said: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """server -> client -> (episodes, steps) of the newest run, as it said last."""
+    reported: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """server -> client -> (episodes, steps) of the newest run, by the server's last report."""
     folded: dict[str, int] = field(default_factory=dict)
-    """server -> accounts of that run that left its memory, as it said last: it names their clients no more."""
-    found: dict[str, list[str]] = field(default_factory=dict)
-    """server -> lines that its index finds, in order."""
+    """server -> accounts of that run that were folded into sums: its last report does not name their clients."""
+    indexed: dict[str, list[str]] = field(default_factory=dict)
+    """server -> lines in its index, in order."""
 
 
 def stories(events: Iterable[Event]) -> dict[str, Story]:
-    """Client -> its story; `events` in the order of time."""
-    found: dict[str, Story] = {}
+    """Return each client's story; `events` are in the order of time."""
+    histories: dict[str, Story] = {}
     for event in events:
         if "client" not in event:
             continue
-        story = found.setdefault(event["client"], Story(event["client"], event["by"]))
+        story = histories.setdefault(event["client"], Story(event["client"], event["by"]))
         match event["do"]:
             case "join":
                 story.storage = event.get("storage", story.storage)
@@ -94,32 +93,31 @@ def stories(events: Iterable[Event]) -> dict[str, Story]:
                 story.left, story.delivered = event, event["delivered"]
                 if event["delivered"]:
                     story.acked, story.acked_line = (event["episodes"], event["steps"]), event["lines"]
-    return found
+    return histories
 
 
 def check(events: list[Event], kept: Kept) -> list[str]:
-    """Everything below."""
-    told = stories(events)
+    histories = stories(events)
     return [
-        *counts(told, kept),
+        *counts(histories, kept),
         *copies(kept),
         *totals(events, kept),
-        *log(told, kept),
-        *caches(events, told, kept),
-        *rollouts(events, told),
-        *models(events, told),
+        *log(histories, kept),
+        *caches(events, histories, kept),
+        *rollouts(events, histories),
+        *models(events, histories),
         *deadlines(events),
-        *endings(events, told),
+        *endings(events, histories),
     ]
 
 
-def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Episodes and steps: acknowledged <= merged over servers, added over runs <= begun, and equal where delivered."""
+def counts(histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Check acknowledged <= merged over servers, added over runs <= begun; the counts are equal after delivery."""
     merged = merge(kept.counted)
-    # Who was killed as it came in may have had no time to write down that it did, nor to do anything.
-    for client in sorted(client for client in merged.keys() - told.keys() if merged[client] != (0, 0)):
+    # A client that was killed while it joined may have recorded and counted nothing.
+    for client in sorted(client for client in merged.keys() - histories.keys() if merged[client] != (0, 0)):
         yield f"counts: client {client[:8]} is counted {merged[client]} and never said so"
-    for story in told.values():
+    for story in histories.values():
         held = merged.get(story.client, (0, 0))
         for name, least, have, most in zip(("episodes", "steps"), story.acked, held, story.done, strict=True):
             if not least <= have <= most:
@@ -129,42 +127,42 @@ def counts(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
 
 
 def copies(kept: Kept) -> Iterator[str]:
-    """What a server said last is what it has on disk; its log files are what its index finds."""
+    """Compare a server's last report with its disk, and its log files with its index."""
     newest = list(kept.counted.values())[-1]
-    for server, said in kept.said.items():
+    for server, report in kept.reported.items():
         have = newest.get(server, {})
-        # Of a client that has come in and counted nothing there may be nothing on disk.
-        known = {client: facts for client, facts in said.items() if client in have or facts != (0, 0)}
+        # A client that joined and counted nothing may have no account on disk.
+        known = {client: facts for client, facts in report.items() if client in have or facts != (0, 0)}
         different = sorted(client for client in known.keys() | have.keys() if known.get(client) != have.get(client))
-        unnamed = have.keys() - said.keys()
+        unnamed = have.keys() - report.keys()
         if len(unnamed) == kept.folded.get(server, 0):
             different = [client for client in different if client not in unnamed]
         for client in different[:3]:
             yield (
-                f"copies: {server} said {said.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"
+                f"copies: {server} said {report.get(client)} of client {client[:8]}, and has {have.get(client)} on disk"
             )
-    for server, found in kept.found.items():
+    for server, index in kept.indexed.items():
         lines = kept.lines[server]
-        if found != lines:
-            place = next((place for place, (one, two) in enumerate(zip(found, lines, strict=False)) if one != two), -1)
-            yield f"copies: {server} finds {len(found)} lines and has {len(lines)} in its files; they part at {place}"
+        if index != lines:
+            place = next((place for place, (one, two) in enumerate(zip(index, lines, strict=False)) if one != two), -1)
+            yield f"copies: {server} finds {len(index)} lines and has {len(lines)} in its files; they part at {place}"
 
 
 def totals(events: Iterable[Event], kept: Kept) -> Iterator[str]:
-    """What a reader was told of each run, when all was quiet, is what the servers have."""
+    """Compare the totals that a reader received at the end with the servers' accounts."""
     for event in events:
         if event["do"] == "totals":
             rows = of_run(kept.counted.get(event["run"], {})).values()
             have = (sum(episodes for episodes, _ in rows), sum(steps for _, steps in rows))
             if (event["episodes"], event["steps"]) != have:
-                told = event["episodes"], event["steps"]
-                yield f"totals: the servers have {have} of run {event['run']!r}, and {told} was told"
+                answer = event["episodes"], event["steps"]
+                yield f"totals: the servers have {have} of run {event['run']!r}, and {answer} was told"
             if event["missing"]:
                 yield f"totals: {event['missing']} did not answer"
 
 
 def of_run(servers: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Client -> (episodes, steps), each the greatest that any server has."""
+    """Return client -> (episodes, steps), each the greatest that any server has."""
     merged: dict[str, tuple[int, int]] = {}
     for clients in servers.values():
         for client, (episodes, steps) in clients.items():
@@ -174,7 +172,7 @@ def of_run(servers: Mapping[str, Mapping[str, tuple[int, int]]]) -> dict[str, tu
 
 
 def merge(counted: Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]) -> dict[str, tuple[int, int]]:
-    """Client -> (episodes, steps) over all runs."""
+    """Return client -> (episodes, steps) over all runs."""
     merged: dict[str, tuple[int, int]] = {}
     for servers in counted.values():
         for client, (episodes, steps) in of_run(servers).items():
@@ -183,24 +181,24 @@ def merge(counted: Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]) ->
     return merged
 
 
-def log(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Lines: each once, none invented, in each client's order at a server, no gaps, and all that were acknowledged."""
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+def log(histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Check that each line is there once, was written and is in order, and that no acknowledged line is missing."""
+    numbers_at: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for server, lines in kept.lines.items():
         for line in lines:
             match = LINE.fullmatch(line)
             if match is None:
-                yield f"log: {server} has a line that nobody wrote: {line[:120]!r}"
+                yield f"log: {server} has a line that no client wrote: {line[:120]!r}"
                 continue
-            found[match[1]][server].append(int(match[2]))
-    for client in found.keys() - told.keys():
+            numbers_at[match[1]][server].append(int(match[2]))
+    for client in numbers_at.keys() - histories.keys():
         yield f"log: lines of client {client[:8]}, which never wrote one"
-    for story in told.values():
-        numbers = [number for here in found[story.client].values() for number in here]
+    for story in histories.values():
+        numbers = [number for here in numbers_at[story.client].values() for number in here]
         doubled = [number for number, count in Counter(numbers).items() if count > 1]
         if doubled:
             yield f"log: {story}: lines {doubled[:5]} are there more than once"
-        for server, here in found[story.client].items():
+        for server, here in numbers_at[story.client].items():
             if here != sorted(here):
                 yield f"log: {story}: lines are out of order at {server}: {here[:20]}"
         there = set(numbers)
@@ -214,8 +212,8 @@ def log(told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
             yield f"log: {story}: lines {sorted(missing)[:5]} are missing; {of}"
 
 
-def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> Iterator[str]:
-    """Caches: pushed = received + lost + in flight at every look, nothing accepted that was not pushed, none torn."""
+def caches(events: Iterable[Event], histories: Mapping[str, Story], kept: Kept) -> Iterator[str]:
+    """Check that pushed = received + lost + in flight at all times, accepted <= pushed, and no sample is torn."""
     tags: dict[int, list[str]] = defaultdict(list)
     last: dict[str, Event] = {}
     for event in events:
@@ -239,35 +237,36 @@ def caches(events: Iterable[Event], told: Mapping[str, Story], kept: Kept) -> It
             case "drew":
                 for tag, number in event.get("newest", {}).items():
                     owners = tags[int(tag)]
-                    if all(number >= told[owner].done[1] for owner in owners):
-                        yield f"caches: entry {number} of tag {tag} was drawn, and nobody recorded it"
-    for story in told.values():
+                    if all(number >= histories[owner].done[1] for owner in owners):
+                        yield f"caches: entry {number} of tag {tag} was drawn, but never recorded"
+    for story in histories.values():
         has = kept.pushed.get(story.client, (0, 0))
         if story.delivered and has != (story.pushed_caches, story.pushed_caches):
             servers = f"the servers have {has[0]}, of which {has[1]} were received or are lost"
             yield f"caches: {story} left and has pushed {story.pushed_caches}; {servers}"
     for server, clients in kept.accepted.items():
         for client, accepted in clients.items():
-            # It may have been killed between the push and the record of it.
-            if client in told and accepted > max_pushed(told[client]):
-                pushed = told[client].pushed_after
-                yield f"caches: {server} accepted {accepted} of {told[client]}, which pushed {pushed}"
+            # The client may have been killed between the push and its record.
+            if client in histories and accepted > max_pushed(histories[client]):
+                pushed = histories[client].pushed_after
+                yield f"caches: {server} accepted {accepted} of {histories[client]}, which pushed {pushed}"
 
 
 def max_pushed(story: Story) -> int:
-    """Caches that it may have pushed: one more than it wrote down, or of rollouts each entry in a fragment of its own."""
+    """Return the most caches that a client may have pushed: one more than recorded; for rollouts one for each entry."""
     return story.pushed_after + 1 if story.storage == "caches" else story.done[1]
 
 
-def rollouts(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
-    """Rollouts: each entry is handed out once, whole, and recorded by somebody. None is left out that a client's server
-    accepted, where every server lived: they are handed out in order, so that what lacks lies before what came."""
+def rollouts(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterator[str]:
+    """Check that each entry is handed out once, whole, and was recorded. Servers hand entries out in order: if every
+    server survived, no earlier accepted entry may be missing.
+    """
     events = list(events)
     owners: dict[int, list[Story]] = defaultdict(list)
     taken: dict[int, Counter[int]] = defaultdict(Counter)
     for event in events:
         if event["do"] == "join" and event.get("storage") == "rollouts":
-            owners[event["tag"]].append(told[event["client"]])
+            owners[event["tag"]].append(histories[event["client"]])
         elif event["do"] == "took" and event["samples"]:
             if event["torn"]:
                 yield f"rollouts: {event['torn']} of {event['samples']} entries that were taken are torn"
@@ -279,7 +278,7 @@ def rollouts(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str
         if doubled:
             yield f"rollouts: entries {doubled[:5]} of tag {tag} were handed out more than once"
         if max(counts) >= max((story.done[1] for story in whose), default=0):
-            yield f"rollouts: entry {max(counts)} of tag {tag} was taken, and nobody recorded it"
+            yield f"rollouts: entry {max(counts)} of tag {tag} was taken, but never recorded"
     if any(event["do"] in ("killed", "ended") and event["target"].startswith("server") for event in _torment(events)):
         return  # a server that ends without a snapshot loses what it held
     for tag, counts in taken.items():
@@ -289,7 +288,7 @@ def rollouts(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str
 
 
 def _torment(events: Iterable[Event]) -> Iterator[Event]:
-    """What happened before everybody was up again, for the last time."""
+    """Yield the events before the last repair of all processes."""
     for event in events:
         if event["do"] == "healed":
             return
@@ -300,9 +299,8 @@ def _numbers(event: Event) -> str:
     return ", ".join(f"{name} {event[name]}" for name in STATS)
 
 
-def models(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
-    """Models: published before they are seen, never an older one after a newer, and the last one reaches whoever stays
-    to the end."""
+def models(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterator[str]:
+    """Check that a client sees only published models, never an older one after a newer, and at the end the last one."""
     published, seen = set[str](), dict[str, int]()
     last = None
     contents: dict[str, str] = {}
@@ -313,20 +311,20 @@ def models(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
         elif event["do"] == "saw":
             number = int(event["content"].split()[0])
             if event["content"] not in published:
-                yield f"models: client {event['client'][:8]} has {event['content']!r}, which nobody published"
+                yield f"models: client {event['client'][:8]} has {event['content']!r}, which was never published"
             if number < seen.get(event["client"], 0):
                 before = seen[event["client"]]
-                yield f"models: {told[event['client']]} had model {before} and went back to {number}"
+                yield f"models: {histories[event['client']]} had model {before} and went back to {number}"
             seen[event["client"]] = number
             contents[event["client"]] = event["content"]
-    for story in told.values():
+    for story in histories.values():
         if story.left and story.left["finished"] and last and "last" not in contents.get(story.client, ""):
             have = contents.get(story.client)
             yield f"models: {story} ended with model {have!r}; the last one is {last}"
 
 
 def deadlines(events: Iterable[Event]) -> Iterator[str]:
-    """No call took longer than it was given, apart from the time for which its process was stopped."""
+    """Check that no call exceeded its timeout, apart from the time for which its process was stopped."""
     stopped: dict[str, list[tuple[float, float]]] = defaultdict(list)
     events = list(events)
     slack = SLACK
@@ -348,8 +346,8 @@ def deadlines(events: Iterable[Event]) -> Iterator[str]:
             )
 
 
-def endings(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]:
-    """Nobody failed, every process that was asked to end did so in time, and whoever was not killed delivered."""
+def endings(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterator[str]:
+    """Check that no process failed, that all ended in time, and that clients that stayed to the end delivered."""
     for event in events:
         match event["do"]:
             case "failed":
@@ -361,6 +359,6 @@ def endings(events: Iterable[Event], told: Mapping[str, Story]) -> Iterator[str]
                 yield f"endings: {event['target']} died by itself with {event['status']}: {event['tail']}"
             case "late":
                 yield f"endings: {event['target']} {event['what']}"
-    for story in told.values():
+    for story in histories.values():
         if story.left and story.left["finished"] and not story.delivered:
             yield f"endings: {story} stayed to the end and did not deliver: {story.left}"

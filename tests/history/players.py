@@ -1,10 +1,10 @@
-"""The processes of a trial: actors, and a learner that publishes, draws, looks at every sample, and ends the run.
+"""The processes of a trial: actors, and a learner that publishes, draws, checks every sample, and ends the run.
 
     python -m history.players actor ENDPOINT... --history FILE --name actor-0 --clients 5 --seed 7 --rate 6
     python -m history.players learner ENDPOINT --history FILE --every 5 --run NAME...
 
-An actor has several clients that do everything a client does. Everybody writes down what he does before it is done, and
-what he was told: after a SIGKILL, what the servers hold lies between what they acknowledged and that.
+An actor has several clients that use every feature of a client. Processes record each action before it happens, and
+each answer afterwards: after a SIGKILL, the servers hold at least the acknowledged and at most the recorded counts.
 """
 
 import argparse
@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 class Recorder:
-    """Appends events to a file, each in one write: what was recorded survives a SIGKILL of this process.
+    """Writer of events to a file, each in one write, so that recorded events survive a SIGKILL of this process.
 
     Args:
         by: Name of this process, such as "actor-3"; in each event.
@@ -44,7 +44,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def __call__(self, do: str, **facts: Any) -> float:
-        """Record an event; returns its time, by the clock that all processes of this machine share."""
+        """Record an event and return its time, by the clock that all processes of this machine share."""
         now = time.monotonic()
         line = json.dumps({"t": round(now, 6), "by": self.by, "do": do, **facts}, separators=(",", ":")) + "\n"
         with self._lock:
@@ -56,7 +56,7 @@ class Recorder:
 
 
 def read(folder: Path) -> list[Event]:
-    """All events of all files in a folder, in the order of time."""
+    """Return all events of all files in a folder, in the order of time."""
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         *whole, rest = path.read_text(encoding="utf-8").split("\n")
@@ -66,12 +66,12 @@ def read(folder: Path) -> list[Event]:
 
 
 LIMITS = Limits.of(resend_after=0.2, resend_most=1.0, update_every=0.1)
-"""Impatient, so that much is sent twice."""
+"""Short intervals, so that clients repeat many requests."""
 JOIN = 40.0
-"""Seconds that a client has to get in, while servers and proxies go down and up."""
+"""Seconds for a client to join while servers and proxies restart."""
 UPDATE = 3.0
 LAST = 30.0
-"""Seconds that a client has to deliver everything, once all is healed."""
+"""Seconds for a client to deliver everything after the last fault."""
 PUSH = 0.2
 TOPIC = "policy"
 STATS = (
@@ -82,12 +82,12 @@ OPERATIONS = {"episode": 9, "push": 5, "log": 4, "update": 2, "look": 2}
 
 
 class Play:
-    """One client and what it did so far."""
+    """One client, with the counts of its work."""
 
     storage = "caches"
     limits = LIMITS
     updates_last = True
-    """Whether it waits for its servers before it leaves; else leaving has to."""
+    """True if the client reports to its servers before it leaves; else `close` delivers."""
 
     def __init__(self, record: Recorder, endpoint: str, seed: str, rate: float, stop: threading.Event) -> None:
         self.record, self.rate, self.stop = record, rate, stop
@@ -107,7 +107,7 @@ class Play:
         return self.record(do, client=self.id, **facts)
 
     def run(self) -> None:
-        """Work until the run is finished, or this process has to end; then deliver everything and leave."""
+        """Work until the run is finished or this process must end; then deliver everything and leave."""
         chosen = list(OPERATIONS), list(OPERATIONS.values())
         while not (self.client.finished or self.stop.is_set()):
             getattr(self, self.rng.choices(*chosen)[0])()
@@ -145,7 +145,6 @@ class Play:
         self.episodes += 1
 
     def push(self) -> None:
-        """Push a cache."""
         began = time.monotonic()
         pushed = self.client.push_cache(timeout=PUSH)
         self.tell("push", ok=pushed, reason=self.client.push_reason, took=time.monotonic() - began, timeout=PUSH)
@@ -173,7 +172,7 @@ class Play:
         self.tell("stats", **{name: getattr(stats, name) for name in STATS})
 
     def see(self) -> str:
-        """The newest model's content, written down."""
+        """Record and return the newest model's content."""
         newest = self.policy.newest()
         if newest is None:
             return ""
@@ -182,17 +181,17 @@ class Play:
 
 
 class RolloutPlay(Play):
-    """One that records rollouts, in order: entry t of its client is number t, whatever episodes they are in."""
+    """A client that records rollouts in order: its entry t is number t, in any episode."""
 
     storage = "rollouts"
 
     def run(self) -> None:
-        """The same, by a writer."""
+        """Run as `Play` does, with a writer."""
         self.writer = self.client.writer(check=False)
         super().run()
 
     def episode(self) -> None:
-        """Record an episode, and wait for room where there is none."""
+        """Record an episode; steps wait for space if necessary."""
         length = self.rng.randrange(2, 30)
         self.tell("count", episodes=self.episodes + 1, steps=self.steps + length)
         for left in range(length, 0, -1):
@@ -202,14 +201,14 @@ class RolloutPlay(Play):
         self.episodes += 1
 
     def push(self) -> None:
-        """Nothing: fragments are sent at the steps that fill them, and where episodes end."""
+        """Do nothing: fragments are sent when steps fill them and when episodes end."""
 
 
 PLAYS = {play.storage: play for play in (Play, RolloutPlay)}
 
 
 def entry(tag: int, number: int) -> tuple[np.ndarray, ...]:
-    """What `is_whole` can recognise."""
+    """Return an entry that `is_whole` can recognise."""
     obs = np.array([tag, number, (tag * 31 + number) % (1 << 20), 1], np.float32)
     return obs, np.int32(number), np.float32(number % 7)
 
@@ -223,12 +222,12 @@ DRAINED = 2.0
 
 
 def is_whole(batch: object) -> np.ndarray:
-    """For each sample whether all its parts are of one entry, and its next state of the entry after it. [B]"""
+    """Return for each sample whether all its parts are of one entry, and its next state of the following entry. [B]"""
     obs, next_obs = np.asarray(batch["obs"]), np.asarray(batch["next_obs"])
     tag, number = obs[:, 0].astype(int), obs[:, 1].astype(int)
     fits = (obs[:, 2] == (tag * 31 + number) % (1 << 20)) & (obs[:, 3] == 1)
     fits &= np.asarray(batch["action"]) == number
-    goes_on = np.asarray(batch["discount"]) > 0  # where an episode terminated, nobody recorded a state after it
+    goes_on = np.asarray(batch["discount"]) > 0  # no next state was recorded after a terminal step
     return fits & (~goes_on | ((next_obs[:, 0] == tag) & (next_obs[:, 1] == number + 1)))
 
 
@@ -260,15 +259,15 @@ def draw(reader: Reader, record: Recorder) -> None:
 
 
 def torn_entries(rollouts: Rollouts) -> int:
-    """Entries of which a part is of another one, or which are not where they were recorded: one behind the other."""
+    """Return the number of entries with a part of another one, or without their successor behind them."""
     obs, action = np.asarray(rollouts["obs"]).astype(int), np.asarray(rollouts["action"])
     tag, number = obs[:, 0], obs[:, 1]
     fits = (obs[:, 2] == (tag * 31 + number) % (1 << 20)) & (obs[:, 3] == 1) & (action == number)
     ends = np.cumsum(rollouts.lengths)
-    after = np.append(obs[1:, :2], [[0, 0]], axis=0)  # [N, 2] tag and number of the state that follows
+    after = np.append(obs[1:, :2], [[0, 0]], axis=0)  # [N, 2] tag and number of the following state
     after[ends - 1] = np.asarray(rollouts.final["obs"])[:, :2].astype(int)
     terminal = np.zeros(len(obs), bool)
-    terminal[ends - 1] = rollouts.terminated  # nobody recorded a state after it
+    terminal[ends - 1] = rollouts.terminated  # no state was recorded after a terminal step
     fits &= terminal | ((after[:, 0] == tag) & (after[:, 1] == number + 1))
     return int((~fits).sum())
 
@@ -287,7 +286,7 @@ def take(reader: Reader, record: Recorder) -> None:
 
 
 def drain(reader: Reader, record: Recorder) -> None:
-    """Take what was held at this moment, and more: what came before is handed out before what comes now."""
+    """Take all entries that were held at this moment, and later ones: servers hand entries out in order."""
     until = time.monotonic() + DRAINED
     while time.monotonic() < until:
         take(reader, record)
@@ -297,7 +296,7 @@ USES = {"caches": draw, "rollouts": take}
 
 
 def begin_run(reader: Reader, record: Recorder, name: str) -> None:
-    """Begin it everywhere, however often servers are killed meanwhile."""
+    """Begin a run on all servers, in spite of kills."""
     deadline = time.monotonic() + LAST
     while True:
         record("run", name=name)
@@ -313,26 +312,26 @@ def begin_run(reader: Reader, record: Recorder, name: str) -> None:
 
 
 def ask_totals(reader: Reader, record: Recorder, runs: Sequence[str], seconds: float) -> None:
-    """What all servers say of each run, as anybody may ask from far away."""
+    """Record the totals of each run that a remote reader receives from all servers."""
     for run in runs:
         until = time.monotonic() + seconds
-        while (told := reader.totals(run, seconds)).missing and time.monotonic() < until:
-            time.sleep(1.0)  # a proxy looks again every few seconds for a server that was cut off from it
-        totals = {"episodes": told.totals.episodes, "steps": told.totals.steps}
-        record("totals", run=run, missing=sorted(told.missing), **totals)
+        while (answer := reader.totals(run, seconds)).missing and time.monotonic() < until:
+            time.sleep(1.0)  # a proxy retries a disconnected server every few seconds
+        totals = {"episodes": answer.totals.episodes, "steps": answer.totals.steps}
+        record("totals", run=run, missing=sorted(answer.missing), **totals)
 
 
 def learn(
     line: Any, reader: Reader, record: Recorder, runs: Sequence[str], every: float, storage: str, pause: float = PAUSE
 ) -> None:
-    """Publish, and use what comes, until the line says that it is over; then end the run.
+    """Publish models and use samples until the line ends the trial; then end the run.
 
     Args:
-        line: By whom the learner is told to finish, or to end: `wait(seconds)` is False then, and `stopping` says which.
-        runs: To begin, one after the other.
+        line: Source of orders: `wait(seconds)` returns False for an order, and `stopping` is True if it is to end.
+        runs: Runs to begin, one after the other.
         every: Seconds for each of them.
-        storage: Of the servers' table.
-        pause: Seconds between two uses of what came.
+        storage: Storage of the servers' table.
+        pause: Seconds between two draws or takes.
     """
     number, due, began = 0, 0.0, time.monotonic()
     left = list(enumerate(runs, start=1))
@@ -359,21 +358,21 @@ def learn(
     record("finished")
 
 
-def act(given: argparse.Namespace) -> int:
-    record, stop = Recorder(given.history, given.name), threading.Event()
+def act(args: argparse.Namespace) -> int:
+    record, stop = Recorder(args.history, args.name), threading.Event()
     failed = []
 
     def play(number: int) -> None:
         try:
-            endpoint = given.endpoints[number % len(given.endpoints)]
-            Play(record, endpoint, f"{given.seed}/{number}", given.rate, stop).run()
+            endpoint = args.endpoints[number % len(args.endpoints)]
+            Play(record, endpoint, f"{args.seed}/{number}", args.rate, stop).run()
         except Exception as error:
             failed.append(error)
             record("failed", error=repr(error))
             raise
 
     with LauncherLine() as tether:
-        threads = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(given.clients)]
+        threads = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(args.clients)]
         for each in threads:
             each.start()
         tether.ready()
@@ -385,11 +384,11 @@ def act(given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def lead(given: argparse.Namespace) -> int:
-    record = Recorder(given.history, "learner-0")
-    with LauncherLine() as tether, Reader(given.endpoints, timeout=LAST, seed=0, limits=LIMITS) as reader:
+def lead(args: argparse.Namespace) -> int:
+    record = Recorder(args.history, "learner-0")
+    with LauncherLine() as tether, Reader(args.endpoints, timeout=LAST, seed=0, limits=LIMITS) as reader:
         tether.ready()
-        learn(tether, reader, record, given.run, given.every, "caches")
+        learn(tether, reader, record, args.run, args.every, "caches")
     return 0
 
 
@@ -404,8 +403,8 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--run", action="append", default=[], help="runs to begin, one after the other")
     parser.add_argument("--every", type=float, default=0.0, help="seconds for each run")
-    given = parser.parse_args()
-    return act(given) if given.role == "actor" else lead(given)
+    args = parser.parse_args()
+    return act(args) if args.role == "actor" else lead(args)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ports that are a test's own: for a killed server until it is back, or for an address where nobody is to answer."""
+"""Ports reserved for a test: for a killed server until it returns, or for an address without a server."""
 
 import atexit
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def block(count: int = 3) -> int:
-    """The first of `count` ports in a row, on all addresses of this machine, which are this process' until it ends."""
+    """Reserve `count` ports in a row, on all addresses, until the end of this process. Return the first one."""
     base, held = _hold(count)
     atexit.register(held.close)
     return base
@@ -18,31 +18,31 @@ def block(count: int = 3) -> int:
 
 @contextmanager
 def held(count: int = 3) -> Iterator[int]:
-    """The same while the context lasts."""
+    """Reserve ports like `block`, while the context lasts."""
     base, stack = _hold(count)
     with stack:
         yield base
 
 
 def address(count: int = 1) -> str:
-    """tcp://127.0.0.1:PORT of a `block`."""
+    """Return the address of the first port of a new `block`."""
     return f"tcp://127.0.0.1:{block(count)}"
 
 
 def _hold(count: int) -> tuple[int, ExitStack]:
-    """Ports below those that the kernel hands out to everyone, and a socket on each of them that does not listen.
+    """Return the first of `count` reserved ports below the kernel's ephemeral range, and the sockets that reserve them.
 
-    Whoever asks for a port with SO_REUSEADDR, as ZeroMQ and all servers of Python's do, can listen there; who looks for
-    ports here does not set it at first, and finds them taken.
+    The sockets do not listen, so a server that sets SO_REUSEADDR, as ZeroMQ and Python's servers do, can listen there.
+    This function binds before it sets the option, so it cannot take ports of other tests.
     """
-    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     rng = random.Random(os.urandom(16))
     for _ in range(200):
-        base = rng.randrange(10_000, max(10_100, first_given - count))
+        base = rng.randrange(10_000, max(10_100, first_ephemeral - count))
         with ExitStack() as stack, suppress(OSError):
             for port in range(base, base + count):
-                made = stack.enter_context(socket.socket())
-                made.bind(("0.0.0.0", port))
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                reserved = stack.enter_context(socket.socket())
+                reserved.bind(("0.0.0.0", port))
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return base, stack.pop_all()
-    raise OSError(f"no {count} free ports in a row between 10000 and {first_given}")
+    raise OSError(f"no {count} free ports in a row between 10000 and {first_ephemeral}")

@@ -1,4 +1,4 @@
-"""A trial: a cluster of real processes under load, faults from a seed, then peace, and what every check says."""
+"""Trial of a cluster of real processes under load: faults from a seed, repair of all processes, and checks."""
 
 import contextlib
 import dataclasses
@@ -30,33 +30,31 @@ SCHEMA = Schema(
     {"obs": Column(np.float32, (4,), "state"), "action": Column(np.int32), "reward": Column(np.float32, (), "reward")}
 )
 SETTINGS = ("--set", "cache_size=16", "--set", "priority_exponent=0.0")
-"""Of the servers' table."""
+"""Settings of the servers' table."""
 READY = 60.0
 TERM_GRACE = 20.0
-"""Seconds in which a node that got SIGTERM has to be gone, with status 0; more where the machine is busy."""
+"""Seconds for a node to end with status 0 after SIGTERM; more on a busy machine."""
 WORK = 20
-"""Lines that actors write before the next fault: nothing is shown by a fault that meets nobody at work."""
+"""Lines that actors write before the next fault, so that every fault meets a working cluster."""
 END_GRACE = 60.0
-"""Seconds in which actors have to deliver and leave, once all is healed and the run is over."""
+"""Seconds for actors to deliver and leave after the end of the run."""
 
 
 SETTLE = 1.0
-"""Seconds of peace at the beginning."""
+"""Seconds without a fault at the beginning."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to one process."""
+    """A fault of one process, with its beginning and duration."""
 
-    at: float
-    """Seconds after the beginning."""
+    at: float  # seconds after the beginning
     kind: str
-    """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again), "stop" (SIGSTOP, then SIGCONT) or "cut"
-    (its address is gone, then back)."""
-    target: str
-    """Such as "server-1"."""
-    seconds: float
-    """How long it is away."""
+    """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again), "stop" (SIGSTOP, then SIGCONT) or
+    "cut" (its address is unreachable, then back).
+    """
+    target: str  # such as "server-1"
+    seconds: float  # duration
 
     @property
     def until(self) -> float:
@@ -68,20 +66,21 @@ class Fault:
 
 AWAY = {
     "kill": (0.05, 1.5, 1.0), "term": (0.3, 1.5, 4.0), "stop": (0.3, 3.0, 0.2), "cut": (0.5, 8.0, 1.0),
-    # Those that only a simulated network has: cut in one direction, slow, and all connections of a host reset.
+    # Faults of a simulated network: cut in one direction, slow, and all connections of a host reset.
     "in": (0.5, 8.0, 1.0), "out": (0.5, 8.0, 1.0), "slow": (0.5, 5.0, 0.0), "reset": (0.0, 0.1, 0.2),
-    # Those of a simulated disk: full, broken until its server is killed and started again, and without power.
+    # Faults of a simulated disk: full, broken until its server is killed and started again, and without power.
     "full": (0.5, 8.0, 1.0), "eio": (0.5, 3.0, 1.0), "power": (0.5, 3.0, 1.0),
 }  # fmt: skip
-"""Least and most seconds that each kind of fault takes, and those after it in which its target is left alone: a process
-that never gets up shows nothing new."""
+"""Least and most seconds of each kind of fault, and seconds after it without a fault of the same target, which must
+come up in between.
+"""
 DISK = ("full", "eio", "power")
 
 
 def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
     """Spread `counts` of each kind of fault over the time, in turns over the kinds of processes.
 
-    Every kind of process ("server", "proxy", "actor") gets its share, however many there are of it.
+    Each kind of process ("server", "proxy", "actor") gets an equal share, independent of its number of processes.
     """
     rng = random.Random(f"faults of {seed}")
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
@@ -89,7 +88,7 @@ def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[st
     span = (seconds - SETTLE) / max(1, len(kinds))
     free_at = dict.fromkeys(targets, 0.0)
     turns: dict[str, list[str]] = {}
-    made = []
+    schedule = []
     for place, kind in enumerate(kinds):
         at = SETTLE + span * (place + rng.random())
         least, most, recovers = AWAY[kind]
@@ -103,38 +102,30 @@ def faults(seed: int, seconds: float, targets: Sequence[str], counts: Mapping[st
         free = [target for target in able if free_at[target] <= at]
         of_class = [target for target in free if target.startswith(wanted + "-")]
         if not (of_class or free):
-            continue  # everybody is down: a fault less
+            continue  # all targets are down: skip this fault
         target = rng.choice(of_class or free)
         free_at[target] = at + away + recovers
-        made.append(Fault(round(at, 3), kind, target, round(away, 3)))
-    return sorted(made, key=lambda fault: fault.at)
+        schedule.append(Fault(round(at, 3), kind, target, round(away, 3)))
+    return sorted(schedule, key=lambda fault: fault.at)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a trial is made of."""
-
     seed: int
     seconds: float
     servers: int = 2
     proxies: int = 1
-    actors: int = 3
-    """Actor processes."""
-    clients: int = 4
-    """Of each."""
-    rate: float = 10.0
-    """Operations a second, of each client."""
+    actors: int = 3  # processes
+    clients: int = 4  # of each actor
+    rate: float = 10.0  # operations a second, of each client
     kills: int = 6
     stops: int = 2
     terms: int = 0
-    runs: int = 1
-    """Experiments, one after the other."""
+    runs: int = 1  # experiments, one after the other
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of it."""
-
     violations: list[str]
     figures: dict[str, Any]
 
@@ -144,12 +135,12 @@ class Outcome:
 
 
 def names(**counts: int) -> dict[str, list[str]]:
-    """So many names of each kind of process: server-0, server-1, and so on."""
+    """Return so many names of each kind of process: server-0, server-1, and so on."""
     return {kind: [f"{kind}-{number}" for number in range(count)] for kind, count in counts.items()}
 
 
 class Trial:
-    """Runs once, in a folder of its own; everything that it wrote stays there."""
+    """A trial in a folder of its own, which keeps all files. Runs once."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
@@ -164,18 +155,17 @@ class Trial:
         self.faults = faults(settings.seed, settings.seconds, targets, wanted)
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         self.undo: list[tuple[float, Fault, float]] = []
-        """When each fault that lasts is over, and since when it does."""
+        """End, fault and beginning of each lasting fault."""
         self.running: dict[str, Child] = {}
         self.lives: Counter[str] = Counter()
         self.final: dict[str, dict[str, Any]] = {}
         self._worked = 0
-        """Lines that actors had written at the last look."""
+        """Lines that actors had written at the last fault."""
         self.slower = 1.0
-        """How many times slower than alone this machine was at its worst."""
+        """Greatest measured slowdown of this machine, as a factor."""
         self.output = (folder / "output.txt").open("w", encoding="utf-8", buffering=1)
 
     def run(self) -> Outcome:
-        """Do it all, and check."""
         began = time.monotonic()
         with contextlib.closing(self.output), Launcher(on_output=self._heard) as launcher:
             self.launcher = launcher
@@ -190,10 +180,8 @@ class Trial:
         spent = {"seed": self.settings.seed, "seconds": round(time.monotonic() - began, 1)}
         return Outcome(violations, spent | figures(events, kept))
 
-    # ------------------------------------------------------------------------------------------------ processes
-
     def _arguments(self, name: str) -> tuple[str, ...]:
-        """Module and arguments of a process."""
+        """Return the module and arguments of a process."""
         history = str(self.folder / "history" / f"{name}.{self.lives[name]}.jsonl")
         match name.partition("-")[0]:
             case "server":
@@ -220,7 +208,7 @@ class Trial:
 
     @property
     def _fronts(self) -> list[str]:
-        """What actors and learner connect to."""
+        """Endpoints that actors and learner connect to."""
         return [self.endpoints[name] for name in self.kinds["proxy"] or self.kinds["server"]]
 
     def _start(self, name: str) -> Child:
@@ -241,7 +229,7 @@ class Trial:
         self.output.write(f"{time.monotonic():.3f} {name}: {line}\n")
 
     def _pump(self, until: float) -> None:
-        """Listen to everyone until then; a process that died by itself is written down, once."""
+        """Read the processes' output until then, and record each process that died by itself once."""
         while True:
             self._undo_due()
             for name, child in list(self.running.items()):
@@ -250,15 +238,15 @@ class Trial:
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
             idle = min([left, 0.1, *(at - time.monotonic() for at, _, _ in self.undo)])
-            with contextlib.suppress(ChildDied):  # since we looked: the next look finds it
+            with contextlib.suppress(ChildDied):  # a child may die now; the next turn records it
                 self.launcher.pump(max(0.0, idle))
             if left <= 0:
                 return
 
-    # --------------------------------------------------------------------------------------------------- faults
-
     def _torment(self) -> None:
-        """Do what the schedule says; it is undone when its time is over, also while one that was asked to end still delivers."""
+        """Strike each fault of the schedule. Each ends at its time, also while a node that was asked to end still
+        delivers.
+        """
         began = time.monotonic()
         for fault in self.faults:
             self._pump(began + fault.at)
@@ -268,7 +256,7 @@ class Trial:
         self._pump(max([began + self.settings.seconds, *(at for at, _, _ in self.undo)]))
 
     def _await_work(self, name: str) -> float:
-        """Wait until a target is up and actors have worked since the last fault; the seconds by which the machine is behind."""
+        """Wait until a target is up and actors have worked since the last fault. Return the seconds of the delay."""
         began = time.monotonic()
         self._measure()
         wanted = self._worked + WORK
@@ -285,7 +273,7 @@ class Trial:
         return sum(path.read_bytes().count(b"\n") for path in (self.folder / "history").glob("actor-*.jsonl"))
 
     def _measure(self) -> None:
-        """Record how much longer than its own work a bit of work takes here now: limits in seconds grow with it."""
+        """Record the ratio of wall time to CPU time on this machine now; limits in seconds grow with it."""
         began, worked = time.monotonic(), time.thread_time()
         while time.thread_time() < worked + 0.02:
             pass
@@ -322,7 +310,7 @@ class Trial:
             self._start(fault.target)
 
     def _end(self, names: list[str]) -> None:
-        """SIGTERM, and wait; whoever takes too long is written down, and killed."""
+        """Send SIGTERM and wait; record and kill processes that take too long."""
         self._await_up([self.running[name] for name in names])
         began = time.monotonic()
         for name in names:
@@ -341,25 +329,23 @@ class Trial:
             self._ended(name, time.monotonic() - began)
 
     def _grace(self, seconds: float) -> float:
-        """That time, or as much longer as this machine is slower; never so long that a hang goes unnamed."""
+        """Return a limit in seconds, longer on a slow machine, but at most 90 s so that a hang is reported."""
         return min(90.0, seconds * max(1.0, self.slower / 4.0))
 
     def _await_up(self, children: list[Child]) -> None:
-        """Those that still start up: until they are ready, SIGTERM is any other process's death to them."""
+        """Wait until starting processes are ready; before, SIGTERM kills them like any other process."""
         deadline = time.monotonic() + READY
         while any(child.facts is None and child.status is None for child in children) and time.monotonic() < deadline:
             self._pump(time.monotonic() + 0.05)
 
     def _ended(self, name: str, took: float) -> None:
         child = self.running[name]
-        self.launcher.stop([child], 0.0)  # reads what it said last
+        self.launcher.stop([child], 0.0)  # reads the last output
         facts = {"target": name, "life": self.lives[name], "status": child.status}
         self.record("ended", took=took, grace=self._grace(TERM_GRACE), tail=list(child.tail)[-8:], **facts)
 
-    # ------------------------------------------------------------------------------------------------- the end
-
     def _heal(self) -> None:
-        """Everybody is up again."""
+        """Start all servers and proxies that are down."""
         for name, child in list(self.running.items()):
             if name.startswith(("server", "proxy")) and child.status is not None:
                 self._start(name)
@@ -389,28 +375,27 @@ class Trial:
         self.final = {name: self.running[name].reports for name in self.kinds["server"]}
 
     def _traces(self) -> list[str]:
-        """What Python said on its way down."""
+        """Return a violation if the output has a traceback."""
         text = (self.folder / "output.txt").read_text(encoding="utf-8")
-        found = [line for line in text.splitlines() if "Traceback (most recent call last)" in line]
-        return [f"output: {len(found)} tracebacks, the first: {found[0]}"] if found else []
+        tracebacks = [line for line in text.splitlines() if "Traceback (most recent call last)" in line]
+        return [f"output: {len(tracebacks)} tracebacks, the first: {tracebacks[0]}"] if tracebacks else []
 
 
 def figures(events: list[players.Event], kept: checks.Kept) -> dict[str, Any]:
-    """What came of a trial, in numbers."""
-    told = checks.stories(events).values()
+    histories = checks.stories(events).values()
     merged = checks.merge(kept.counted).values()
     done = Counter(event["do"] for event in events)
     killed = Counter(event["target"].partition("-")[0] for event in events if event["do"] == "killed")
     took = [event["took"] for event in events if event["do"] == "updated" and event["ok"]]
     return {
-        "clients": len(told),
+        "clients": len(histories),
         "killed": dict(killed), "stopped": done["stopped"], "cut": done["cut"], "ended": done["ended"],
         "operations": sum(done[name] for name in ("count", "log", "update", "push", "saw")),
         "episodes": sum(episodes for episodes, _ in merged),
         "steps": sum(steps for _, steps in merged),
         "lines": sum(map(len, kept.lines.values())),
-        "delivered": sum(story.delivered for story in told),
-        "caches_pushed": sum(story.pushed_after for story in told),
+        "delivered": sum(story.delivered for story in histories),
+        "caches_pushed": sum(story.pushed_after for story in histories),
         "caches_accepted": sum(sum(rows.values()) for rows in kept.accepted.values()),
         "samples_drawn": sum(event["samples"] for event in events if event["do"] in ("drew", "took")),
         "slowest_update": round(max(took, default=0.0), 2),
@@ -418,11 +403,11 @@ def figures(events: list[players.Event], kept: checks.Kept) -> dict[str, Any]:
 
 
 def kept_in(folder: Path, servers: list[str], runs: list[str], final: dict[str, dict[str, Any]]) -> checks.Kept:
-    """What is in the servers' state folders, and what they said last."""
+    """Return the servers' accounts, log lines and index from their state folders, and their last reports."""
     kept = checks.Kept({run: {} for run in runs}, {}, {}, {}, {})
     pushed, settled = Counter[str](), Counter[str]()
     for server in servers:
-        kept.found[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
+        kept.indexed[server], kept.lines[server], kept.accepted[server] = [], [], Counter()
         with Store(folder / server) as store:
             for run in runs:
                 accounts = {account.client.hex(): account for account in own_accounts(store, run)}
@@ -432,24 +417,24 @@ def kept_in(folder: Path, servers: list[str], runs: list[str], final: dict[str, 
                 kept.accepted[server].update({client: account.accepted_caches for client, account in accounts.items()})
                 for client, account in accounts.items():
                     pushed[client] += account.pushed_caches
-                    # What was on the way as a run ended is of no run: nothing of it is said any more.
+                    # Caches on the way at the end of a run belong to no run, and are not counted as lost.
                     on_way = account.in_flight_caches if run == runs[-1] else 0
                     settled[client] += account.pushed_caches - on_way
-                kept.found[server] += [line for page in pages(store, run) for line in page]
+                kept.indexed[server] += [line for page in pages(store, run) for line in page]
                 files = sorted((folder / server / "log").glob(f"{run}.*.log"))
                 texts = [path.read_text(encoding="utf-8") for path in files]
                 kept.lines[server] += [line for text in texts for line in text.splitlines()]
         if server not in final:
             continue
-        said = final[server].get("clients", {})
+        clients = final[server].get("clients", {})
         kept.folded[server] = final[server].get("accounts_folded", 0)
-        kept.said[server] = {client: (row["episodes"], row["steps"]) for client, row in said.items()}
+        kept.reported[server] = {client: (row["episodes"], row["steps"]) for client, row in clients.items()}
     kept.pushed = {client: (count, settled[client]) for client, count in pushed.items()}
     return kept
 
 
 def pages(store: Store, run: str) -> Iterator[list[str]]:
-    """All lines in the index, oldest first, as they would stand in the file."""
+    """Yield all lines in the index by page, oldest first, in the format of the log file."""
     after = 0
     while entries := store.search(run, LineFilter(after=after), most=1000):
         yield [format_line(entry.received, entry.line.label, entry.line.text).rstrip("\n") for entry in entries]
@@ -457,5 +442,5 @@ def pages(store: Store, run: str) -> Iterator[list[str]]:
 
 
 def run(settings: Settings, folder: Path) -> Outcome:
-    """One trial; `folder` must be empty."""
+    """Run one trial; `folder` must be empty."""
     return Trial(settings, folder).run()

@@ -1,10 +1,10 @@
-"""An inference node and actors that ask it, from memoire's own image: programs of the tests on a cluster.
+"""An inference node, and actors that request actions from it: programs of tests on a cluster, in memoire's own image.
 
-    python3 asked.py node                    acts as the demo's learner has learned, by the newest network
-    python3 asked.py actor --patience 2      records episodes whose actions come from the node, all the time
+    python3 asked.py node                    acts by the newest network of the demo's learner
+    python3 asked.py actor --patience 2      records episodes whose actions come from the node
 
-An actor says on a line of JSON, about once a second, how often it has asked, how long the longest answer took, and how
-often there was none in time.
+An actor prints a line of JSON about once a second, with the numbers of requests and of late answers, and the longest
+time of an answer.
 """
 
 import argparse
@@ -25,13 +25,11 @@ from memoire.rl.demo.qlearning import LearningSettings, Network
 
 INPUTS = {"obs": (np.float32, (4,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}
-STEPS = 20
-"""Steps of an episode."""
+STEPS = 20  # of an episode
 PATIENCE = 120.0
-"""Seconds to get in, and to be asked by nobody."""
+"""Seconds for a client to connect, and for the first answer."""
 
-stop = threading.Event()
-"""Set by SIGTERM."""
+stop = threading.Event()  # set by SIGTERM
 
 
 def function(columns, network):
@@ -57,7 +55,7 @@ def compute():
 
 
 class Actor:
-    """One client that plays by what the node says.
+    """A client whose actions come from the inference node.
 
     Args:
         patience: Seconds for one answer.
@@ -106,13 +104,13 @@ def act(patience):
         memoire.connect(os.environ["MEMOIRE_ENDPOINT"], timeout=PATIENCE, capacity=2000) as client,
         memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, patience) as policy,
     ):
-        with memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, PATIENCE) as first:  # while the cluster begins
+        with memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, PATIENCE) as first:  # while the cluster starts
             first.act({"obs": np.zeros((1, 4), np.float32)})
-        actor, told = Actor(client, policy, patience), 0.0
+        actor, reported_at = Actor(client, policy, patience), 0.0
         while not stop.wait(0.02):
             actor.episode()
-            if time.monotonic() > told + 1.0:
-                told = time.monotonic()
+            if time.monotonic() > reported_at + 1.0:
+                reported_at = time.monotonic()
                 actor.tell()
         with contextlib.suppress(MemoireError):
             client.update(20.0)
@@ -123,12 +121,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("role", choices=("node", "actor"))
     parser.add_argument("--patience", type=float, default=2.0, help="seconds for one answer")
-    given = parser.parse_args()
+    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    if given.role == "node":
+    if args.role == "node":
         compute()
     else:
-        act(given.patience)
+        act(args.patience)
     return 0
 
 

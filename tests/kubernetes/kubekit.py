@@ -1,7 +1,7 @@
-"""A release of the chart on a real cluster, seen through kubectl and helm alone: works from anywhere with a kubeconfig.
+"""A release of the chart on a real cluster, controlled through kubectl and helm alone, with any kubeconfig.
 
-Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values, as a cluster of yours may want them (images of
-your registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that is made, and gone at the end.
+Environment: MEMOIRE_HELM is helm; MEMOIRE_HELM_VALUES a file with more values that a cluster may need (images of a
+registry, a storage class, nodes); MEMOIRE_NAMESPACE the namespace that the tests create and delete.
 """
 
 import base64
@@ -35,10 +35,11 @@ MORE_VALUES = os.environ.get("MEMOIRE_HELM_VALUES")
 HELM = os.environ.get("MEMOIRE_HELM", "helm").split(":")[0]
 NAMESPACE = os.environ.get("MEMOIRE_NAMESPACE", "memoire-test")
 KEYS, TOKENS = "demo-keys", "demo-tokens"
-"""What values.yaml calls the Secrets."""
-UNTOLD = re.compile(r"ends before (\d+) steps, (\d+) episodes and \d+ log lines were acknowledged")
-"""What an actor says whose home was away at its end, for longer than a Pod has to end (docs/guarantees.md)."""
-# One node's page, or the dashboard's, as from its own container: no NetworkPolicy is in the way, and no token leaves it.
+"""Names of the Secrets in values.yaml."""
+UNACKNOWLEDGED = re.compile(r"ends before (\d+) steps, (\d+) episodes and \d+ log lines were acknowledged")
+"""Report of an actor whose home was away at its end for longer than the grace period of a Pod (docs/guarantees.md)."""
+# Fetches a page of a node or dashboard inside its own container, which no NetworkPolicy blocks; the token stays in the
+# container.
 PAGE = """
 import os, pathlib, sys, urllib.request
 port, path, token = sys.argv[1], sys.argv[2], pathlib.Path("/etc/memoire/tokens") / sys.argv[3]
@@ -53,20 +54,22 @@ print(page.decode())
 """
 
 
-def run(*command, timeout=60.0, check=True, given=None):
-    """Standard output; the test fails with all that was said."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=given)
+def run(*command, timeout=60.0, check=True, stdin=None):
+    """Run a command and return its standard output; a failure shows all of its output."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=stdin)
     assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def memoire(*words):
-    """What a command of memoire printed, on this machine."""
+    """Run a command of memoire on this machine, and return its output."""
     return run(sys.executable, "-m", "memoire", *words)
 
 
 def until(condition, seconds, what):
-    """What `condition` returns as soon as it is true; a cluster that is busy changing may refuse to answer for a while."""
+    """Return the result of `condition` as soon as it is true. Errors count as false, since a busy cluster may refuse to
+    answer for a while.
+    """
     began, last = time.monotonic(), None
     while time.monotonic() - began < seconds:
         try:
@@ -78,10 +81,10 @@ def until(condition, seconds, what):
     raise AssertionError(f"not within {seconds:g} s: {what}; last: {last}")
 
 
-def at_once(call, given):
-    """What a call returns for each of these, in order; all at the same time."""
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(given))) as threads:
-        return list(threads.map(call, given))
+def at_once(call, values):
+    """Return the results of a call for each value, in order, with all calls at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(values))) as threads:
+        return list(threads.map(call, values))
 
 
 def component_of(pod):
@@ -94,13 +97,13 @@ def is_ready(pod):
 
 
 def await_more(counts):
-    """Wait until each of the counts that this returns has grown."""
+    """Wait until each number that `counts` returns has grown."""
     before = counts()
     until(lambda: all(now > then for now, then in zip(counts(), before, strict=True)), 120.0, "more of each")
 
 
 def missing():
-    """Why there is no cluster to try a release on; "" when there is one."""
+    """Return the reason why no cluster can be tested, or "" if one is available."""
     for tool in ("kubectl", HELM):
         if shutil.which(tool) is None:
             return f"{tool} is not on PATH"
@@ -112,16 +115,16 @@ def missing():
 
 
 class Report:
-    """What is to be told of a trial: rows of a table, and promises that did not hold."""
+    """Rows of a trial's table, and its broken promises."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.rows = []
         self.troubles = []
         self._since = time.monotonic()
 
     def note(self, what, value=None):
-        """For the table; without a value, the seconds since the note before."""
+        """Add a row to the table; its value is by default the seconds since the row before."""
         now = time.monotonic()
         shown = f"{now - self._since:.0f} s" if value is None else value
         self._since = now
@@ -129,25 +132,25 @@ class Report:
         self.rows.append((what, shown))
 
     def check(self, holds, otherwise):
-        """Remember a promise that did not hold."""
+        """Record a broken promise unless `holds` is true."""
         if not holds:
             print(otherwise, file=sys.stderr, flush=True)
             self.troubles.append(otherwise)
 
 
 class Release:
-    """A release in a namespace of its own, under restricted Pod Security. At the end everything goes."""
+    """A release in a namespace of its own, under restricted Pod Security. The end of the context deletes everything."""
 
     VALUES = VALUES
-    """The file that each installation begins with."""
+    """Values file of each installation."""
 
     def __init__(self, namespace=NAMESPACE, name="demo", helm=HELM):
         self.namespace, self.name, self.full, self._helm = namespace, name, f"{name}-memoire", helm
         self.folder = tempfile.TemporaryDirectory(prefix="memoire-keys-")
         self.keys = Path(self.folder.name) / "keys"
-        """The cluster's folder of keys, as whoever installs it has one; the Secrets follow it by `apply_keys`."""
+        """The cluster's folder of keys, as its operator has it. `apply_keys` copies the keys to Secrets."""
         self.applied = set()
-        """Objects that `apply` made: no part of what Helm installs."""
+        """Objects that `apply` created, which are no part of the chart."""
 
     def kubectl(self, *words, **options):
         return run("kubectl", "-n", self.namespace, *words, **options)
@@ -171,28 +174,28 @@ class Release:
         self.folder.cleanup()
 
     def apply_keys(self):
-        """Make the Secrets what the folder of keys is."""
+        """Update the Secrets of keys from the folder."""
         self.apply(memoire("keys", "export", str(self.keys), "--kubernetes", KEYS))
 
     def apply_tokens(self, dashboard, nodes):
-        """Make these the tokens; several of one kind are given as lines."""
-        said = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": TOKENS}}
-        self.apply(said | {"stringData": {"dashboard": dashboard, "nodes": nodes}})
+        """Replace the tokens; a text of several lines has several valid tokens."""
+        secret = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": TOKENS}}
+        self.apply(secret | {"stringData": {"dashboard": dashboard, "nodes": nodes}})
 
     def apply(self, *objects, namespace=None):
-        """Make these objects, given as maps or YAML, or change them."""
+        """Create or change objects, given as dicts or YAML."""
         text = "\n---\n".join(each if isinstance(each, str) else json.dumps(each) for each in objects)
-        said = run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", "-o", "name", given=text)
-        self.applied |= set(said.split())
+        names = run("kubectl", "-n", namespace or self.namespace, "apply", "-f", "-", "-o", "name", stdin=text)
+        self.applied |= set(names.split())
 
     def install(self, *words, chart=CHART, seconds=150):
-        """Install it, or change it; done when everything is ready."""
+        """Install or change the release, and wait until everything is ready."""
         files = [word for path in (self.VALUES, MORE_VALUES) if path for word in ("-f", str(path))]
         limit = ("--wait", "--timeout", f"{seconds}s")
         self.helm("upgrade", "--install", self.name, str(chart), *files, *limit, *words, timeout=seconds + 50.0)
 
     def uninstall(self):
-        """Take it away; fails unless nothing of it is left but its servers' volumes, which are to be kept."""
+        """Uninstall the release, and fail unless only its servers' volumes are left, which must be kept."""
         self.helm("uninstall", self.name, "--wait", "--timeout", "100s")
         own = {"configmap/kube-root-ca.crt", "serviceaccount/default"} | self.applied
         kinds = "all,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims,ingresses"
@@ -205,50 +208,48 @@ class Release:
         return left()
 
     def explain(self):
-        """What a person would look at next."""
+        """Print the Pods, events and logs that help to find the cause of a failure."""
         for words in (["get", "pods", "-o", "wide"], ["get", "events", "--sort-by=.lastTimestamp"]):
             print(self.kubectl(*words, check=False)[-6000:])
         for pod in self.pods():
             for option in ([], ["--previous"]):
-                said = self.kubectl("logs", pod, "--all-containers", "--tail=15", *option, check=False)
-                if said:
-                    print(f"--- {pod} {' '.join(option)}\n{said}")
-
-    # ------------------------------------------------------------------------------------------------- what is there
+                logs = self.kubectl("logs", pod, "--all-containers", "--tail=15", *option, check=False)
+                if logs:
+                    print(f"--- {pod} {' '.join(option)}\n{logs}")
 
     def of(self, component=None):
-        """Pods of a component, or of all, as the API server has them."""
+        """Return the Pods of a component, or all Pods, as dicts of the API server."""
         label = f"app.kubernetes.io/instance={self.name}"
         label += f",app.kubernetes.io/component={component}" if component else ""
         return json.loads(self.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
 
     def staying(self, component=None):
-        """Those that are not about to end."""
+        """Return the Pods that are not about to end."""
         return [pod for pod in self.of(component) if "deletionTimestamp" not in pod["metadata"]]
 
     def pods(self, component=None):
-        """Names of the Pods that are not about to end."""
+        """Return the names of the Pods that are not about to end."""
         return [pod["metadata"]["name"] for pod in self.staying(component)]
 
     def is_gone(self, component):
-        """Whether no Pod of this component is left, not even one that is about to end."""
+        """Return True if no Pod of this component is left, not even one that is about to end."""
         return not self.of(component)
 
     def addresses(self):
-        """{component: [where each of its Pods is]}."""
-        found: dict[str, list[str]] = {}
+        """Return {component: addresses of its Pods}."""
+        addresses: dict[str, list[str]] = {}
         for pod in self.staying():
             if "podIP" in pod["status"]:
-                found.setdefault(component_of(pod), []).append(pod["status"]["podIP"])
-        return found
+                addresses.setdefault(component_of(pod), []).append(pod["status"]["podIP"])
+        return addresses
 
     @property
     def endpoint(self):
-        """What clients connect to."""
+        """The address that clients connect to."""
         return f"tcp://{self.service('')}:5560"
 
     def service(self, component):
-        """A Service's own address, as a number: whether its name is found quickly is another question."""
+        """Return a Service's IP address, which needs no DNS."""
         name = f"{self.full}-{component}" if component else self.full
         return json.loads(self.kubectl("get", "service", name, "-o", "json"))["spec"]["clusterIP"]
 
@@ -257,7 +258,7 @@ class Release:
         return len(there) == count and all(map(is_ready, there))
 
     def await_ready(self, seconds=60.0, **counts):
-        """Wait until as many Pods of each of these components are ready, and no others are meant to stay."""
+        """Wait until exactly as many Pods of each of these components stay, and all are ready."""
         for component, count in counts.items():
             until(lambda component=component, count=count: self.are_ready(component, count), seconds, component)
 
@@ -276,84 +277,86 @@ class Release:
         return at_once(self.status, self.pods("server"))
 
     def accounts(self):
-        """{client: {"episodes", "steps", "pushed", "settled"}} of all servers, merged as the cluster's totals are."""
-        found = by_client(merge(*at_once(self.account_rows, self.pods("server"))))
-        settled = found["accepted_caches"] + found["rejected_caches"] + found["lost_caches"]
-        counts = zip(found["episodes"], found["steps"], found["pushed_caches"], settled, strict=True)
+        """Return {client: {"episodes", "steps", "pushed", "settled"}} of all servers, merged as the cluster's totals
+        are.
+        """
+        merged = by_client(merge(*at_once(self.account_rows, self.pods("server"))))
+        settled = merged["accepted_caches"] + merged["rejected_caches"] + merged["lost_caches"]
+        counts = zip(merged["episodes"], merged["steps"], merged["pushed_caches"], settled, strict=True)
         each = [dict(zip(("episodes", "steps", "pushed", "settled"), map(int, row), strict=True)) for row in counts]
-        return dict(zip([row.tobytes().hex() for row in found["client"]], each, strict=True))
+        return dict(zip([row.tobytes().hex() for row in merged["client"]], each, strict=True))
 
     def account_rows(self, pod):
-        """Every account that a server has, those that are not in its memory included."""
+        """Return all accounts of a server, also those that are not in its memory."""
         parts, after = [np.empty(0, ACCOUNT)], ""
         while len(parts) == 1 or after:
-            told = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
-            parts.append(np.frombuffer(told["rows"], ACCOUNT))
-            after = told.get("next", "")
+            reply = msgspec.msgpack.decode(base64.b64decode(self.page(pod, f"/accounts?after={after}")))
+            parts.append(np.frombuffer(reply["rows"], ACCOUNT))
+            after = reply.get("next", "")
         return np.concatenate(parts)
 
     def totals(self):
-        """What the cluster says that all of it has counted, asked as a person would."""
+        """Return the cluster's totals by `memoire totals`, as an operator would."""
         addresses = [f"tcp://{pod}.{self.full}-server:5560" for pod in self.pods("server")]
-        said = self.kubectl("exec", self.pods("server")[0], "--", "memoire", "totals", "--json", *addresses)
-        return json.loads(said)["totals"]
+        output = self.kubectl("exec", self.pods("server")[0], "--", "memoire", "totals", "--json", *addresses)
+        return json.loads(output)["totals"]
 
     def _rows_of(self, client):
-        """Every account that any server has of a client, by its Pod."""
+        """Return all accounts of a client on any server, each with its Pod."""
         me = np.frombuffer(bytes.fromhex(client), "<u8")
-        found = {pod: self.account_rows(pod) for pod in self.pods("server")}
-        return [(pod, row) for pod, rows in found.items() for row in rows[(rows["client"] == me).all(axis=1)]]
+        tables = {pod: self.account_rows(pod) for pod in self.pods("server")}
+        return [(pod, row) for pod, rows in tables.items() for row in rows[(rows["client"] == me).all(axis=1)]]
 
     def differences(self, words):
-        """Where the cluster's accounts and totals are not what its actors have counted, by their last words. An actor that
-        ended before its home had acknowledged all says how much: so much may be missing.
+        """Return differences between the cluster's accounts and totals and the counts in its actors' last reports. An
+        actor that ended before its home acknowledged everything reports the amount, which may be missing.
         """
         counted = {client: one for client, one in self.accounts().items() if one["steps"] or client in words}
-        found = [f"client {client} is counted and said no word" for client in counted.keys() - words.keys()]
-        for client, said in words.items():
+        differences = [f"client {client} is counted and said no word" for client in counted.keys() - words.keys()]
+        for client, report in words.items():
             has = counted.get(client, {"episodes": 0, "steps": 0, "pushed": 0, "settled": 0})
-            did = {"episodes": said["episodes"], "steps": said["steps"]}
-            did |= dict.fromkeys(("pushed", "settled"), said["caches"])
+            did = {"episodes": report["episodes"], "steps": report["steps"]}
+            did |= dict.fromkeys(("pushed", "settled"), report["caches"])
             if did == has:
                 continue
             missing = [did[name] - has[name] for name in ("steps", "episodes")]
-            is_told = all(0 <= less <= most for less, most in zip(missing, said.get("untold", (0, 0)), strict=True))
-            if is_told and "untold" in said and has["settled"] <= has["pushed"] <= did["pushed"]:  # it said no goodbye
+            fits = all(0 <= less <= most for less, most in zip(missing, report.get("unacked", (0, 0)), strict=True))
+            # After an incomplete end, servers may lack the last caches, or have them neither accepted nor lost.
+            if fits and "unacked" in report and has["settled"] <= has["pushed"] <= did["pushed"]:
                 continue
             rows = self._rows_of(client)
             shown = ("home", "since", "flags", "pushed_caches", "received_caches", "lost_caches")
             listed = "; ".join(f"{pod}: " + ", ".join(f"{name} {row[name]}" for name in shown) for pod, row in rows)
-            found.append(f"client {client} did {did}, and {has} are counted: {listed}")
-        steps, told = sum(one["steps"] for one in counted.values()), self.totals()["steps"]
-        return found + [f"the cluster's total is {told} steps, its accounts have {steps}"] * (steps != told)
-
-    # ---------------------------------------------------------------------------------------------- what is done to it
+            differences.append(f"client {client} did {did}, and {has} are counted: {listed}")
+        steps, total = sum(one["steps"] for one in counted.values()), self.totals()["steps"]
+        return differences + [f"the cluster's total is {total} steps, its accounts have {steps}"] * (steps != total)
 
     def kill(self, pod):
-        """End a Pod at once, as a crash would; Kubernetes makes another one."""
+        """Kill a Pod without a grace period, like a crash; Kubernetes starts another one."""
         self.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--wait=false")
 
     @contextlib.contextmanager
     def last_words(self):
-        """Follow the actors' logs, also of those that come later; {client: counts} is filled in with each one's last line,
-        complete when all of them have ended. "untold" are steps and episodes that it could not tell.
+        """Follow the actors' logs, also those of later actors, and yield {client: counts}. The dict receives each
+        actor's last line, and is complete when all actors have ended. "unacked" are steps and
+        episodes without acknowledgement.
         """
         words, followed, over = {}, {}, threading.Event()
 
         def follow(process):
-            with process:  # closed and waited for by whoever reads it, also where another one takes its place
-                said = {}
+            with process:  # the thread closes the process, also after another one has replaced it
+                report = {}
                 for line in process.stdout:
-                    if untold := UNTOLD.search(line):
-                        said["untold"] = tuple(map(int, untold.groups()))
+                    if steps_and_episodes := UNACKNOWLEDGED.search(line):
+                        report["unacked"] = tuple(map(int, steps_and_episodes.groups()))
                     with contextlib.suppress(ValueError, KeyError, TypeError):
-                        said = json.loads(line)
-                        words[said["client"]] = said
+                        report = json.loads(line)
+                        words[report["client"]] = report
 
         def look():
             label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=actor"
             for pod in self.kubectl("get", "pods", "-l", label, "-o", "name", check=False).split():
-                if pod not in followed or not followed[pod][1].is_alive():  # not there yet, or the connection broke
+                if pod not in followed or not followed[pod][1].is_alive():  # not followed yet, or the connection broke
                     command = ["kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", "actor", "--tail=3"]
                     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                     followed[pod] = (process, threading.Thread(target=follow, args=(process,), daemon=True))
@@ -361,7 +364,7 @@ class Release:
 
         def watch():
             while not over.wait(1.0):
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a cluster that loses a node may be late
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a cluster that loses a node may be slow
                     look()
 
         watcher = threading.Thread(target=watch, daemon=True)
@@ -384,7 +387,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class WithInference:
-    """Put before a release: it has inference nodes, too."""
+    """Mixin for a release with inference nodes."""
 
     def __enter__(self):
         super().__enter__()
@@ -397,7 +400,7 @@ class WithInference:
 
     @property
     def inference(self):
-        """What actors ask."""
+        """The address of the inference nodes for actors."""
         return f"tcp://{self.service('inference')}:5570"
 
 
@@ -415,7 +418,7 @@ with concurrent.futures.ThreadPoolExecutor(len(targets)) as pool:
 """
 CONNECT = """
 import faulthandler
-faulthandler.dump_traceback_later(100, exit=True)  # whoever hangs says where
+faulthandler.dump_traceback_later(100, exit=True)  # a hang shows its place
 import memoire, sys
 try:
     with memoire.connect(sys.argv[1], keys=sys.argv[2] if len(sys.argv) > 2 else None, timeout=10.0):
@@ -451,15 +454,15 @@ except OSError:
 """
 CLIENT = {"memoire.io/client": "true"}
 PORTS = (5560, 5561, 5562, 5570, 8080, 8081, 8265)
-"""On which anything of memoire listens."""
+"""Ports of all services of memoire."""
 
 
 class Visitor:
-    """A Pod of the same image that is no part of the release. It may send anything; what it reaches is up to the others.
+    """A Pod of the same image outside the release. The Pod may send anything; only the release's policies limit its connections.
 
     Args:
         mounts: Names of Secrets, each mounted at /keys/NAME.
-        namespace: Another one than the release's.
+        namespace: Namespace of the Pod, if not the release's.
     """
 
     def __init__(self, release, name, labels=None, *, mounts=(), namespace=None):
@@ -497,41 +500,41 @@ class Visitor:
         return self._kubectl("exec", self.name, "--", *words, check=check, timeout=150.0)
 
     def python(self, program, *words):
-        """What a program printed."""
+        """Run a program and return its output."""
         return self.do("python3", "-c", program, *words).strip()
 
     def reaches(self):
-        """{component: ports of its Pods that take its connections}; all Pods of one have to be alike."""
+        """Return {component: ports that accept connections}; all Pods of a component must be alike."""
         there = self.release.addresses()
         tried = [(pod, port) for pods in there.values() for pod in pods for port in PORTS]
         is_open = dict(zip(tried, json.loads(self.python(REACH, json.dumps(tried))), strict=True))
-        found = {}
+        ports = {}
         for component, pods in there.items():
             if component != "test":
                 each = [{port for port in PORTS if is_open[pod, port]} for pod in pods]
                 assert all(one == each[0] for one in each), (component, each)
-                found[component] = each[0]
-        return found
+                ports[component] = each[0]
+        return ports
 
     def publishes(self, keys):
-        """What came of publishing a model with these keys: the error's name, nothing if it was taken."""
+        """Publish a model with these keys; return the name of the error, or "" without one."""
         return self.python(PUBLISH, self.release.endpoint, f"/keys/{keys}")
 
     def is_let_in(self, keys=None):
-        """Whether a client with these keys gets through to the cluster."""
+        """Return True if a client with these keys can connect to the cluster."""
         return self.python(CONNECT, self.release.endpoint, *([f"/keys/{keys}"] if keys else [])) == "welcome"
 
     def asks(self, address, keys):
-        """(actions, version of the weights) that an inference node gives for three rows."""
+        """Return (actions, version of the weights) of an inference node for three rows."""
         return json.loads(self.python(ASK, address, f"/keys/{keys}"))
 
     def gets(self, url, token="", host=""):
-        """Status of a page as a text, or that there is no connection."""
+        """Return the status of a page as a text, or "no connection"."""
         return self.python(GET, url, token, host)
 
 
 def refused(release):
-    """{reason: how often} of all servers and proxies."""
+    """Return {reason: refusals} of all servers and proxies together."""
     total = {}
     for status in at_once(release.status, [*release.pods("server"), *release.pods("proxy")]):
         for reason, count in status["security"]["refused"].items():
@@ -540,10 +543,11 @@ def refused(release):
 
 
 def is_refused(release, attempt, *reasons):
-    """Wait until what is tried has failed and is counted for one of these reasons; raises as soon as it does not fail.
+    """Wait until an attempt has failed and a server or proxy has counted the refusal. Raise if an attempt succeeds.
 
     Args:
-        attempt: Returns whether it went well. It is made again: one that comes to nothing on the way is not counted.
+        attempt: Returns True on success. Repeated, since an attempt that is lost on the way is not counted.
+        reasons: Reasons that count.
     """
 
     def count():
@@ -554,14 +558,16 @@ def is_refused(release, attempt, *reasons):
 
     def counted():
         if attempt():
-            raise RuntimeError(f"somebody was let in who should be refused: {reasons}")
+            raise RuntimeError(f"an attempt succeeded that should be refused: {reasons}")
         return count() > before
 
-    until(counted, 120.0, f"somebody refused and counted: {reasons}")
+    until(counted, 120.0, f"an attempt that is refused and counted: {reasons}")
 
 
 def strangers_keys(release):
-    """Secrets of actors that are nobody here: of another cluster, and one that knows only whom to dial."""
+    """Create Secrets of unknown actors: one of another cluster, and one that has only the server's public key. Return
+    their names.
+    """
     release.apply(memoire("keys", "new", "--kubernetes", "other"))
     folder = str(Path(release.folder.name) / "stranger")
     memoire("keys", "new", folder, "--role", "actor", "--server", str(release.keys / "actor" / "server.pub"))
@@ -570,22 +576,21 @@ def strangers_keys(release):
 
 
 def taken_up(release, folder, named):
-    """Wait until every Pod has what is in a Secret now. Kubelets look at Secrets now and then, and at once where the Pod has
-    changed: so it gets an annotation.
+    """Wait until every Pod has the present content of a Secret. An annotation makes kubelets update the Pod at once.
 
     Args:
-        folder: Where Pods have it.
+        folder: Mount point in the Pods.
         named: {component: the Secret's name}.
     """
-    found = json.loads(release.kubectl("get", "secrets", "-o", "json"))["items"]
-    said = {each["metadata"]["name"]: each.get("data", {}) for each in found}
+    items = json.loads(release.kubectl("get", "secrets", "-o", "json"))["items"]
+    data = {each["metadata"]["name"]: each.get("data", {}) for each in items}
     pods = {pod: component for component in named for pod in release.pods(component)}
     release.kubectl("annotate", "pods", *pods, f"memoire.io/looked-at={time.time_ns()}", "--overwrite")
     show = f"cd {folder} && for each in *; do echo $each; base64 -w 0 $each; echo; done"
 
     def wait(pod):
         component = pods[pod]
-        expected, container = said[named[component]], "relay" if component == "actor" else component
+        expected, container = data[named[component]], "relay" if component == "actor" else component
 
         def has_it():
             lines = release.kubectl("exec", pod, "-c", container, "--", "sh", "-c", show).split()
@@ -598,26 +603,28 @@ def taken_up(release, folder, named):
 
 
 def spread(release):
-    """Make the Secrets what the folder of keys is, and wait until all Pods have them."""
+    """Update the Secrets from the folder of keys, and wait until all Pods have them."""
     release.apply_keys()
     roles = [role for role in ("server", "proxy", "learner", "actor", "inference") if release.pods(role)]
     taken_up(release, "/etc/memoire/keys", {role: f"{KEYS}-{role}" for role in roles})
 
 
 def replace_tokens(release):
-    """Other tokens for the dashboard and the nodes, both of which hold for a while; the new dashboard's."""
+    """Replace the tokens of dashboard and nodes, with a period in which both are valid. Return the dashboard's new and
+    old ones.
+    """
     former = json.loads(release.kubectl("get", "secret", TOKENS, "-o", "json"))["data"]
     old = {name: base64.b64decode(text).decode() for name, text in former.items()}
     new = {name: secrets.token_hex(24) for name in old}
-    # Nodes know both before the dashboard asks them with the new one: it takes the first that it finds.
-    for said in ({name: f"{old[name]}\n{new[name]}" for name in old}, new):
-        release.apply_tokens(said["dashboard"], said["nodes"])
+    # Nodes must accept both tokens before the dashboard sends the new one; the dashboard sends the first of its file.
+    for tokens in ({name: f"{old[name]}\n{new[name]}" for name in old}, new):
+        release.apply_tokens(tokens["dashboard"], tokens["nodes"])
         taken_up(release, "/etc/memoire/tokens", dict.fromkeys(("server", "proxy", "dashboard"), TOKENS))
     return new["dashboard"], old["dashboard"]
 
 
 def replace_key(release, role):
-    """Give a role another key and take the old one away, as docs/operations.md says."""
+    """Replace the key of a role and revoke the old one, as docs/operations.md describes."""
     new = Path(release.folder.name) / f"new-{role}-{time.time_ns()}"
     own = release.keys / role
     former = keyfolder.Keys(own).own

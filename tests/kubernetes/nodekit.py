@@ -1,7 +1,9 @@
-"""Trials in which nodes of a cluster are lost, cut off, drained and crowded: a release of light actors and a learner
-(played.py) on the nodes that $MEMOIRE_NODES names, followed through the API server, and compared at the end.
+"""Trials in which nodes of a cluster are lost, cut off, drained and crowded.
 
-    MEMOIRE_NODES="node3 node4"                 nodes that may fail; everything of the release is placed there
+A release of light actors and a learner (played.py) runs on the nodes that $MEMOIRE_NODES names. The trial follows the
+programs through the API server, and compares their counts with the servers' accounts at the end.
+
+    MEMOIRE_NODES="node3 node4"                 nodes that may fail; the whole release is placed there
     MEMOIRE_NODE_KILL='... $NODE'               shell commands: end the node $NODE as a power cut would,
     MEMOIRE_NODE_START='... $NODE'              start it again,
     MEMOIRE_NODE_CUT='... $NODE'                unplug it from the network,
@@ -24,13 +26,13 @@ from kubekit import Release, Report, component_of, is_ready, run, until
 
 HERE = Path(__file__).resolve().parent
 LOST_AFTER = 5
-"""Seconds that a Pod stays bound to a node that is not ready: short, so that a trial is."""
+"""Seconds that a Pod stays bound to a node that is not ready; few, for short trials."""
 COUNTS = {"server": 2, "proxy": 2, "dashboard": 1, "learner": 1, "actor": 4}
-"""Pods of each component, unless a trial says otherwise."""
+"""Default number of Pods of each component."""
 
 
 def missing(*commands):
-    """Why a trial cannot run here that needs these node commands (kill, start, cut, join); "" when it can."""
+    """Return the reason why a trial with these node commands (kill, start, cut, join) cannot run here, or ""."""
     if len(nodes()) < 2:
         return "MEMOIRE_NODES names no two nodes that a trial may have, such as 'node3 node4'"
     for command in commands:
@@ -44,26 +46,26 @@ def nodes():
 
 
 def do(command, node):
-    """One of the four commands above."""
-    given = os.environ[f"MEMOIRE_NODE_{command.upper()}"]
+    """Run the kill, start, cut or join command for a node."""
+    shell_command = os.environ[f"MEMOIRE_NODE_{command.upper()}"]
     subprocess.run(
-        given, shell=True, check=True, env=os.environ | {"NODE": node}, stdout=subprocess.DEVNULL, timeout=300
+        shell_command, shell=True, check=True, env=os.environ | {"NODE": node}, stdout=subprocess.DEVNULL, timeout=300
     )
 
 
 def heal():
-    """Have every node of the trial there, with nothing against Pods on it."""
+    """Start and connect all nodes of the trial, and let them accept Pods."""
     ready = "{.status.conditions[?(@.type=='Ready')].status}"
     for node in nodes():
         for command in ("start", "join"):
-            given = f"MEMOIRE_NODE_{command.upper()}" in os.environ
-            if given and run("kubectl", "get", "node", node, "-o", f"jsonpath={ready}") != "True":
+            has_command = f"MEMOIRE_NODE_{command.upper()}" in os.environ
+            if has_command and run("kubectl", "get", "node", node, "-o", f"jsonpath={ready}") != "True":
                 do(command, node)
         run("kubectl", "uncordon", node)
 
 
 def placed():
-    """Values that keep every component on the trial's nodes, and move it soon from one that is lost."""
+    """Return values that keep every component on the trial's nodes, and move it quickly from a lost one."""
     where = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes()}]}]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": where}}}
     soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_AFTER}
@@ -73,7 +75,7 @@ def placed():
 
 
 class Api:
-    """What the API server says, by `kubectl proxy`: cheaper than a kubectl for each question."""
+    """Access to the API server through `kubectl proxy`, which is cheaper than a kubectl for each request."""
 
     def __init__(self):
         self.process = subprocess.Popen(
@@ -85,7 +87,7 @@ class Api:
         return urllib.request.urlopen(self.url + path, timeout=timeout)
 
     def get(self, path, patience=60.0):
-        """JSON; asked again where no answer comes, as while the machine of the API server is busy."""
+        """Return a JSON answer, with retries while the API server is too busy to answer."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -109,18 +111,17 @@ class Trial(Report, Release):
     def __init__(self, **values):
         super().__init__()
         self.values = placed()
-        """Beside those of the file."""
-        for component, given in values.items():
-            self.values[component].update(given)
+        """Values in addition to those of the file."""
+        for component, changes in values.items():
+            self.values[component].update(changes)
         self.api = Api()
         self.words = {}
-        """The newest word of each client that ever said one."""
+        """The newest report of each client."""
         self.limits = {}
-        """[episodes, steps] that each client may have done at most, as far as was read."""
+        """Most [episodes, steps] that each client may have done, by the reports that were read."""
         self.readers = defaultdict(list)
-        """Everything that each reader said."""
-        self.lost = ""
-        """The node that is away now."""
+        """All reports of each reader."""
+        self.lost = ""  # the node that is away now
         self._followed = {}
         self._ended = threading.Event()
 
@@ -143,21 +144,19 @@ class Trial(Report, Release):
         self.api.close()
 
     def end_programs(self):
-        """End actors at once: those that cannot deliver their counts any more would be waited for."""
+        """Kill the actors: those that can no longer deliver their counts would delay the end."""
         chosen = ("-l", "app.kubernetes.io/component=actor", "--force", "--grace-period=0")
         self.kubectl("delete", "deployment", f"{self.full}-actor", "--ignore-not-found", check=False)
         self.kubectl("delete", "pods", *chosen, check=False)
 
-    # ---------------------------------------------------------------------------------------------- what is followed
-
     def _follow_all(self):
-        """Thread: read what every Pod of actors and learners says, from the moment it is there."""
+        """Follow the logs of every Pod of actors and learners from its start. Runs in a thread."""
         while not self._ended.wait(0.5):
             try:
-                found = self.found()
+                pods = self.all_pods()
             except (AssertionError, ValueError):
                 continue
-            for pod in found:
+            for pod in pods:
                 uid, component = pod["metadata"]["uid"], component_of(pod)
                 thread = self._followed.get(uid)
                 if component in ("actor", "learner") and (thread is None or not thread.is_alive()):
@@ -176,58 +175,55 @@ class Trial(Report, Release):
                 with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
                     self._hear(json.loads(line))
 
-    def _hear(self, said):
-        if "reader" in said:
-            self.readers[said["reader"]].append(said)
+    def _hear(self, report):
+        if "reader" in report:
+            self.readers[report["reader"]].append(report)
             return
-        client = said["client"]
-        if "most" in said:
-            self.limits[client] = max(self.limits.get(client, [0, 0]), said["most"])
+        client = report["client"]
+        if "most" in report:
+            self.limits[client] = max(self.limits.get(client, [0, 0]), report["most"])
         former = self.words.get(client)
-        if former is None or said.get("last") or (said["did"] >= former["did"] and not former.get("last")):
-            self.words[client] = said
+        if former is None or report.get("last") or (report["did"] >= former["did"] and not former.get("last")):
+            self.words[client] = report
 
-    # --------------------------------------------------------------------------------------------------- what is there
-
-    def found(self):
-        """All Pods of the release, as the API server has them."""
+    def all_pods(self):
+        """Return all Pods of the release, as dicts of the API server."""
         path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=app.kubernetes.io/instance%3D{self.name}"
         return self.api.get(path)["items"]
 
     def of(self, component=None):
-        return [pod for pod in self.found() if component in (None, component_of(pod))]
+        return [pod for pod in self.all_pods() if component in (None, component_of(pod))]
 
     def ready(self, component):
-        """Names of its Pods that are ready, not about to end, and not on a node that is away."""
+        """Return the names of Pods that are ready, not about to end, and not on a lost node."""
         there = [pod for pod in self.staying(component) if pod["spec"].get("nodeName") != self.lost]
         return [pod["metadata"]["name"] for pod in there if is_ready(pod)]
 
     def has(self, component, count):
-        """Whether as many of a component are ready, and no others are meant to stay."""
+        """Return True if exactly as many Pods of a component stay, and all are ready."""
         return len(self.ready(component)) == count == len(self.pods(component))
 
     def on(self, node):
-        """Components that have a Pod on a node."""
-        return {component_of(pod) for pod in self.found() if pod["spec"].get("nodeName") == node}
+        """Return the components that have a Pod on a node."""
+        return {component_of(pod) for pod in self.all_pods() if pod["spec"].get("nodeName") == node}
 
     def batches(self):
-        """Batches that learners took, as far as was heard."""
+        """Return the number of batches that learners took, by their reports."""
         return sum(lines[-1]["batches"] for lines in list(self.readers.values()))
 
     def longest_wait(self, since):
-        """Seconds that a learner waited for one batch at most, of what it said since then; a wait that goes on counts
-        where the learner has not said anything for longer. `since` is time.time()."""
+        """Return the longest wait of a learner for a batch in the reports since then, in seconds. Silence of a learner
+        counts as a wait. `since` is in time.time().
+        """
         heard = [line for lines in list(self.readers.values()) for line in lines if line["at"] >= since]
         times = sorted([since, time.time(), *(line["at"] for line in heard)])
         silent = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
         return max([silent - 1.0, *(line["longest"] for line in heard)])
 
-    # ---------------------------------------------------------------------------------------------- what is done to it
-
     def change(self, **values):
-        """Install it, or change these values of components, and wait until everything is ready."""
-        for component, given in values.items():
-            self.values.setdefault(component, {}).update(given)
+        """Install the release or change values of components, and wait until everything is ready."""
+        for component, changes in values.items():
+            self.values.setdefault(component, {}).update(changes)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(self.values, file)
             file.flush()
@@ -239,17 +235,19 @@ class Trial(Report, Release):
         self.note(what, f"{time.time() - began:.1f} s")
 
     def clients_on(self, node):
-        """Clients whose Pod is on a node and not about to end."""
+        """Return the clients whose Pod is on a node and not about to end."""
         there = {pod["metadata"]["name"] for pod in self.of("actor") if pod["spec"].get("nodeName") == node}
-        return {client for client, said in list(self.words.items()) if said["pod"] in there and not said.get("last")}
+        return {
+            client for client, report in list(self.words.items()) if report["pod"] in there and not report.get("last")
+        }
 
     def alive(self):
-        """Clients whose Pod is there."""
+        """Return the clients whose Pod exists."""
         there = {pod["metadata"]["name"] for pod in self.of("actor")}
-        return {client for client, said in list(self.words.items()) if said["pod"] in there}
+        return {client for client, report in list(self.words.items()) if report["pod"] in there}
 
     def spread(self):
-        """Start proxies and actors anew, one after the other, so that both nodes have some again."""
+        """Restart proxies and actors, one component after the other, so that both nodes have some again."""
         for component in ("proxy", "actor"):
             self.kubectl("rollout", "restart", f"deployment/{self.full}-{component}")
         for component in ("proxy", "actor"):
@@ -258,54 +256,57 @@ class Trial(Report, Release):
         self.goes_on()
 
     def goes_on(self, seconds=120.0, what="everything goes on"):
-        """Wait until every client there is has more confirmed, and the learner has more batches."""
-        before = {client: said["confirmed"][0] for client, said in list(self.words.items())}
+        """Wait until as many clients as there are ready actors have more confirmed counts, and the learner has more
+        batches.
+        """
+        before = {client: report["confirmed"][0] for client, report in list(self.words.items())}
         batches = self.batches()
 
         def all_do():
             now = list(self.words.items())
-            more = [client for client, said in now if said["confirmed"][0] > before.get(client, 0)]
+            more = [client for client, report in now if report["confirmed"][0] > before.get(client, 0)]
             return self.batches() > batches and len(more) >= len(self.ready("actor")) > 0
 
         until(all_do, seconds, what)
 
-    # ---------------------------------------------------------------------------------------------------- what came of it
-
     def finish(self):
-        """End the actors in order, and compare what each did with what the servers counted."""
+        """End the actors in order, and compare their reports with the servers' accounts."""
         self.change(actors={"replicas": 0})
         until(lambda: not self.of("actor"), 150.0, "no actor")
         until(self.settled, 60.0, "all settled")
         counted = self.accounts()
-        last = [client for client, said in self.words.items() if said.get("last")]
+        last = [client for client, report in self.words.items() if report.get("last")]
         self.note("actors that ended in order, whose counts are equal", len(last))
         self.note("actors that were lost, whose counts are within bounds", len(self.words) - len(last))
-        for client, said in self.words.items():
-            self.compare(client[:8], said, counted.get(client))
+        for client, report in self.words.items():
+            self.compare(client[:8], report, counted.get(client))
         for client in counted.keys() - self.words.keys():
-            # An actor that was lost before its first word was read: it waits for NOTICE seconds after that.
+            # An actor that was lost before its first report was read: it counts nothing for NOTICE seconds after that
+            # report.
             self.check(counted[client]["steps"] == 0, f"client {client[:8]} is counted and never said a word")
-        told = self.totals()["steps"]
+        total = self.totals()["steps"]
         summed = sum(each["steps"] for each in counted.values())
-        self.check(told == summed, f"the cluster's total is {told} steps, its servers' accounts have {summed}")
+        self.check(total == summed, f"the cluster's total is {total} steps, its servers' accounts have {summed}")
         self.note("steps", f"{summed:,}")
 
     def settled(self):
         counted = self.accounts()
-        ended = [counted[client] for client, said in self.words.items() if said.get("last")]
+        ended = [counted[client] for client, report in self.words.items() if report.get("last")]
         return all(each["pushed"] == each["settled"] for each in ended)
 
-    def compare(self, who, said, has):
+    def compare(self, who, report, has):
         if has is None:
-            otherwise = f"client {who} was told that {said['confirmed']} count, and has no account"
-            self.check(said["confirmed"][0] == 0, otherwise)
+            otherwise = f"client {who} was told that {report['confirmed']} count, and has no account"
+            self.check(report["confirmed"][0] == 0, otherwise)
             return
         counts = [has["episodes"], has["steps"]]
-        if said.get("last"):
-            self.check(counts == said["did"], f"client {who} did {said['did']}, and {counts} were counted")
-            pushed = (said["caches"], has["pushed"], has["settled"])
+        if report.get("last"):
+            self.check(counts == report["did"], f"client {who} did {report['did']}, and {counts} were counted")
+            pushed = (report["caches"], has["pushed"], has["settled"])
             self.check(len(set(pushed)) == 1, f"client {who} pushed, was heard of, has settled caches: {pushed}")
         else:
-            most = self.limits.get(said["client"], said["did"])
-            well = all(map(operator.le, said["confirmed"], counts)) and all(map(operator.le, counts, most))
-            self.check(well, f"client {who} was lost: {said['confirmed']} confirmed, {counts} counted, {most} at most")
+            most = self.limits.get(report["client"], report["did"])
+            well = all(map(operator.le, report["confirmed"], counts)) and all(map(operator.le, counts, most))
+            self.check(
+                well, f"client {who} was lost: {report['confirmed']} confirmed, {counts} counted, {most} at most"
+            )

@@ -1,11 +1,11 @@
-"""Programs of a trial on a cluster, from memoire's own image: actors and a learner that are light, and say all they do.
+"""Programs of a trial on a cluster, in memoire's own image: light actors and a learner that report all they do.
 
     python3 played.py actor --rate 5        episodes a second, of 20 steps each
     python3 played.py learner --rate 10     batches a second
 
-Each says on a line of JSON what it has done, about once a second. An actor also says what it may do at most before its
-words of NOTICE seconds from now count: after it was lost with its node, what it did lies between what it was
-told is counted, and that. One that ends in order says its last words several times, until somebody must have read them.
+Each program prints a report, a line of JSON, about once a second. An actor also announces a limit of its counts NOTICE
+seconds before it may reach more. If it is lost with its node, its counts lie between the confirmed ones and this limit.
+An actor that ends in order repeats its last report, so that a reader cannot miss it.
 """
 
 import argparse
@@ -22,17 +22,15 @@ import numpy as np
 import memoire
 from memoire.errors import MemoireError
 
-STEPS = 20
-"""Steps of an episode."""
+STEPS = 20  # of an episode
 NOTICE = 10.0
-"""Seconds from the word that an actor may do something until it does: a line is read by then."""
-GOODBYE = 6.0
-"""Seconds for which the last words are repeated."""
+"""Seconds between the announcement of a limit and its use, so that the line is read by then."""
+LAST_REPORTS = 6.0
+"""Seconds for which the last report is repeated."""
 PATIENCE = 300.0
-"""Seconds to get in, and for the last words to be taken, while the cluster is broken."""
+"""Seconds to connect, and for the last counts to be confirmed, while the cluster is broken."""
 
-stop = threading.Event()
-"""Set by SIGTERM."""
+stop = threading.Event()  # set by SIGTERM
 
 
 def say(**facts):
@@ -40,7 +38,7 @@ def say(**facts):
 
 
 class Actor:
-    """One client that plays at a steady rate, tells its counts beside that, and never does what it has not announced."""
+    """A client that plays at a steady rate, reports its counts in a thread, and stays below the announced limit."""
 
     def __init__(self, client, rate):
         self.client, self.rate = client, rate
@@ -48,12 +46,12 @@ class Actor:
         self.writer = client.writer()
         self.episodes = 0
         self.confirmed = (0, 0)
-        """Episodes and steps that the cluster said it has."""
+        """Episodes and steps that the cluster has confirmed."""
         self.announced = collections.deque()
-        """(time, episodes) of each line that named a limit."""
+        """(time, episodes) of each announced limit."""
 
     def play(self):
-        """Episodes until SIGTERM or the end of the run."""
+        """Play episodes until SIGTERM or the end of the run."""
         threading.Thread(target=self.tell, daemon=True).start()
         allowed = 0
         while not (stop.wait(1.0 / self.rate) or self.client.finished):
@@ -72,7 +70,7 @@ class Actor:
             obs = after
 
     def tell(self):
-        """Thread: what is done, what may be done, and what the cluster has of it, once a second."""
+        """Report counts, limit and confirmed counts once a second. Runs in a thread."""
         while True:
             most = int(self.episodes + (2.0 * NOTICE + 2.0) * self.rate)
             self.announced.append((time.monotonic(), most))
@@ -96,7 +94,7 @@ class Actor:
         }
 
     def end(self):
-        """Have everything counted and settled, and say the last words."""
+        """Wait until everything is confirmed and settled, and print the last report several times."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with contextlib.suppress(MemoireError):
@@ -105,7 +103,7 @@ class Actor:
                 if words["caches"] == words["settled"]:
                     break
                 time.sleep(0.2)
-        until = time.monotonic() + GOODBYE
+        until = time.monotonic() + LAST_REPORTS
         while time.monotonic() < until:
             say(**self.words(), last=True)
             time.sleep(0.5)
@@ -119,29 +117,29 @@ def act(rate):
 
 
 def learn(rate):
-    """Batches at a steady rate; says how long it had to wait for one at most."""
+    """Take batches at a steady rate, and report the longest wait for one."""
     with memoire.Reader([os.environ["MEMOIRE_ENDPOINT"]], timeout=PATIENCE) as reader:
-        said, longest, asked = 0.0, 0.0, time.monotonic()
+        reported_at, longest, requested_at = 0.0, 0.0, time.monotonic()
         for batches, batch in enumerate(reader.batches(32, timeout=PATIENCE), 1):
             now = time.monotonic()
-            longest = max(longest, now - asked)
+            longest = max(longest, now - requested_at)
             batch.update_priorities(np.ones(len(batch.ids)))
-            if now > said + 1.0:
+            if now > reported_at + 1.0:
                 stats = reader.stats()
                 say(reader=stats.reader, batches=batches, longest=round(longest, 2), at=time.time(), away=stats.away)
-                said, longest = now, 0.0
+                reported_at, longest = now, 0.0
             if stop.wait(1.0 / rate):
                 break
-            asked = time.monotonic()
+            requested_at = time.monotonic()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("role", choices=("actor", "learner"))
     parser.add_argument("--rate", type=float, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    {"actor": act, "learner": learn}[given.role](given.rate)
+    {"actor": act, "learner": learn}[args.role](args.rate)
 
 
 if __name__ == "__main__":

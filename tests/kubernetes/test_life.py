@@ -1,9 +1,9 @@
-"""The life of a release on a real cluster: it is installed, learns, loses Pods of each kind, grows, and leaves nothing.
+"""The life of a release on a real cluster: installation, learning, kills of Pods of each kind, growth and removal.
 
     KUBECONFIG=... pytest -m kubernetes
 
-needs helm and kubectl, and the images that values.yaml names where the nodes find them. One after the other: each test
-goes on where the one before it ended.
+The tests need helm, kubectl, and the images that values.yaml names on the nodes. Each test continues where
+the previous one ended.
 """
 
 import json
@@ -32,25 +32,25 @@ RECOVERED: dict[str, float] = {}
 
 
 class Life(WithInference, Release):
-    """The demo, and an inference node that acts as its learner has learned."""
+    """The demo with an inference node that acts by the learner's newest network."""
 
 
 @pytest.fixture(scope="module")
 def release():
-    with Life() as made:
-        # Whatever no policy of the chart's allows is cut off.
-        made.apply(
+    with Life() as life:
+        # Traffic that no policy of the chart allows is cut off.
+        life.apply(
             "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny-all}, "
             "spec: {podSelector: {}, policyTypes: [Ingress, Egress]}}"
         )
-        made.install()
-        yield made
+        life.install()
+        yield life
 
 
 def progress(release):
-    """(steps recorded, samples drawn) at all servers together."""
-    found = release.servers()
-    return sum(each["stats"]["totals"]["steps"] for each in found), sum(each["stats"]["samples"] for each in found)
+    """Return (steps recorded, samples drawn) of all servers together."""
+    servers = release.servers()
+    return sum(each["stats"]["totals"]["steps"] for each in servers), sum(each["stats"]["samples"] for each in servers)
 
 
 def test_everything_is_ready_under_restricted_pod_security_and_a_default_deny(release):
@@ -62,7 +62,7 @@ def test_a_cache_goes_there_and_back_and_the_inference_node_answers_a_row(releas
 
 
 def test_the_agent_learns(release):
-    """A pole that is pushed at random falls after some 22 steps."""
+    """Random pushes let the pole fall after about 22 steps."""
 
     def newest():
         recent = [server["stats"]["recent"] for server in release.servers()]
@@ -81,7 +81,9 @@ def test_dashboard_and_metrics_answer_through_their_services(release):
 
 @pytest.fixture(scope="module")
 def strangers(release):
-    """(a Pod without the label of clients, one with it that has the actors' key as it is now, and keys of others)."""
+    """Two Pods: one without the clients' label, and one with the label, the actors' present key and keys of unknown
+    actors.
+    """
     release.apply(memoire("keys", "export", str(release.keys / "actor"), "--kubernetes", "former"))
     with (
         Visitor(release, "stranger") as stranger,
@@ -93,9 +95,9 @@ def strangers(release):
 def test_policies_let_labelled_pods_reach_the_proxies_and_nobody_anything_else(strangers):
     stranger, friend = strangers
     closed = dict.fromkeys(("server", "proxy", "learner", "actor", "inference"), set())
-    everybody = {"dashboard": {8265}, **closed}
-    assert stranger.reaches() == everybody
-    assert friend.reaches() == {**everybody, "proxy": {5560, 5561, 5562}, "inference": {5570}}
+    open_to_all = {"dashboard": {8265}, **closed}
+    assert stranger.reaches() == open_to_all
+    assert friend.reaches() == {**open_to_all, "proxy": {5560, 5561, 5562}, "inference": {5570}}
 
 
 def test_an_actor_without_the_network_acts_by_the_newest_one(release, strangers):
@@ -108,7 +110,7 @@ def test_an_actor_without_the_network_acts_by_the_newest_one(release, strangers)
 def test_who_has_no_key_of_the_cluster_gets_nowhere_and_is_counted(release, strangers):
     _, friend = strangers
     until(lambda: friend.is_let_in("former-actor"), 60.0, "a key that opens the door")
-    is_refused(release, friend.is_let_in, "plain", "silent")  # silent: who hung up before it was answered
+    is_refused(release, friend.is_let_in, "plain", "silent")  # silent: the client hung up before an answer
     is_refused(release, lambda: friend.is_let_in("stranger-actor"), "unknown")
     is_refused(release, lambda: friend.is_let_in("other-actor"), "server_key")
     is_refused(release, lambda: not friend.publishes("former-actor"), "role")
@@ -160,14 +162,14 @@ def test_after_a_kill_everything_goes_on(release, component, count):
 
 
 def stay_on(release, node):
-    """Pods of a node that are not about to end, of those that have no volume."""
+    """Return the Pods without a volume that stay on a node."""
     there = [pod for pod in release.staying() if pod["spec"].get("nodeName") == node]
     return [pod for pod in there if component_of(pod) in ("proxy", "dashboard", "actor")]
 
 
 @pytest.mark.skipif(not nodekit.nodes(), reason="MEMOIRE_NODES names no node that a trial may have")
 def test_a_node_is_lost_and_comes_back(release):
-    """What has no volume runs elsewhere soon; what has one is there again with the node."""
+    """Pods without a volume run elsewhere soon; the others return with the node."""
     node = nodekit.nodes()[0]
     before = progress(release)
     began = time.monotonic()
@@ -222,14 +224,14 @@ def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
         until(lambda: not release.pods("actor"), 90.0, "no actor")
     assert len(words) == len(actors)
     counted = release.accounts()
-    for client, said in words.items():
-        assert (counted[client]["episodes"], counted[client]["steps"]) == (said["episodes"], said["steps"]), client
-        assert counted[client]["pushed"] == said["caches"] == counted[client]["settled"], client
+    for client, report in words.items():
+        assert (counted[client]["episodes"], counted[client]["steps"]) == (report["episodes"], report["steps"]), client
+        assert counted[client]["pushed"] == report["caches"] == counted[client]["settled"], client
     assert release.totals()["steps"] == sum(each["steps"] for each in counted.values())
 
 
 def test_an_upgrade_of_settings_and_a_roll_back_keep_the_totals(release):
-    if release.pods("actor"):  # asked for alone
+    if release.pods("actor"):  # if this test runs alone
         release.install("--set", "actors.replicas=0")
     before = {client: one["steps"] for client, one in release.accounts().items()}
     release.install("--set", "actors.replicas=0", "--set-json", "server.parameters.priority_exponent=0.7")

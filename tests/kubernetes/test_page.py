@@ -1,13 +1,12 @@
-"""Every command of docs/kubernetes.md, taken from the page as it is written, one after the other on a real cluster.
+"""Every command of docs/kubernetes.md, taken from the page and run in order on a real cluster.
 
-A block of the page that begins with ```sh is run by bash, in a folder that has the checkout's `deploy` in it. What the
-words behind `sh` mean:
+Bash runs each block of the page that begins with ```sh, in a folder with the checkout's `deploy`. Words behind `sh`:
 
-    docker        takes docker: IN_PLACE says what is run in its place
-    background    goes on until it is ended
-    elsewhere     is for a cluster or a moment that is none of this one's: not run
+    docker        needs docker; IN_PLACE has the replacement
+    background    runs until it is ended
+    elsewhere     is for another cluster or moment: not run
 
-The tests marked `long` are the page's last ones, and those that need none of its blocks: the others go on without them.
+The tests marked `long` are the page's last ones, and those that need none of its blocks: the others run without them.
 """
 
 import base64
@@ -30,7 +29,7 @@ IN_PLACE = {
     "memoire() {": f'memoire() {{ {sys.executable} -m memoire "$@"; }}',
     "docker build --tag memoire .": "",
 }
-"""What is run in place of each block that takes docker, by how it begins."""
+"""Replacement of each block that needs docker, by its first words."""
 RECORD = """
 import memoire, numpy, sys
 obs = numpy.zeros(4, numpy.float32)
@@ -47,16 +46,16 @@ with memoire.connect(sys.argv[1], keys=sys.argv[2], timeout=20.0) as client:
 
 
 def blocks(page):
-    """(what is said of it, commands) of each block of commands on a page."""
-    found = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
-    return [(mark.strip(), text) for mark, text in found]
+    """Return (mark, commands) of each block of commands on a page."""
+    matches = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [(mark.strip(), text) for mark, text in matches]
 
 
 class Page:
-    """A person who goes through the page; what is defined in one block is known in those behind it.
+    """A reader who runs the page's commands; functions that one block defines are available in later ones.
 
     Args:
-        folder: Where the person is.
+        folder: Working directory of the commands.
     """
 
     def __init__(self, folder):
@@ -66,7 +65,7 @@ class Page:
         self.left = blocks(PAGES[0])
 
     def next(self, begins, *, seconds=300.0):
-        """Run the next block that is to be run here; it has to begin like this. What it printed."""
+        """Run the next block for this cluster, which must begin with these words. Return its output."""
         mark, text = self._take()
         assert text.startswith(begins), f"the page goes on with\n{text}"
         if mark == "docker":
@@ -75,7 +74,7 @@ class Page:
         return run("bash", "-euo", "pipefail", "-c", f"cd {self.folder}\n{script}", timeout=seconds)
 
     def start(self, begins):
-        """Begin the next block, which goes on; the process."""
+        """Start the next block, which runs in the background, and return its process."""
         mark, text = self._take()
         assert mark == "background" and text.startswith(begins), text
         return subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=self.folder, stdout=subprocess.DEVNULL)
@@ -87,7 +86,7 @@ class Page:
 
 
 class PageRelease(Release):
-    """The release that the page speaks of: what is asked of it is asked as in any other test."""
+    """The release that the page installs."""
 
     def __init__(self, namespace, name, full):
         super().__init__(namespace, name)
@@ -98,18 +97,18 @@ class PageRelease(Release):
         return self
 
     def secrets(self):
-        """{name: data} of those that a hook made."""
+        """Return {name: data} of the Secrets that a hook made."""
         names = {f"{self.name}-tokens", *(f"{self.name}-keys-{role}" for role in ROLES)}
-        found = json.loads(self.kubectl("get", "secrets", "-o", "json"))["items"]
-        return {one["metadata"]["name"]: one["data"] for one in found if one["metadata"]["name"] in names}
+        items = json.loads(self.kubectl("get", "secrets", "-o", "json"))["items"]
+        return {one["metadata"]["name"]: one["data"] for one in items if one["metadata"]["name"] in names}
 
     def leftovers(self):
-        """What is left of the hook that made them."""
+        """Return the names of objects that are left of the hook for keys."""
         kinds = "jobs,serviceaccounts,roles,rolebindings,networkpolicies"
         return [one for one in self.kubectl("get", kinds, "-o", "name").split() if one.endswith("-keys")]
 
     def progress(self):
-        """(steps, samples) at its only server."""
+        """Return (steps, samples) of the only server."""
         (server,) = self.servers()
         return server["stats"]["totals"]["steps"], server["stats"]["samples"]
 
@@ -121,14 +120,14 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def release():
-    with PageRelease("rl", "memoire", "memoire") as made:
-        yield made
+    with PageRelease("rl", "memoire", "memoire") as page_release:
+        yield page_release
 
 
 @pytest.fixture(scope="module")
 def mine():
-    with PageRelease("mine", "mine", "mine-memoire") as made:
-        yield made
+    with PageRelease("mine", "mine", "mine-memoire") as page_release:
+        yield page_release
 
 
 def test_blocks_that_take_docker_are_those_that_have_something_in_their_place():
@@ -178,7 +177,7 @@ def test_the_real_thing_takes_the_place_of_the_demo_and_has_the_same_keys(page, 
     page.next("memoire() {")
     page.next("helm uninstall memoire")
     assert release.secrets() == before and not release.leftovers()
-    for component in ("learner", "actor"):  # an actor that is about to end may still report what it counted
+    for component in ("learner", "actor"):  # an ending actor may still report counts
         until(lambda component=component: release.is_gone(component), 60.0, f"the demo without its {component}")
 
 
@@ -191,7 +190,7 @@ def test_a_round_trip_changes_no_total(page, release):
 
 
 def clients_of(release):
-    """Ids of the clients that its only server lists."""
+    """Return the ids of the clients that the only server lists."""
     (server,) = release.servers()
     return {row["client"] for row in server["clients"]["rows"]}
 
@@ -224,13 +223,13 @@ def test_keys_of_ones_own_are_taken_and_replaced(page, release):
 
 
 def key_in(file):
-    """The key itself, of a file with a public one."""
+    """Return the key itself from the text of a public key file."""
     return next(line for line in file.splitlines() if re.fullmatch("[A-Za-z0-9+/]{43}=", line))
 
 
 @pytest.fixture
 def controller(release):
-    """A Pod in the namespace in which an Ingress controller is."""
+    """A Pod in the namespace of an Ingress controller."""
     run("kubectl", "create", "namespace", "ingress-nginx")
     try:
         yield Visitor(release, "controller", namespace="ingress-nginx")
@@ -240,8 +239,8 @@ def controller(release):
 
 @pytest.mark.long
 def test_behind_an_oidc_proxy_the_dashboard_opens_for_the_controller_alone(release, controller, tmp_path):
-    (found,) = re.findall(r"(?ms)^```yaml ingress behind an oidc proxy\n(.*?)^```$", (ROOT / PAGES[0]).read_text())
-    (values := tmp_path / "values.yaml").write_text(found, encoding="utf-8")
+    (text,) = re.findall(r"(?ms)^```yaml ingress behind an oidc proxy\n(.*?)^```$", (ROOT / PAGES[0]).read_text())
+    (values := tmp_path / "values.yaml").write_text(text, encoding="utf-8")
     change = ("upgrade", "memoire", str(ROOT / "deploy/helm/memoire"), "--reset-then-reuse-values", "--values")
     release.helm(*change, str(values), "--wait", "--timeout", "150s")
     host = "memoire.rl.example.com"
@@ -295,8 +294,8 @@ def test_a_release_is_backed_up_taken_away_and_restored(page, release):
     totals = release.totals()
     assert (totals["steps"], totals["episodes"]) == (former["steps"] + 200, former["episodes"] + 1)
     page.next("mkdir -p backup")
-    said = page.next("helm uninstall memoire")
-    assert "persistentvolumeclaim/state-memoire-server-0" in said and "secret/memoire-tokens" in said
+    output = page.next("helm uninstall memoire")
+    assert "persistentvolumeclaim/state-memoire-server-0" in output and "secret/memoire-tokens" in output
     page.next("kubectl -n rl delete pvc")
     assert not release.kubectl("get", "pvc", "-o", "name") and not release.secrets()
     release.kubectl("delete", "secret", "my-tokens", *(f"my-keys-{role}" for role in ROLES))

@@ -1,6 +1,4 @@
-"""A small release that is open to everybody, installed from a registry by the other Helm: $MEMOIRE_HELM names two
-(`helm:helm3`).
-"""
+"""A small release without access control, installed from a registry by the second Helm in $MEMOIRE_HELM."""
 
 import os
 import subprocess

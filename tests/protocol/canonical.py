@@ -1,8 +1,7 @@
-"""One name for all states of an object graph that nobody could tell apart.
+"""Canonical names of object graphs: equivalent states have the same name.
 
-It walks every attribute, so that a new one is part of the name without anybody's thinking of it. What never changes in a
-world, such as schemas and limits, and what decides nothing there, such as locks, pools and what counts their bytes, is
-left out by its type.
+The walk reads every attribute, so a new attribute becomes part of the name by itself. It leaves out types that never
+change in a world, such as schemas and limits, and types that decide nothing, such as locks, pools and byte budgets.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ PLAIN: Final = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def name_of(value: Any) -> bytes:
-    """Two states have the same name if nothing that is walked differs."""
+    """Return a hash of an object graph. Two states have the same hash if no walked attribute differs."""
     return hashlib.blake2b(repr(Walk().of(value)).encode(), digest_size=16).digest()
 
 
 class Walk:
-    """One walk: an object that was met before is named by when that was."""
+    """A walk over one object graph. Later references to an object are written as the number of its first visit."""
 
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
 
     def of(self, value: Any) -> Any:
-        """Nested lists of plain values."""
+        """Return a value as nested lists and tuples of plain values."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -97,8 +96,8 @@ WAYS: Final[tuple[tuple[Any, bool, Callable[[Walk, Any], Any]], ...]] = (
     (FunctionType, True, _function),
     (object, True, _object),
 )
-"""How values of each kind are walked, the first that fits; and whether it matters which of equal values they are, since
-somebody may change them.
+"""Types, whether the identity of a value matters (mutable values), and the function that walks a value. The first entry
+that fits applies.
 """
 
 

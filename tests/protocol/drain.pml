@@ -1,9 +1,9 @@
-/* Does a drain end?
+/* Model of a drain, to check that the drain ends.
  *
- * Two clients at home at server A, which is drained to server B. Requests and answers may be lost, a bounded number of
- * times, and are sent again; server A may be killed while it is drained, which ends the drain, and the operator drains it
- * again. Between the copy of its accounts and its end it is not killed: docs/homes.md says that a restart ends a drain. What the messages count is checked over the product's own classes by `explore.py`; this model has only what
- * decides who waits for whom.
+ * Two clients are at home at server A, which is drained to server B. A bounded number of requests and answers may be
+ * lost; clients send them again. A kill of server A ends the drain, and the operator starts another. Server A is not
+ * killed between the copy of its accounts and its end: docs/homes.md says that a restart ends a drain. `explore.py`
+ * checks the counts in the messages over the product's own classes; this model keeps only the waiting.
  *
  *   drained   the drain ends: server A is taken away
  *   moved     then every client finds its way to server B
@@ -11,7 +11,7 @@
  */
 
 #define CLIENTS 2
-#define STEPS 1  /* that each client counts after its first words */
+#define STEPS 1  /* that each client counts after its first messages */
 #ifndef LOSSES
 #define LOSSES 1
 #endif
@@ -25,15 +25,15 @@
 
 mtype = { HELLO, UPDATE, WELCOME, UPDATED, REFUSED }
 
-/* One request of each client is open at a time; its number is told in the answer. */
+/* Each client has at most one open request; the answer repeats its number. */
 chan request[CLIENTS] = [1] of { mtype, byte, byte, byte };  /* kind, home, number, steps */
 chan answer[CLIENTS] = [1] of { mtype, byte, byte, bool };   /* kind, home, number, leaving */
 
 bool leaving, copied, gone;       /* of server A */
 byte held_a[CLIENTS], held_b[CLIENTS], heir[CLIENTS];  /* steps at A, at B, and copied from A to B */
-bool guest[CLIENTS];              /* known at A, without an account, and not told to leave */
+bool guest[CLIENTS];              /* known at A, without an account, and not asked to leave */
 bool has_account[CLIENTS];        /* at A */
-bool there[CLIENTS];              /* heard at B */
+bool there[CLIENTS];              /* known at B */
 byte home[CLIENTS];
 byte acknowledged[CLIENTS];
 byte losses = LOSSES, kills = KILLS;
@@ -71,7 +71,7 @@ proctype Client(byte me)
   od
 }
 
-/* What both servers and the proxy make of a client's requests: one for each client, so that each is answered some time. */
+/* Both servers and the proxy: one process for each client, so that fairness answers every client. */
 proctype Servers(byte me)
 {
   byte to, number, steps; mtype kind;
@@ -103,7 +103,7 @@ proctype Servers(byte me)
   od
 }
 
-/* Whom the operator waits for. A guest that is at home elsewhere is silent here, and soon not counted any more. */
+/* Clients that the operator waits for. A guest with its home at B is silent at A, and soon not counted any more. */
 #ifdef NO_WAIT
 #define IS_HERE(c) false
 #else
@@ -120,7 +120,7 @@ proctype Operator()
 begin:
   leaving = true;
   do
-  :: !leaving -> goto begin  /* it was killed, and is no longer being drained */
+  :: !leaving -> goto begin  /* the server was killed, which ended the drain */
   :: atomic { leaving && !IS_HERE(0) && !IS_HERE(1) ->
        heir[0] = held_a[0]; heir[1] = held_a[1]; copied = true }
      break
@@ -135,7 +135,7 @@ begin:
   }
 }
 
-/* What goes wrong: so often, and then no more. */
+/* A bounded number of faults. */
 proctype Faults()
 {
   mtype kind; byte h, n, s; bool l;
@@ -144,7 +144,7 @@ proctype Faults()
   :: atomic { losses > 0 && nempty(request[1]) -> request[1]?kind, h, n, s; losses-- }
   :: atomic { losses > 0 && nempty(answer[0]) -> answer[0]?kind, h, n, l; losses-- }
   :: atomic { losses > 0 && nempty(answer[1]) -> answer[1]?kind, h, n, l; losses-- }
-  /* It knows accounts from its disk, and guests say a word within seconds. */
+  /* The server reads accounts from its disk, and guests send a message within seconds. */
   :: atomic { kills > 0 && leaving && !copied ->
        kills--; leaving = false;
        guest[0] = !has_account[0]; guest[1] = !has_account[1] }

@@ -1,9 +1,9 @@
-"""A client and a server as machines: an event goes in, messages come out. What decides is the product's own.
+"""A client and a server as state machines over the product's own classes: events go in, messages come out.
 
     ClientEnd    Connection, Session, PushWindow, LineOutbox, RunCounts, Channel, PendingRequests      no socket, no thread
     ServerEnd    Dispatcher with its handlers, Runs, Ledger, Logbook, Committer; a disk in memory      no socket, no thread
 
-Time stands still. Whatever time decides in the product, such as when a request is sent again, is an event here, which may
+The clock stands still. Decisions that take time in the product, such as sending a request again, are events that may
 happen at any moment.
 """
 
@@ -41,18 +41,18 @@ from memoire.wire.frames import Message, MessageHeader, encode, name_hash, parse
 from memoire.wire.rows import ACCOUNT
 
 ME: Final = b"a" * 16
-"""The id of every client as it sees itself: clients are told apart by who carries their messages."""
+"""The id of every client in its own messages. The numbers in `Sent` tell clients apart."""
 CLIENTS: Final = (ME, b"b" * 16, b"c" * 16)
-"""Their ids as servers see them."""
+"""Client ids as servers see them."""
 SERVERS: Final = ("alpha", "beta", "gamma")
 HOMES: Final = tuple(map(name_hash, SERVERS))
 SCHEMA: Final = Schema({"obs": Column(np.float32, (1,), "state"), "reward": Column(np.float32, (), "reward")})
 LIMITS: Final = Limits()
 SOON: Final = LIMITS.tuning.update_every + 0.01
-"""Seconds within which an UPDATE is due that says something. One that was refused is due later, heartbeats last."""
+"""Seconds within which an UPDATE with news is due. A refused UPDATE is due later, and heartbeats last."""
 LATER: Final = 4.0
 QUIET: Final = 2.0
-"""Seconds since anybody said anything, when a server is looked at that is drained."""
+"""Seconds of silence that the drain sees for each server."""
 FIRST_RUN: Final = "one"
 
 
@@ -68,14 +68,14 @@ PAYLOAD: Final = _payload()
 
 
 class Contents:
-    """Messages as numbers: what is in them, without whose they are."""
+    """Messages by number, without the id of their client."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self.messages: list[Message] = []
 
     def number(self, frames: list[Any]) -> int:
-        """The number of a message of client `ME`."""
+        """Return the number of a message of client `ME`."""
         key = bytes(frames[0])
         if key not in self._numbers:
             self._numbers[key] = len(self.messages)
@@ -83,39 +83,37 @@ class Contents:
         return self._numbers[key]
 
     def frames(self, content: int, client: int = 0) -> list[Any]:
-        """Its frames again, of this client as servers see it."""
+        """Return the frames of a message again, with the id of this client as servers see it."""
         header, body, payload = (getattr(self.messages[content], name) for name in ("header", "body", "payload"))
         facts = {name: getattr(header, name) for name in ("sequence", "run", "home", "table", "fingerprint")}
         return encode(body, client=CLIENTS[client], payload=payload, **facts)
 
 
 CONTENTS: Final = Contents()
-"""Of all messages of this process."""
+"""All messages of this process."""
 
 
 class Sent(NamedTuple):
-    """A message on its way: from or to a client, and what is in it."""
+    """A message on its way from or to a client, by the number of its content."""
 
     client: int
     content: int
 
 
 class Earliest(random.Random):
-    """Chance that always takes the least."""
+    """Random generator whose uniform draws are always the lower bound."""
 
     def uniform(self, a: float, b: float) -> float:
         return a
 
 
 NEWS: Final = Sent(-1, -1)
-"""To everybody who is at home at a server: something is new. It arrives at once: what it brings about may be late."""
-
-
-# ------------------------------------------------------------------------------------------------------------ a client
+"""Notice of news to all clients at home at a server. The notice arrives at once; the requests that follow may be late.
+"""
 
 
 class Requests(Channel):
-    """A channel without a socket: what it sends is kept."""
+    """Channel without a socket. `sent` keeps the numbers of its messages."""
 
     def __init__(self, numbers: Any) -> None:
         self.endpoint = "tcp://proxy:1"
@@ -125,11 +123,10 @@ class Requests(Channel):
         self._client, self._limits, self._numbers = ME, LIMITS, numbers
         self._calls = PendingRequests(LIMITS.tuning.resend_after, LIMITS.tuning.resend_most, Earliest())
         self._introduces = self._is_unknown = False
-        self._asked_at, self._is_blocked = 0.0, True  # so that everything is sent by `pump`
+        self._asked_at, self._is_blocked = 0.0, True  # so that `pump` sends everything
         self.sent: list[int] = []
 
     def pump(self) -> None:
-        """Send what is due."""
         for call in self._calls.due(0.0):
             self.sent.append(CONTENTS.number(list(call.frames[1:])))
             self._calls.sent(call, 0.0)
@@ -138,7 +135,7 @@ class Requests(Channel):
         self._take([b"", *CONTENTS.frames(content)])
 
     def open(self) -> tuple[int, ...]:
-        """The requests that have no answer, which may be sent again at any moment."""
+        """Return the requests without an answer, which may be sent again at any moment."""
         self._calls.lost(0.0, 0.0)
         calls = self._calls.due(0.0)
         for call in calls:
@@ -147,18 +144,18 @@ class Requests(Channel):
 
 
 class Nothing:
-    """Sockets and models, of which this client has none."""
+    """Stand-in for the sockets, models and local memory that this client does not have."""
 
     is_kept = True
 
-    def open(self, *given: Any) -> bool:
+    def open(self, *args: Any) -> bool:
         return False
 
     def versions(self) -> dict[str, int]:
         return {}
 
-    def announced(self, *given: Any) -> None:
-        """Nobody wants one."""
+    def announced(self, *args: Any) -> None:
+        """Ignore a notice: the client subscribes to no model."""
 
     begin_run = restarted = opened = saw_models = configure = announced
 
@@ -168,7 +165,7 @@ class Nothing:
     def choose_side(self, storage: str) -> Any:
         return self
 
-    def usual_bytes(self, *given: Any) -> int:
+    def usual_bytes(self, *args: Any) -> int:
         return 0
 
 
@@ -188,7 +185,7 @@ class Offline(Connection):
 
 
 class CachePusher(Pusher):
-    """Pushes caches that are all the same."""
+    """Pusher of caches that are all the same."""
 
     def push(self) -> None:
         def body(since: int, number: int, pushed: int) -> messages.Cache:
@@ -198,34 +195,32 @@ class CachePusher(Pusher):
 
 
 class ClientFacts(NamedTuple):
-    """What is asked about a client in one state."""
+    """Facts about a client in one state, for the rules and the search."""
 
     is_met: bool
-    home: int
-    """Hash of the home's name."""
+    home: int  # hash of the home's name
     is_due: bool
-    """Whether it has something to say and may say it."""
+    """True if the client has news and may send an UPDATE."""
     may_speak: bool
-    """Whether it may send an UPDATE at all."""
+    """True if the client may send an UPDATE at all."""
     can_push: bool
-    open: tuple[int, ...]
-    """Requests without an answer."""
+    open: tuple[int, ...]  # requests without an answer
     begun: int
-    """Episodes, each of one step and one line."""
+    """Episodes that began, each of one step and one line."""
     acked: tuple[int, int]
     """Episodes and steps that a home has acknowledged."""
     acked_line: int
-    """Lines up to this one are acknowledged."""
+    """The newest acknowledged line; all lines before it are acknowledged, too."""
     is_leaving: bool
     is_delivered: bool
     pushed: tuple[tuple[tuple[int, int, int], int], ...]
-    """By run, home and since: caches that it has pushed there."""
+    """Pushed caches by run, home and start of the account."""
     in_flight: int
     epoch: int
 
 
 class ClientEnd:
-    """One client. `facts` are those of its present state."""
+    """One client, driven by events."""
 
     def __init__(self) -> None:
         numbers = itertools.count(1)
@@ -238,22 +233,22 @@ class ClientEnd:
         self.waiting.wake = Nothing().sums  # type: ignore[assignment]
         self.pushed: dict[tuple[int, int, int], int] = {}
         self.ticket = 0
-        self.told: messages.Update | None = None
-        """What the newest UPDATE said."""
+        self.last_update: messages.Update | None = None
+        """The UPDATE that the client sent last."""
         self.accepted = 0
         self.io.hello()
 
     def take(self, event: tuple[Any, ...]) -> list[Sent]:
-        """One event: ("work",), ("push",), ("tell",), ("leave",) or ("answer", content)."""
-        kind, *given = event
-        getattr(self, f"_{kind}")(*given)
+        """Apply one event: ("work",), ("push",), ("tell",), ("leave",) or ("answer", content)."""
+        kind, *args = event
+        getattr(self, f"_{kind}")(*args)
         sent, self.io.channel.sent = self.io.channel.sent, []  # type: ignore[attr-defined]
         while self.pusher.queue:
             sent.append(CONTENTS.number(self.pusher.queue.popleft()))
         return [Sent(0, content) for content in sent]
 
     def _begin(self) -> None:
-        """What it sends by itself."""
+        """Do nothing: the client sends its first messages by itself."""
 
     def _work(self) -> None:
         self.pusher.count(1)
@@ -267,7 +262,7 @@ class ClientEnd:
         self.pushed[key] = session.window.pushed_caches
 
     def _tell(self) -> None:
-        self.told = self._report()
+        self.last_update = self._report()
         self.io.tell()
 
     def _news(self) -> None:
@@ -281,14 +276,14 @@ class ClientEnd:
         self.io.channel.take(content)  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Raise AssertionError if what it has counted does not add up, or if it knows of fewer caches than before."""
+        """Raise AssertionError if the client's counts do not add up, or if its number of accepted caches fell."""
         self.session.windows.check_invariants()
         accepted = self.session.windows.sums().accepted_caches
         assert accepted >= self.accepted, f"a client knew of {self.accepted} accepted caches, and of {accepted} now"
         self.accepted = accepted
 
     def shortened(self, history: tuple[Any, ...]) -> tuple[Any, ...]:
-        """There is no shorter way."""
+        """Return the history unchanged: a client has no shorter one."""
         return history
 
     def facts(self) -> ClientFacts:
@@ -313,23 +308,20 @@ class ClientEnd:
         )  # fmt: skip
 
     def _is_due(self, due: float) -> bool:
-        """Whether an UPDATE has a reason: somebody waits for it, or it says something that the newest one has not said.
-        While a cache is on its way the product says the same again and again.
+        """Return True if a caller waits for an UPDATE, or if it would differ from the newest one. The product repeats
+        an UPDATE while a cache is on its way; the search does not.
         """
         if due == 0.0:
             return True
         is_soon = due < SOON or (due < LATER and not self.io.channel.open())  # type: ignore[attr-defined]
-        return is_soon and self._report() != self.told
+        return is_soon and self._report() != self.last_update
 
     def _report(self) -> messages.Update | None:
         return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
 
 
-# ------------------------------------------------------------------------------------------------------------ a server
-
-
 class RunRows(NamedTuple):
-    """What a server has of one client and run."""
+    """A server's counts for one client and run."""
 
     episodes: int
     steps: int
@@ -345,12 +337,12 @@ class AccountFacts(NamedTuple):
 
 
 class ServerFacts(NamedTuple):
-    """What is asked about a server in one state."""
+    """Facts about a server in one state, for the rules and the search."""
 
     memory: tuple[tuple[str, int, RunRows], ...]
-    """By run and client, in its answers' eyes; what it has inherited included."""
+    """Counts in memory by run and client, inherited ones included."""
     disk: tuple[tuple[str, int, RunRows], ...]
-    """The same, as a restart would find it."""
+    """Counts on disk by run and client, as after a restart."""
     lines: tuple[tuple[int, int], ...]
     """Client and number of each line on disk, in order."""
     accounts: tuple[AccountFacts, ...]
@@ -358,7 +350,7 @@ class ServerFacts(NamedTuple):
     can_write: bool
     can_say: bool
     open: frozenset[tuple[int, int]]
-    """Client and number of the requests that have no answer yet."""
+    """Client and sequence number of each unanswered request."""
     run: str
     leaving: bool
     finished: bool
@@ -369,14 +361,13 @@ class ServerFacts(NamedTuple):
 
 
 class FrugalDisk(Disk):
-    """A disk that does not remember what was written when."""
+    """Disk that keeps no history of its transactions."""
 
     def save(self, group: Any) -> None:
         super().save(group)
         self.saved.clear()
 
     def copied(self) -> FrugalDisk:
-        """Another one with the same on it."""
         twin = FrugalDisk()
         twin.__dict__ |= self.__dict__
         twin.lines = {run: list(lines) for run, lines in self.lines.items()}
@@ -386,18 +377,18 @@ class FrugalDisk(Disk):
 
 
 DISKS: Final[list[tuple[int, FrugalDisk]]] = []
-"""The life of a server that has just begun, and what is on its disk."""
+"""Saved disks of reborn servers, each with the number of the server's life."""
 
 
 @functools.cache
 def tables(server: int) -> Tables:
-    """A server's tables: what they hold decides nothing here."""
+    """Return a server's tables. Their content does not change any decision in a world."""
     table = Table(SCHEMA, parameters=Parameters(cache_size=2))
     return Tables({"default": table}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
 
 
 class ServerEnd:
-    """One server and its disk; without `is_durable` it has none, and forgets everything when it is killed."""
+    """One server and its disk. Without `is_durable` the server has no disk, and a kill erases all its state."""
 
     def __init__(self, index: int, is_durable: bool) -> None:
         self.index, self.is_durable = index, is_durable
@@ -419,12 +410,12 @@ class ServerEnd:
         )  # fmt: skip
 
     def take(self, event: tuple[Any, ...]) -> list[Sent]:
-        """One event: ("ask", client, content), ("cache", client, content), ("collect",), ("write",), ("said",),
+        """Apply one event: ("ask", client, content), ("cache", client, content), ("collect",), ("write",), ("said",),
         ("kill",), ("run", name), ("finish",), ("drain",) or ("inherit", run, rows).
         """
-        kind, *given = event
+        kind, *args = event
         self.is_reborn = kind in ("kill", "wake")
-        getattr(self, f"_{kind}")(*given)
+        getattr(self, f"_{kind}")(*args)
         sent, self.sent = self.sent, []
         return sent
 
@@ -434,7 +425,7 @@ class ServerEnd:
             run.ledger.check_invariants()
 
     def shortened(self, history: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A server that has just begun is what its disk makes of it."""
+        """Return the shortest history: for a server that has just begun, waking from a copy of its disk."""
         if not self.is_reborn:
             return history
         DISKS.append((self.life, self.disk.copied()))
@@ -447,7 +438,7 @@ class ServerEnd:
         self._start()
 
     def _begin(self) -> None:
-        """It has begun."""
+        """Do nothing: `_start` has begun the server."""
 
     def _ask(self, client: int, content: int) -> None:
         message = parse(CONTENTS.frames(content, client))
@@ -489,7 +480,7 @@ class ServerEnd:
 
     def _kill(self) -> None:
         self._start()
-        self.sent.append(NEWS)  # connections end, and are back
+        self.sent.append(NEWS)  # connections end and come back
 
     def _run(self, name: str) -> None:
         self.dispatcher.begin_run(name)
@@ -503,10 +494,8 @@ class ServerEnd:
     def _inherit(self, run: str, rows: bytes) -> None:
         self.dispatcher.inherit(run, False, np.frombuffer(rows, ACCOUNT))
 
-    # Facts
-
     def rows(self) -> dict[str, Rows]:
-        """All accounts of each run, inherited ones included."""
+        """Return all accounts of each run, inherited ones included."""
         return {run.name: np.concatenate(list(self.dispatcher.pages(run))) for run in self.dispatcher.runs}
 
     def _on_disk(self) -> dict[str, Rows]:
@@ -549,22 +538,22 @@ class ServerEnd:
 
 
 def here(mine: ServerFacts, home: int, others: list[ServerFacts]) -> bool:
-    """Whether anybody is at home at a server that is drained, as the product judges. Everybody has been quiet for two
-    seconds: whatever is on its way is later than that.
+    """Return True if clients are still at home at a server that is drained, by the product's own rule. All servers have
+    been quiet for two seconds: messages on their way arrive later.
     """
 
-    def told(facts: ServerFacts) -> ServerAccounts:
+    def accounts_of(facts: ServerFacts) -> ServerAccounts:
         rows = np.frombuffer(dict(facts.rows).get(facts.run, b""), ACCOUNT)
         return ServerAccounts(facts.run, rows, facts.finished, True, (facts.run,), facts.epoch, QUIET)
 
-    return mine.guests > 0 or bool(clients_here(told(mine), home, [told(other) for other in others]))
+    return mine.guests > 0 or bool(clients_here(accounts_of(mine), home, [accounts_of(other) for other in others]))
 
 
 def _merged(rows: dict[str, Rows]) -> tuple[tuple[str, int, RunRows], ...]:
-    found: dict[tuple[str, int], RunRows] = {}
+    counts_by_owner: dict[tuple[str, int], RunRows] = {}
     for run, accounts in rows.items():
         for row in accounts:
             key = run, CLIENTS.index(row["client"].tobytes())
-            former = found.get(key, RunRows(0, 0))
-            found[key] = RunRows(max(former[0], int(row["episodes"])), max(former[1], int(row["steps"])))
-    return tuple((run, client, counts) for (run, client), counts in sorted(found.items()))
+            former = counts_by_owner.get(key, RunRows(0, 0))
+            counts_by_owner[key] = RunRows(max(former[0], int(row["episodes"])), max(former[1], int(row["steps"])))
+    return tuple((run, client, counts) for (run, client), counts in sorted(counts_by_owner.items()))

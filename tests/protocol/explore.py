@@ -1,8 +1,8 @@
-"""All orders of events of a world, breadth first: a state that was met before is not gone through again.
+"""Breadth-first search over all orders of events of a world; each state is searched once.
 
-    state = clients, servers, messages on their way, what may still go wrong, how far the world's script is
+    state = clients, servers, messages on their way, faults that may still come, steps of the script that are done
 
-An order that breaks a rule is told as the shortest list of events that does.
+A violation is reported with the shortest list of events that leads to it.
 """
 
 from __future__ import annotations
@@ -24,51 +24,41 @@ MAX_STATES: Final = 5_000_000
 
 @dataclass(frozen=True)
 class World:
-    """Which events there are. Everybody works and speaks as the product decides; what may go wrong, and how often, is
-    said here.
-    """
+    """Events and faults of a world. Clients and servers work and send as the product decides."""
 
     name: str
     clients: int = 2
     servers: int = 2
     works: int = 1
-    """Episodes of each client, of a step and a log line each."""
-    pushes: int = 0
-    """Caches of each client."""
-    heartbeats: int = 0
-    """UPDATEs that say nothing new, of all clients together."""
-    leaves: bool = False
-    """Whether clients say goodbye when they have nothing more to do."""
-    losses: int = 0
-    """Messages that are lost."""
+    """Episodes of each client, each of one step and one log line."""
+    pushes: int = 0  # caches that each client pushes
+    heartbeats: int = 0  # UPDATEs without news, of all clients together
+    leaves: bool = False  # after a client's work
+    losses: int = 0  # of requests, caches and answers
     doubles: int = 0
-    """Requests that are sent again although nothing was lost: they or their answers are late."""
-    kills: int = 0
-    """Servers that are killed and begin again."""
+    """Requests that are sent again although no message was lost: a request or its answer is late."""
+    kills: int = 0  # of servers, which begin again
     is_durable: bool = True
     script: tuple[tuple[str, ...], ...] = ()
-    """What an operator does, in this order, at any moment: ("run", server, name), ("finish", server), ("drain", server),
-    ("hand over", server, heir), ("remove", server, heir).
+    """Steps of an operator, in this order, each at any moment: ("run", server, name), ("finish", server), ("drain",
+    server), ("hand over", server, heir), ("remove", server, heir).
     """
 
 
 class State(NamedTuple):
-    """Where everything is."""
+    """One state of a world: numbers of its clients' and servers' states, and the messages on their way."""
 
     clients: tuple[int, ...]
     servers: tuple[int, ...]
-    """-1 - state of those that were taken away."""
+    """States of the servers; of a server that was taken away, -1 - state."""
     net: tuple[int, ...]
-    """Messages on their way, by number, ascending."""
+    """Numbers of messages on their way, ascending."""
     left: tuple[int, int, int, int]
     """Losses, doubles, kills and heartbeats that may still come."""
-    step: int
-    """Of the script."""
+    step: int  # the next one of the script
 
 
 class Way(NamedTuple):
-    """A message on its way."""
-
     kind: str
     """"ask" or "cache" to a server, "answer" to a client."""
     client: int
@@ -76,8 +66,6 @@ class Way(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One event in a world."""
-
     what: str
     client: int = -1
     server: int = -1
@@ -85,25 +73,19 @@ class Move(NamedTuple):
 
 
 @dataclass
-class Found:
-    """What a search has come to."""
-
+class SearchResult:
     world: str
     states: int = 0
-    moves: int = 0
-    """Ways from a state to another one."""
+    moves: int = 0  # transitions between states
     settled: int = 0
-    """States in which nothing is left to do."""
-    depth: int = 0
-    """Events from the beginning to the last state."""
+    """Final states: every client and server has finished."""
+    depth: int = 0  # events from the beginning to the last state
     client_states: int = 0
     server_states: int = 0
     seconds: float = 0.0
-    is_whole: bool = True
-    """Whether every order was gone through."""
+    is_whole: bool = True  # the search went through every order
     violation: str = ""
-    example: list[str] = field(default_factory=list)
-    """The events that lead to it."""
+    example: list[str] = field(default_factory=list)  # events that lead to the violation
 
     def __str__(self) -> str:
         how = "all" if self.is_whole else "the first"
@@ -115,7 +97,7 @@ class Found:
 
 
 class Ways:
-    """Messages on their way, as numbers."""
+    """Messages on their way, by number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Way, int] = {}
@@ -140,7 +122,7 @@ def _kind(content: int) -> str:
 
 
 class Search:
-    """One world, gone through."""
+    """Search over all states of one world."""
 
     def __init__(self, world: World, max_states: int = MAX_STATES) -> None:
         self.world, self.max_states = world, max_states
@@ -153,10 +135,8 @@ class Search:
         self._checked: dict[Any, str] = {}
         self._homes_left: dict[tuple[int, ...], bool] = {}
 
-    # What may happen
-
     def moves(self, state: State) -> Iterator[Move]:
-        """Everything that may happen next."""
+        """Yield the events that may happen next."""
         losses, _, kills, _ = state.left
         for number in dict.fromkeys(state.net):
             way = self.ways.ways[number]
@@ -198,7 +178,7 @@ class Search:
                 yield Move("ask again", client, -1, number)
 
     def _is_lost(self, state: State, client: int, content: int) -> bool:
-        """Whether nobody will ever answer this request, unless it is sent again."""
+        """Return True if this request gets no answer unless the client sends it again."""
         sequence = CONTENTS.messages[content].header.sequence
         for number in state.net:
             way = self.ways.ways[number]
@@ -208,7 +188,7 @@ class Search:
         return not any((client, sequence) in facts.open for _, facts in self._there(state))
 
     def _targets(self, state: State, way: Way) -> list[int]:
-        """Servers that a message may come to: the one that it names, or as a proxy chooses."""
+        """Return the servers that may receive a message: its home, or else any server that a proxy may choose."""
         message, there = CONTENTS.messages[way.content], self._there(state)
         if home := message.header.home:
             server = HOMES.index(home)
@@ -216,22 +196,22 @@ class Search:
             return [server] if is_known else [each for each, _ in there]
         return [each for each, facts in there if not facts.leaving] or [each for each, _ in there]
 
-    def _script(self, state: State, what: str, name: str, *given: str) -> Iterator[Move]:
+    def _script(self, state: State, what: str, name: str, *arguments: str) -> Iterator[Move]:
         server = SERVERS.index(name)
-        if what == "hand over" and self.is_anybody_at(server, state.servers):
+        if what == "hand over" and self.has_clients_at(server, state.servers):
             return
-        if what == "remove" and not self._has_saved(state, SERVERS.index(given[0])):
+        if what == "remove" and not self._has_saved(state, SERVERS.index(arguments[0])):
             return
         yield Move(what, -1, server)
 
-    def is_anybody_at(self, server: int, servers: tuple[int, ...]) -> bool:
-        """Whether clients are still at home at a server that is drained, as `memoire drain` would say."""
-        found = self._homes_left.get(servers)
-        if found is None:
+    def has_clients_at(self, server: int, servers: tuple[int, ...]) -> bool:
+        """Return True if clients are still at home at a drained server, as `memoire drain` would judge."""
+        has_clients = self._homes_left.get(servers)
+        if has_clients is None:
             facts = [self.servers[each].facts[at] for each, at in enumerate(servers)]
             others = [each for place, each in enumerate(facts) if place != server]
-            found = self._homes_left[servers] = here(facts[server], HOMES[server], others)
-        return found
+            has_clients = self._homes_left[servers] = here(facts[server], HOMES[server], others)
+        return has_clients
 
     def _has_saved(self, state: State, server: int) -> bool:
         at = state.servers[server]
@@ -240,10 +220,8 @@ class Search:
             facts.can_collect and self.servers[server].step(at, ("collect",)) == (at, ())
         )
 
-    # What happens then
-
     def after(self, state: State, move: Move) -> State | Broken:
-        """The state after an event."""
+        """Return the state after an event."""
         left, net, step = list(state.left), list(state.net), state.step
         match move.what:
             case "arrives":
@@ -273,7 +251,7 @@ class Search:
         if state.servers[move.server] >= 0:
             after = self._server(state, move.server, (way.kind, way.client, way.content), net)
             return after if way.kind == "ask" or isinstance(after, Broken) else self._hears(after, way.client)
-        if way.kind == "ask":  # the proxy knows that its home is nowhere
+        if way.kind == "ask":  # the proxy has removed the home of the request
             net.append(self.ways.number("answer", way.client, _homeless(way.content)))
         return state._replace(net=tuple(sorted(net)))
 
@@ -295,11 +273,11 @@ class Search:
         return self._news(after, server) if NEWS in sent else after
 
     def _hears(self, state: State, client: int) -> State | Broken:
-        """A client that has a cache on its way asks again and again: so, after the cache has come."""
+        """Send the client's repeated question again, now after the arrival of its cache."""
         return self._client(state, client, ("news",), list(state.net))
 
     def _news(self, state: State, server: int) -> State | Broken:
-        """Those who are at home there hear that something is new."""
+        """Tell the clients at home at a server that it has news."""
         after: State | Broken = state
         for client, at in enumerate(state.clients):
             if self.clients.facts[at].home == HOMES[server] and isinstance(after, State):
@@ -307,13 +285,13 @@ class Search:
         return after
 
     def _operate(self, state: State, move: Move, net: list[int]) -> State | Broken:
-        _, _, *given = self.world.script[state.step - 1]
+        _, _, *arguments = self.world.script[state.step - 1]
         if move.what == "remove":
             servers = (*state.servers[: move.server], ~state.servers[move.server], *state.servers[move.server + 1 :])
-            return self._news(state._replace(servers=servers), move.server)  # as the next heartbeat finds out
+            return self._news(state._replace(servers=servers), move.server)  # as the next heartbeat detects
         if move.what != "hand over":
-            return self._server(state, move.server, (move.what, *given), net)
-        heir, done = SERVERS.index(given[0]), state
+            return self._server(state, move.server, (move.what, *arguments), net)
+        heir, done = SERVERS.index(arguments[0]), state
         for run, rows in self.servers[move.server].facts[state.servers[move.server]].rows:
             after = self._server(done, heir, ("inherit", run, rows), net)
             if isinstance(after, Broken):
@@ -321,10 +299,10 @@ class Search:
             done = after
         return done
 
-    # All of it
-
     def begin(self) -> State:
-        """Clients are at home at the first server, and have told it that they are there; everything is on disk."""
+        """Return the first state: clients are at home at the first server and have reported there; everything is on
+        disk.
+        """
         state = State((0,) * self.world.clients, (0,) * self.world.servers, (), (0, 0, 0, 0), 0)
         for client in range(self.world.clients):
             state = _sound(self._client(state, client, ("begin",), list(state.net)))
@@ -334,7 +312,7 @@ class Search:
         return state._replace(left=(world.losses, world.doubles, world.kills, world.heartbeats))
 
     def _useful(self, state: State) -> Iterator[Move]:
-        """What goes on by itself, without a fault and without anybody's doing something new."""
+        """Return the events that happen without a fault and without new work, and that change the state."""
         return (move for move in self.moves(state) if self._goes_on(state, move) and self.after(state, move) != state)
 
     def _goes_on(self, state: State, move: Move) -> bool:
@@ -342,14 +320,14 @@ class Search:
             return self._is_lost(state, move.client, self.ways.ways[move.way].content)
         return move.what in ("arrives", "tell", "collect", "write", "said")
 
-    def run(self, *, stop_at: str = "") -> Found:
-        """Go through the world, until a rule is broken or everything was met."""
-        began, found = time.process_time(), Found(self.world.name)
+    def run(self, *, stop_at: str = "") -> SearchResult:
+        """Search the world until a rule is broken or every state was reached."""
+        began, result = time.process_time(), SearchResult(self.world.name)
         start = self.begin()
         numbers, states, parents, depths = {start: 0}, [start], [(0, Move("begin"))], [0]
         for place, state in _growing(states):
             if len(states) > self.max_states:
-                found.is_whole = False
+                result.is_whole = False
                 break
             is_settled = True
             for move in self.moves(state):
@@ -357,9 +335,9 @@ class Search:
                 if after == state:
                     continue
                 is_settled = is_settled and not self._goes_on(state, move)
-                found.moves += 1
+                result.moves += 1
                 if isinstance(after, Broken):
-                    found.violation = after.what
+                    result.violation = after.what
                 elif after in numbers:
                     continue
                 else:
@@ -367,19 +345,19 @@ class Search:
                     states.append(after)
                     parents.append((place, move))
                     depths.append(depths[place] + 1)
-                    found.violation = self._broken(after)
-                if found.violation:
-                    found.example = self._example(states, parents, place, move)
+                    result.violation = self._broken(after)
+                if result.violation:
+                    result.example = self._example(states, parents, place, move)
                     break
-            if is_settled and not found.violation:
-                found.settled += 1
+            if is_settled and not result.violation:
+                result.settled += 1
                 if what := self._unsettled(state):
-                    found.violation, found.example = what, self._example(states, parents, *parents[place])
-            if found.violation:
+                    result.violation, result.example = what, self._example(states, parents, *parents[place])
+            if result.violation:
                 break
-        found.states, found.depth, found.seconds = len(states), depths[-1], time.process_time() - began
-        found.client_states, found.server_states = len(self.clients), sum(map(len, self.servers))
-        return found
+        result.states, result.depth, result.seconds = len(states), depths[-1], time.process_time() - began
+        result.client_states, result.server_states = len(self.clients), sum(map(len, self.servers))
+        return result
 
     def _facts(self, state: State) -> tuple[list[ClientFacts], list[ServerFacts], list[int]]:
         clients = [self.clients.facts[at] for at in state.clients]
@@ -394,8 +372,6 @@ class Search:
 
     def _unsettled(self, state: State) -> str:
         return unsettled(*self._facts(state), has_losses=state.left[0] < self.world.losses or self.world.kills > 0)
-
-    # What is told to people
 
     def _example(self, states: list[State], parents: list[tuple[int, Move]], place: int, last: Move) -> list[str]:
         steps = [(place, last)]
@@ -430,10 +406,10 @@ TOLD: Final[dict[type, tuple[str, ...]]] = {
     messages.Update: ("steps", "caches"), messages.Updated: ("steps", "lines_through", "caches"),
     messages.Cache: ("number",), messages.Refused: ("code",),
 }  # fmt: skip
-"""What is told to people of each kind of message."""
+"""Attributes that a report of an event shows, by type of message."""
 WORDS: Final = {
     "work": "records an episode and a line", "push": "pushes a cache", "tell": "sends an UPDATE",
-    "heartbeat": "sends an UPDATE without news", "leave": "says goodbye", "collect": "collects what is to be saved",
+    "heartbeat": "sends an UPDATE without news", "leave": "leaves", "collect": "collects what is to be saved",
     "write": "has it on disk", "said": "hears that it is on disk, and answers", "kill": "is killed, and begins again",
 }  # fmt: skip
 
@@ -456,6 +432,6 @@ def _four(values: list[int]) -> tuple[int, int, int, int]:
 
 
 def _homeless(content: int) -> int:
-    """The refusal of a proxy that knows no way to a request's home."""
+    """Return the refusal by a proxy that does not know the home of a request."""
     text = "your server is not behind this proxy (any more); say HELLO again"
     return CONTENTS.number(reply(CONTENTS.messages[content].header, messages.Refused(code="client", text=text)))

@@ -1,12 +1,12 @@
-/* Does everybody hear that a run is over?
+/* Model of the end of a run, to check that every client learns of it.
  *
- * A server is told that the run is over, and closes when its clients have said that they know it. Requests and answers may
- * be lost, a bounded number of times, and are sent again; the server may be killed, and finds the end of the run on its
- * disk, or not, in which case whoever ended it says so again.
+ * The operator ends the run, and the server closes when all clients have confirmed the end. A bounded number of
+ * requests and answers may be lost; clients send them again. The server may be killed. If the end of the run is not on
+ * its disk then, the operator ends the run again.
  *
- *   heard    every client hears of it
- *   closed   the server closes
- *   told     (safety) when it closes by itself, every client knows
+ *   heard    every client learns that the run is over
+ *   over     the server closes
+ *   assert   (safety) when the server closes, every client knows that the run is over
  */
 
 #define CLIENTS 2
@@ -19,10 +19,10 @@
 
 mtype = { UPDATE, UPDATED }
 
-chan request[CLIENTS] = [1] of { byte, bool };  /* number, whether the client knows */
-chan answer[CLIENTS] = [1] of { byte, bool };   /* number, whether the run is over */
+chan request[CLIENTS] = [1] of { byte, bool };  /* number, true if the client knows */
+chan answer[CLIENTS] = [1] of { byte, bool };   /* number, true if the run is over */
 
-bool finished, saved, acknowledged;  /* in the server's memory, on its disk, and by the word of whoever ended the run */
+bool finished, saved, acknowledged;  /* in the server's memory, on its disk, and to the operator */
 bool closed;
 bool knows[CLIENTS];                 /* clients */
 bool informed[CLIENTS];              /* the server knows that they know */
@@ -33,7 +33,7 @@ proctype Client(byte me)
   byte number, n; bool open, is_over;
 
   do
-  :: atomic { !open && !closed && nfull(request[me]) ->  /* a heartbeat, or what it was told to hurry with */
+  :: atomic { !open && !closed && nfull(request[me]) ->  /* a heartbeat or an urgent UPDATE */
        number = (number + 1) % 4; open = true; request[me]!number, knows[me] }
 #ifndef NEVER_AGAIN
   :: atomic { open && !closed && empty(request[me]) && empty(answer[me]) -> request[me]!number, knows[me] }
@@ -46,7 +46,7 @@ proctype Client(byte me)
   od
 }
 
-/* One for each client, so that each is answered some time. */
+/* One process for each client, so that fairness answers every client. */
 proctype Server(byte me)
 {
   byte number; bool is_told;
@@ -77,7 +77,7 @@ proctype Closing()
   atomic { MAY_CLOSE -> closed = true; assert(knows[0] && knows[1]) }
 }
 
-/* Whoever ends the run says so until that is acknowledged. */
+/* The operator ends the run again until the server acknowledges the end. */
 proctype Operator()
 {
   do

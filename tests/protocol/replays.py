@@ -1,6 +1,7 @@
-"""What an end does next, remembered. A state of an end is the shortest list of events that leads there, and is reached
-again by replaying them: the product's objects need not be copied, and each step of the product's code runs once however
-many worlds share it.
+"""States of a client or server, each stored as the shortest list of events that leads to it.
+
+Replaying the events restores a state, so the product's objects need not be copied. Each step of the product's code runs
+once for all states of a world that share it.
 
     state 17 of a client = begin, answer 3, work      + tell  ──▶ state 25, and message 9
 """
@@ -17,26 +18,27 @@ Event = tuple[Any, ...]
 End = ClientEnd | ServerEnd
 
 MAX_LIVE: Final = 1000
-"""Ends that are kept as they are, for the next event in their state."""
+"""Live objects kept for the next event in their state."""
 
 
 class Broken(NamedTuple):
-    """Something does not hold after an event."""
+    """A rule that is broken after an event."""
 
     what: str
 
 
 class Replays:
-    """All states of one kind of end that were met, by number; 0 is the one before everything."""
+    """States of one client or server by number; state 0 is the beginning."""
 
     def __init__(self, make: Callable[[], End]) -> None:
         self._make = make
         self._histories: list[tuple[Event, ...]] = []
         self._numbers: dict[bytes, int] = {}
         self._steps: dict[tuple[int, Event], tuple[int, tuple[Sent, ...]] | Broken] = {}
-        self._live: dict[int, End] = {}  # ends that are in a state and have not been driven further
+        self._live: dict[int, End] = {}
+        """Objects by their present state."""
         self.facts: list[Any] = []
-        """By state."""
+        """Facts by number of the state."""
         self._met((), make())
 
     def _met(self, history: tuple[Event, ...], end: End) -> int:
@@ -64,11 +66,11 @@ class Replays:
         return end
 
     def step(self, state: int, event: Event) -> tuple[int, tuple[Sent, ...]] | Broken:
-        """The state after an event, and the messages that it sends; or what does not hold then."""
-        found = self._steps.get((state, event))
-        if found is None:
-            found = self._steps[state, event] = self._step(state, event)
-        return found
+        """Return the state after an event and the messages that it sends, or the broken rule."""
+        outcome = self._steps.get((state, event))
+        if outcome is None:
+            outcome = self._steps[state, event] = self._step(state, event)
+        return outcome
 
     def _step(self, state: int, event: Event) -> tuple[int, tuple[Sent, ...]] | Broken:
         end, history = self._at(state), self._histories[state]

@@ -1,4 +1,4 @@
-"""What has to be true after each event, and what has to be true once nothing is left to do."""
+"""Rules that must hold after each event and in each final state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Rows = tuple[tuple[str, int, RunRows], ...]
 def broken(
     clients: Sequence[ClientFacts], servers: Sequence[ServerFacts], gone: Sequence[int], *, is_durable: bool
 ) -> str:
-    """The first rule that does not hold, in words; "" if all do.
+    """Return the first broken rule in words, or "" if all hold.
 
     Args:
-        gone: Servers that were taken away: their logs are left, and nothing else.
+        gone: Servers that were taken away. Only their logs remain.
     """
     there = [server for home, server in enumerate(servers) if home not in gone]
     for client, facts in enumerate(clients):
@@ -29,7 +29,7 @@ def broken(
 
 
 def _counts(client: int, facts: ClientFacts, servers: Sequence[ServerFacts], is_durable: bool) -> Iterator[str]:
-    """Acknowledged <= on disk, merged over servers and added over runs; in memory <= begun."""
+    """Check acknowledged <= on disk, merged over servers and added over runs, and in memory <= begun."""
     held = merged([server.memory for server in servers], client)
     kept = merged([server.disk for server in servers], client)
     for name, least, safe, have in zip(("episodes", "steps"), facts.acked, kept, held, strict=True):
@@ -40,7 +40,7 @@ def _counts(client: int, facts: ClientFacts, servers: Sequence[ServerFacts], is_
 
 
 def merged(tables: Sequence[Rows], client: int) -> tuple[int, int]:
-    """A client's episodes and steps: of each run the greatest that any server has, added up."""
+    """Return a client's episodes and steps: the greatest counts of each run on any server, added up."""
     runs: dict[str, tuple[int, int]] = {}
     for rows in tables:
         for run, owner, counts in rows:
@@ -51,7 +51,7 @@ def merged(tables: Sequence[Rows], client: int) -> tuple[int, int]:
 
 
 def _lines(client: int, facts: ClientFacts, servers: Sequence[ServerFacts], is_durable: bool) -> Iterator[str]:
-    """Each line once, in order at each server, and all of those that were acknowledged."""
+    """Check that each line is written once, in order at each server, and that no acknowledged line is missing."""
     everywhere = Counter(number for server in servers for owner, number in server.lines if owner == client)
     doubled = [number for number, count in everywhere.items() if count > 1]
     if doubled and is_durable:
@@ -66,7 +66,7 @@ def _lines(client: int, facts: ClientFacts, servers: Sequence[ServerFacts], is_d
 
 
 def _accounts(clients: Sequence[ClientFacts], home: int, server: ServerFacts) -> Iterator[str]:
-    """No account says that more was pushed to it than was."""
+    """Check that no account counts more pushed caches than its client pushed."""
     for account in server.accounts:
         pushed = dict(clients[account.client].pushed).get((account.run, HOMES[home], account.since), 0)
         if account.pushed > pushed:
@@ -79,7 +79,7 @@ def _accounts(clients: Sequence[ClientFacts], home: int, server: ServerFacts) ->
 def unsettled(
     clients: Sequence[ClientFacts], servers: Sequence[ServerFacts], gone: Sequence[int], *, has_losses: bool
 ) -> str:
-    """What is wrong though nothing is on its way, and nobody has anything left to say; "" if nothing is."""
+    """Return the error of a state without pending messages and work, or "" if the state is right."""
     there = [server for home, server in enumerate(servers) if home not in gone]
     for client, facts in enumerate(clients):
         held = merged([server.memory for server in there], client)
@@ -88,13 +88,13 @@ def unsettled(
         if held != (facts.begun, facts.begun):
             return f"client {client} has {facts.begun} episodes and steps, and {held} are counted"
         if facts.acked_line != facts.begun:
-            return f"client {client} stops with {facts.begun - facts.acked_line} lines that nobody has"
+            return f"client {client} stops with {facts.begun - facts.acked_line} lines that no server has"
         if facts.in_flight and not has_losses:
-            return f"client {client} waits for ever to hear of {facts.in_flight} caches"
+            return f"client {client} never hears of {facts.in_flight} caches"
         if HOMES.index(facts.home) in gone:
             return f"client {client} stays at a server that was taken away"
         if facts.epoch != servers[HOMES.index(facts.home)].epoch:
             return f"client {client} takes its home for the one that was killed"
         if facts.is_leaving and not facts.is_delivered:
-            return f"client {client} says goodbye, and never hears that everything is delivered"
+            return f"client {client} leaves, and never hears that everything is delivered"
     return ""

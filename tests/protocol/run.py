@@ -1,4 +1,4 @@
-"""Go through every world, and show for every mutation an order of events in which it does harm.
+"""Command that searches every world, and shows for every mutation an order of events in which it does harm.
 
 python -m protocol.run [--workers 2] [--only WORD] [--states 2000000]
 """
@@ -13,7 +13,7 @@ import time
 from typing import NamedTuple
 from unittest import mock
 
-from .explore import MAX_STATES, Found, Search, World
+from .explore import MAX_STATES, Search, SearchResult, World
 from .mutations import MUTATIONS
 from .worlds import WORLDS
 
@@ -26,8 +26,8 @@ class Task(NamedTuple):
     states: int
 
 
-def search(task: Task) -> tuple[str, Found]:
-    """Go through a world, with a rule taken out if the task names one."""
+def search(task: Task) -> tuple[str, SearchResult]:
+    """Search a world, without the rule that the task's mutation takes out."""
     logging.disable(logging.CRITICAL)
     with mock.patch.object(time, "monotonic", lambda: 0.0):
         if task.mutation:
@@ -40,29 +40,29 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="worlds and mutations whose name has this word")
     parser.add_argument("--states", type=int, default=MAX_STATES, help="states of a world at most")
-    given = parser.parse_args()
-    tasks = [Task(world, "", given.states) for world in WORLDS.values()]
-    tasks += [Task(world, name, given.states) for name, (_, world) in MUTATIONS.items()]
-    tasks = [task for task in tasks if given.only in (task.mutation or task.world.name)]
+    args = parser.parse_args()
+    tasks = [Task(world, "", args.states) for world in WORLDS.values()]
+    tasks += [Task(world, name, args.states) for name, (_, world) in MUTATIONS.items()]
+    tasks = [task for task in tasks if args.only in (task.mutation or task.world.name)]
     began, failed = time.monotonic(), 0
-    with multiprocessing.get_context("spawn").Pool(given.workers, maxtasksperchild=1) as pool:
-        for mutation, found in pool.imap(search, tasks):
-            is_right = bool(found.violation) if mutation else (found.is_whole and not found.violation)
+    with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=1) as pool:
+        for mutation, result in pool.imap(search, tasks):
+            is_right = bool(result.violation) if mutation else (result.is_whole and not result.violation)
             failed += not is_right
-            print(_told(mutation, found), flush=True)
+            print(_report(mutation, result), flush=True)
     print(f"{len(tasks)} searches in {time.monotonic() - began:.0f} s; {failed} of them not as they should be")
     return 1 if failed else 0
 
 
-def _told(mutation: str, found: Found) -> str:
-    steps = "\n".join([f"{found.violation}:", *_steps(found)]) if found.violation else ""
+def _report(mutation: str, result: SearchResult) -> str:
+    steps = "\n".join([f"{result.violation}:", *_steps(result)]) if result.violation else ""
     if mutation:
-        return f"{mutation}: {steps or f'NOT FOUND ({found})'}"
-    return f"{found}\n  {steps or 'no error'}"
+        return f"{mutation}: {steps or f'NOT FOUND ({result})'}"
+    return f"{result}\n  {steps or 'no error'}"
 
 
-def _steps(found: Found) -> list[str]:
-    return [f"  {number:3d} {what}" for number, what in enumerate(found.example, start=1)]
+def _steps(result: SearchResult) -> list[str]:
+    return [f"  {number:3d} {what}" for number, what in enumerate(result.example, start=1)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Has Spin check the models beside this file, and shows that each of their rules is needed.
+"""Command that runs Spin on the models beside this file, and shows that each of their rules is needed.
 
     python -m protocol.spin
 
@@ -21,17 +21,17 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 MISSING: Final = "spin is not installed: Debian and Ubuntu have it as the package spin"
 DEPTH: Final = 1_000_000
-"""Steps of one order of events at most."""
+"""Greatest number of steps in one order of events."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One property of one model, with what is changed in it."""
+    """One property of a model, and the macros that change the model."""
 
     model: str
     claim: str
     changes: tuple[str, ...] = ()
-    """Macros that are defined: how much may go wrong, or a rule that is left out."""
+    """Macros that bound the faults or leave out a rule."""
     holds: bool = True
 
     def __str__(self) -> str:
@@ -55,30 +55,30 @@ CHECKS: Final = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What Spin found."""
+    """Spin's result for one check."""
 
     errors: int
     states: int
     why: str
-    """What it calls the first error."""
+    """Spin's description of the first error."""
 
 
-def check(asked: Check, folder: Path) -> Verdict:
-    """Go through all states of a model, in a folder of its own.
+def check(query: Check, folder: Path) -> Verdict:
+    """Search all states of a model, in a folder of its own.
 
     Raises:
         RuntimeError: Spin or the compiler refused the model, or the search was not complete.
     """
-    model = folder / f"{asked.model}.pml"
+    model = folder / f"{query.model}.pml"
     shutil.copy(HERE / model.name, model)
-    _run(folder, "spin", "-a", *(f"-D{change}" for change in asked.changes), model.name)
-    optimized = "-O2" if asked.holds else "-O0"  # an error is soon found: most of the time is the compiler's
+    _run(folder, "spin", "-a", *(f"-D{change}" for change in query.changes), model.name)
+    optimized = "-O2" if query.holds else "-O0"  # a failing search is short; the compiler takes longer
     _run(folder, "cc", optimized, "-w", "-DNFAIR=4", "-DVECTORSZ=2048", "-o", "pan", "pan.c")
-    said = _run(folder, "./pan", "-a", "-f", f"-m{DEPTH}", "-N", asked.claim)
-    errors, states = re.search(r"errors: (\d+)", said), re.search(r"(\d+) states, stored", said)
-    if errors is None or states is None or "max search depth too small" in said:
-        raise RuntimeError(f"{asked}: spin did not go through the whole model:\n{said}")
-    why = re.search(r"pan:1: (.*)", said)
+    output = _run(folder, "./pan", "-a", "-f", f"-m{DEPTH}", "-N", query.claim)
+    errors, states = re.search(r"errors: (\d+)", output), re.search(r"(\d+) states, stored", output)
+    if errors is None or states is None or "max search depth too small" in output:
+        raise RuntimeError(f"{query}: spin did not go through the whole model:\n{output}")
+    why = re.search(r"pan:1: (.*)", output)
     return Verdict(int(errors[1]), int(states[1]), "" if why is None else why[1].partition(" (at")[0])
 
 
@@ -94,13 +94,13 @@ def main() -> int:
         print(MISSING, file=sys.stderr)
         return 77
     failed, began = 0, time.monotonic()
-    for asked in CHECKS:
+    for query in CHECKS:
         with tempfile.TemporaryDirectory() as name:
-            verdict = check(asked, Path(name))
-        is_right = asked.holds == (not verdict.errors)
+            verdict = check(query, Path(name))
+        is_right = query.holds == (not verdict.errors)
         failed += not is_right
         what = "holds" if not verdict.errors else f"does not hold: {verdict.why}"
-        print(f"{asked}: {what}; {verdict.states:,} states{'' if is_right else '   NOT AS IT SHOULD BE'}", flush=True)
+        print(f"{query}: {what}; {verdict.states:,} states{'' if is_right else '   NOT AS IT SHOULD BE'}", flush=True)
     print(f"{len(CHECKS)} checks in {time.monotonic() - began:.0f} s; {failed} of them not as they should be")
     return 1 if failed else 0
 

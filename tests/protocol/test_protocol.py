@@ -1,6 +1,6 @@
-"""Small worlds, gone through in all orders: nothing is wrong, and a rule that is taken out does harm.
+"""Small worlds, searched in all orders of events: no rule is broken, and each rule is needed.
 
-`make protocol` goes through larger ones, with every rule taken out in turn (docs/development/protocol.md).
+`make protocol` searches larger worlds, with every rule taken out in turn (docs/development/protocol.md).
 """
 
 import os
@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def still():
-    """Time stands still, as in every world."""
+    """Replace the monotonic clock by a constant."""
     with mock.patch.object(time, "monotonic", lambda: 0.0):
         yield
 
@@ -31,15 +31,15 @@ def still():
 @pytest.mark.usefixtures("still")
 @pytest.mark.parametrize("name", SMALL)
 def test_every_order_of_a_small_world_keeps_all_rules(name: str) -> None:
-    found = Search(SMALL[name]).run()
-    assert (found.violation, found.example, found.is_whole) == ("", [], True)
-    assert found.settled and found.states > 30 and name in WORLDS
+    result = Search(SMALL[name]).run()
+    assert (result.violation, result.example, result.is_whole) == ("", [], True)
+    assert result.settled and result.states > 30 and name in WORLDS
 
 
 @pytest.mark.usefixtures("still")
 def test_a_search_that_is_cut_off_says_so() -> None:
-    found = Search(SMALL["counts"], max_states=10).run()
-    assert not found.is_whole and "the first 12 states" in str(found)
+    result = Search(SMALL["counts"], max_states=10).run()
+    assert not result.is_whole and "the first 12 states" in str(result)
 
 
 @pytest.mark.usefixtures("still")

@@ -1,7 +1,7 @@
-"""The worlds that are gone through, and small ones of the same kind for `make test`.
+"""Worlds that `make protocol` searches, and smaller ones for `make test`.
 
-Clients begin at the first of two servers. A world is about one subject, so that all of its orders can be gone through; what
-one world leaves out, another one has.
+Clients begin at the first of two servers. Each world has one subject, so that all of its orders can be searched; other
+worlds cover the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORLDS: Final = {
         World("all runs", clients=1, works=2, script=(("run", "alpha", "two"), ("run", "alpha", "one"))),
     )
 }
-"""What `make protocol` goes through, by name."""
+"""Worlds of `make protocol` by name."""
 
 SMALL: Final = {
     world.name: world
@@ -37,4 +37,4 @@ SMALL: Final = {
         World("forgotten", clients=1, pushes=1, kills=1, is_durable=False),
     )
 }
-"""What `make test` goes through."""
+"""Worlds of `make test` by name."""

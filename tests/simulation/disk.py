@@ -1,7 +1,7 @@
-"""The disk of every host: it may be full or broken, and what is on it after a kill or a power failure.
+"""Disks of hosts, with faults: full or broken disks, kills and power failures.
 
-A killed process leaves all that it has written. A power failure leaves what was synced, and any part of the rest. A
-transaction that was about to be on disk is there, not there, or torn: SQLite has synced its log when COMMIT returns.
+A killed process leaves everything that it wrote. A power failure leaves the synced bytes and any part of the rest. The
+transaction of that moment is on disk, not on disk, or torn: SQLite has synced its log when COMMIT returns.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .world import Process, World
 
 
 class Database(sqlite3.Connection):
-    """A database on the disk of a process, which may be full, break or lose its power when a transaction ends."""
+    """A database on the disk of a process. At the end of a transaction the disk may be full, break or lose power."""
 
     process: Process
     disk: Disk
     path: Path
 
-    def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:
-        """As the real one, unless it is about to be on disk."""
+    def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+        """Execute a statement; a COMMIT on a faulty disk fails."""
         if statement == "COMMIT" and self.process.disk:
             if self.process.disk == "power" and self.process.is_alive:
                 self.disk.fail(self)
             raise failed(self.process.disk)
-        return super().execute(statement, *given)
+        return super().execute(statement, *args)
 
     def commit_anyway(self) -> None:
-        """End the transaction, whatever the disk is like."""
+        """End the transaction in spite of the disk's fault."""
         super().execute("COMMIT")
 
 
 def failed(disk: str) -> sqlite3.OperationalError:
-    """SQLite's error of a disk that is full, or fails in the middle of a sync."""
+    """Return SQLite's error for a full disk or for a failed sync."""
     error = sqlite3.OperationalError("database or disk is full" if disk == "full" else "disk I/O error")
     name = "SQLITE_FULL" if disk == "full" else "SQLITE_IOERR_FSYNC"
     error.sqlite_errorname, error.sqlite_errorcode = name, getattr(sqlite3, name)
@@ -45,49 +45,44 @@ def failed(disk: str) -> sqlite3.OperationalError:
 
 
 class Disk:
-    """What every process has open, and how much of each file was synced."""
+    """Open databases of every process, and the synced bytes of each file."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._open: dict[Process, list[Database]] = {}
-        self._synced: dict[tuple[int, int], int] = {}
-        """Bytes of a file, by device and number."""
+        self._synced: dict[tuple[int, int], int] = {}  # bytes of a file, by device and inode
         self._torn: dict[Path, bytes] = {}
-        """What a failure in the middle of a transaction leaves of SQLite's log."""
+        """SQLite's log after a failure in the middle of a transaction."""
         self._connect, self._lock = sqlite3.connect, fcntl.flock
 
-    # In the place of the system's calls
-
-    def connect(self, *given: Any, **named: Any) -> Database:
-        made: Database = self._connect(*given, **{**named, "check_same_thread": False, "factory": Database})
-        made.process, made.disk, process = self._world.process, self, self._world.process
-        made.path = Path(os.path.relpath(made.execute("PRAGMA database_list").fetchone()[2] or "."))
+    def connect(self, *args: Any, **named: Any) -> Database:
+        database: Database = self._connect(*args, **{**named, "check_same_thread": False, "factory": Database})
+        database.process, database.disk, process = self._world.process, self, self._world.process
+        database.path = Path(os.path.relpath(database.execute("PRAGMA database_list").fetchone()[2] or "."))
         if process not in self._open:
             self._open[process] = []
             process.at_kill.append(lambda: self._killed(process))
-        self._open[process].append(made)
-        return made
+        self._open[process].append(database)
+        return database
 
     def lock(self, opened: int, how: int) -> None:
         self._lock(opened, how)
         if how & fcntl.LOCK_EX:
-            found = os.fstat(opened)
-            self._world.process.at_kill.append(lambda: _forget(opened, found))
+            status = os.fstat(opened)
+            self._world.process.at_kill.append(lambda: _forget(opened, status))
 
     def sync(self, opened: int) -> None:
-        """As os.fsync, in no time."""
-        found = os.fstat(opened)
-        self._synced[found.st_dev, found.st_ino] = found.st_size
-
-    # Ends
+        """Record the file's size as synced; os.fsync without its time."""
+        status = os.fstat(opened)
+        self._synced[status.st_dev, status.st_ino] = status.st_size
 
     def fail(self, database: Database) -> None:
-        """The power fails while a transaction is written: some of it is on disk, and nobody hears of it. Never returns."""
+        """Fail the power while a transaction is written: a part of it is on disk. Never returns."""
         log = _log_of(database.path)
         before = log.read_bytes() if log.exists() else b""
         database.commit_anyway()
         after = log.read_bytes() if log.exists() else b""
-        begin = len(before) if after.startswith(before) else 0  # begun again from its beginning, it is written over
+        begin = len(before) if after.startswith(before) else 0  # a log that restarts is overwritten
         cut = self._world.rng.randrange(begin, len(after) + 1)
         self._torn[log] = after[:cut] + before[cut:]
         assert database.process.on_failure is not None
@@ -103,22 +98,22 @@ class Disk:
         self._torn = {}
         for each in databases:
             each.close()
-        for file, content in held.items():  # whoever closes in order tidies up, which a killed process does not
+        for file, content in held.items():  # closing removes files, which a killed process does not do
             file.write_bytes(content)
         if process.disk == "power":
             for folder in sorted({path.parent for path in paths}):
                 self._lose(folder, held.keys())
 
     def _lose(self, folder: Path, databases: Any) -> None:
-        """Of what was not synced, some is lost; and the last sector of the rest may be empty."""
+        """Remove some of the unsynced bytes, and perhaps zero the last sector of the rest."""
         rng = self._world.rng
         for file in sorted(folder.rglob("*")):
             if file in databases or not file.is_file() or file.name.endswith("-shm"):
                 continue
-            found = file.stat()
-            synced = self._synced.get((found.st_dev, found.st_ino), 0)
-            if found.st_size > synced:
-                left = rng.randrange(synced, found.st_size + 1)
+            status = file.stat()
+            synced = self._synced.get((status.st_dev, status.st_ino), 0)
+            if status.st_size > synced:
+                left = rng.randrange(synced, status.st_size + 1)
                 os.truncate(file, left)
                 if rng.random() < 0.3:
                     with open(file, "r+b") as opened:
@@ -131,7 +126,9 @@ def _log_of(path: Path) -> Path:
 
 
 def _forget(opened: int, locked: os.stat_result) -> None:
-    """Let go of a lock, and keep the number: whoever has it may still close it. It may be another file's by now."""
+    """Release a lock, but keep the file descriptor's number valid for a later close. The number may belong to another
+    file by now.
+    """
     nothing = os.open(os.devnull, os.O_RDONLY)
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(opened), locked):

@@ -1,6 +1,6 @@
-"""Puts a world in the place of threads, clocks, sockets and chance, for as long as a trial runs.
+"""Replacement of threads, clocks, sockets and random numbers by those of a world, while a trial runs.
 
-The product's code is the one that users run: what it calls is replaced, in this process, one trial at a time.
+The product's code is unchanged. Its dependencies are replaced, in this process, for one trial at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .disk import Disk
 from .rarely import Rarely
 from .world import World
 
-for _kind in registry.known():  # found by name: loaded in a trial, they would make it another one
+for _kind in registry.known():  # imported by name on demand: an import in the middle of a trial would change it
     _kind.pool_class(), _kind.record_bodies()
     if _kind.answers:
         registry.loaded(_kind.answers)
@@ -61,22 +61,22 @@ RARER: Final = {
     (io_requests, "TOLD_INTERVAL"): 0.1,
     (thread, "IDLE_INTERVAL"): 5.0,
 }
-"""Seconds between two looks that find nothing, nearly always: of a reader that waits for samples, of readers and proxies that
-ask who is there, of a store to which nobody has said anything, of a server that ends, and of a thread that has nothing
-to do. Each look takes a turn, and those of readers and proxies messages to each server.
+"""Longer intervals in seconds between polls that nearly always find no news: of readers that wait for samples, of
+readers and proxies that look for servers, of a store, of a server that ends, and of an idle thread. Each poll takes a
+turn, and those of readers and proxies send messages to each server.
 """
 
 
 NO_GUARD: Final = types.SimpleNamespace(
-    look_at=float("inf"), turn=lambda now: None, forget=lambda made: None, trouble=lambda: ""
+    look_at=float("inf"), turn=lambda now: None, forget=lambda socket: None, trouble=lambda: ""
 )
-"""The guard of descriptors of a process that has enough."""
+"""Descriptor guard of a process with enough descriptors."""
 
 
 @contextlib.contextmanager
 def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[None]:
-    """Everything below is this world's until the end."""
-    made = threads.Threads(world)
+    """Replace the clocks, threads, sockets and random generators until the end of the context."""
+    replacements = threads.Threads(world)
     contexts: dict[Any, network.Context] = {}
 
     def shared_context() -> network.Context:
@@ -96,17 +96,17 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
             stack.callback(setattr, where, name, getattr(where, name))
             setattr(where, name, what)
 
-        # A line that is logged or not takes no time of this world.
+        # Logging takes no time of this world.
         put(logging, "time", types.SimpleNamespace(**vars(time)))
         clocks = {time.monotonic: world.monotonic, time.time: world.wall}
         for function, positional, named in _functions_with_clocks():
             put(function, "__defaults__", tuple(_of_world(clocks, each) for each in positional))
             put(function, "__kwdefaults__", {name: _of_world(clocks, each) for name, each in named.items()})
         for name in ("Lock", "RLock", "Thread", "current_thread", "get_ident"):
-            put(threading, name, getattr(made, name))
-        put(threading, "_allocate_lock", made.Lock)
+            put(threading, name, getattr(replacements, name))
+        put(threading, "_allocate_lock", replacements.Lock)
         put(threading, "_time", world.monotonic)
-        put(queue, "SimpleQueue", queue.Queue)  # the other one is not made of locks of `threading`
+        put(queue, "SimpleQueue", queue.Queue)  # the original is not made of locks of `threading`
         put(time, "monotonic", world.monotonic)
         put(time, "perf_counter", world.monotonic)
         put(time, "time", world.wall)
@@ -123,7 +123,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(np.random, "default_rng", default_rng)
         put(socket, "gethostname", lambda: world.process.name)
         put(os, "getpid", lambda: 1)
-        put(Path, "absolute", lambda path: path)  # errors name the folders of a trial, which no program leaves
+        put(Path, "absolute", lambda path: path)  # errors name folders of a trial; the product never leaves its own
         put(process, "tune", lambda: None)
         put(thread, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {
@@ -142,7 +142,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(fcntl, "flock", disk.lock)
         put(os, "fsync", disk.sync)
         _set_memories(world, put)
-        gc.disable()  # what is taken apart has a say in the order of events, and the time for it depends on the past
+        gc.disable()  # finalizers affect the order of events, and their time depends on earlier trials
         try:
             yield
         finally:
@@ -151,7 +151,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
 
 
 def _users_of(name: str, what: Any) -> list[Any]:
-    """Modules of the product that have imported something by its name."""
+    """Return the product's modules that import this object under this name."""
     return [
         module
         for key, module in list(sys.modules.items())
@@ -166,10 +166,14 @@ def _functions_with_clocks() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]
     places = [*modules, *(each for module in modules for each in vars(module).values() if inspect.isclass(each))]
     functions = [inspect.unwrap(each) for place in places for each in vars(place).values() if inspect.isfunction(each)]
     unique = {id(each): each for each in functions}.values()
-    found = [(each, each.__defaults__ or (), each.__kwdefaults__ or {}) for each in unique if inspect.isfunction(each)]
+    candidates = [
+        (each, each.__defaults__ or (), each.__kwdefaults__ or {}) for each in unique if inspect.isfunction(each)
+    ]
     clocks = [time.monotonic, time.time]
     return [
-        each for each in found if any(value in clocks for value in (*each[1], *each[2].values()) if callable(value))
+        each
+        for each in candidates
+        if any(value in clocks for value in (*each[1], *each[2].values()) if callable(value))
     ]
 
 
@@ -178,11 +182,11 @@ def _of_world(clocks: dict[Any, Any], default: Any) -> Any:
 
 
 def _set_memories(world: World, put: Any) -> None:
-    """Memories have a clock of their own, in C: it stands still within a turn."""
+    """Set the C clocks of memories at each turn; they stand still within a turn."""
     begin = memory.Memory.__init__
 
-    def begun(self: Any, *given: Any, **named: Any) -> None:
-        begin(self, *given, **named)
+    def begun(self: Any, *args: Any, **named: Any) -> None:
+        begin(self, *args, **named)
         self.set_clock(world.wall())
         world.process.at_turn.append(self.set_clock)
 

@@ -1,6 +1,6 @@
-"""A trial of an agent that hands out episodes to observers: leases, and results that come late, twice or never.
+"""Trial of an agent that gives episodes to observers, with leases and late, repeated or missing results.
 
-What is checked: an episode that the agent gets back is the one that it asked for, whole, and it gets each one once.
+The check: each episode that the agent receives is complete, is a requested one, and arrives once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ INPUTS: Final = {"obs": (np.float32, (2,))}
 OUTPUTS: Final = {"action": np.int64, "value": np.float32}
 ENTRIES: Final = {"obs": (np.float32, (2,)), "action": np.int64, "reward": np.float32}
 AHEAD: Final = 4
-"""Episodes that are wanted at a time."""
+"""Episodes that are requested at a time."""
 LEASE: Final = 8.0
 PATIENCE: Final = 90.0
-"""Seconds in which an episode comes back, or is said to be lost, whoever is killed."""
+"""Seconds until an episode must return or count as lost, also after kills."""
 
 
 def act(columns: dict[str, Any]) -> dict[str, Any]:
@@ -37,27 +37,25 @@ def act(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 class Playing:
-    """What the processes of such a trial do."""
+    """The work of this trial's processes."""
 
-    others = ()
-    """Processes beside actors and learner."""
+    others = ()  # processes beside actors and learner
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self.is_over = False
-        self.seen: list[str] = []
-        """What was wrong."""
+        self.seen: list[str] = []  # violations
         self.figures: Counter[str] = Counter()
 
     def work(self, name: str, number: int, process: Process) -> None:
-        """Run episodes until all is over: an observer is tried again by whoever starts it."""
+        """Run episodes until the trial is over, with a new connection after each failure."""
         pause = 1.0 / self._trial.settings.rate
 
         def episode(start: Any, ask: Any, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for step in range(options["steps"]):
                 obs = np.float32([step, options["mark"]])
-                found = ask({"obs": obs})
-                yield {"obs": obs, "action": found["action"], "reward": found["value"]}
+                decision = ask({"obs": obs})
+                yield {"obs": obs, "action": decision["action"], "reward": decision["value"]}
                 time.sleep(pause / 4)
 
         with Observer(self._trial.endpoint("learner-0"), episode, timeout=5.0, limits=Limits()) as observer:
@@ -65,7 +63,7 @@ class Playing:
                 observer.run(timeout=2.0)
 
     def lead(self, name: str, process: Process) -> None:
-        """One life of the agent: episodes are wanted, and come back, until the trial is over."""
+        """Run one life of the agent: request and receive episodes until the trial is over."""
         wanted: dict[Future[Any], tuple[int, int, float]] = {}
         mark = process.life * 10_000
         got: set[int] = set()
@@ -88,7 +86,7 @@ class Playing:
     def _take(self, done: Future[Any], steps: int, mark: int, got: set[int]) -> None:
         try:
             episode = done.result()
-        except (ObserverLost, JobFailed) as error:  # nobody answered what it asked, or nobody has heard of it
+        except (ObserverLost, JobFailed) as error:  # a request without an answer, or a lost observer
             self.figures[type(error).__name__] += 1
             return
         except MemoireError as error:

@@ -1,9 +1,9 @@
-"""Sockets with ZeroMQ's manners, and the connections between them, in one world.
+"""Sockets with ZeroMQ's semantics, and their connections, in one world.
 
     PUSH ──queue──▶ way (delay, cut, lost with the connection) ──▶ queue ──▶ PULL
 
-What is kept of ZeroMQ: high-water marks of both ends, IMMEDIATE, envelopes of ROUTER and EHOSTUNREACH, subscriptions
-that travel, monitors' events, reconnecting with growing pauses, and what is lost when a connection ends.
+The model has high-water marks of both ends, IMMEDIATE, envelopes of ROUTER and EHOSTUNREACH, subscriptions that travel,
+monitors' events, reconnecting with growing pauses, and losses at the end of a connection.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import zmq
 from .world import Process, World
 
 LATENCY: Final = 2e-4
-"""Seconds of the way, at least."""
+"""Least seconds of a message's way."""
 CONNECT_TIMEOUT: Final = 5.0
-"""Seconds until an attempt to connect through a cut is given up."""
+"""Seconds until an attempt to connect through a cut ends."""
 SPINNING: Final = 1000
-"""Polls in a row that find something of which nobody takes anything: whoever polls so burns a core."""
+"""Consecutive polls that find unread input: a task that polls so often wastes a core."""
 SILENCE: Final = 20.0
 """Seconds after which a connection through a cut ends (keepalives)."""
 POLLIN, POLLOUT, NOBLOCK, SNDMORE, ROUTER, XPUB, PAIR = map(
@@ -32,11 +32,11 @@ POLLIN, POLLOUT, NOBLOCK, SNDMORE, ROUTER, XPUB, PAIR = map(
 )
 EVENT: Final = struct.Struct("=HI")
 AGAIN: Final = zmq.Again()
-"""Raised whenever nothing is there, which is often."""
+"""One shared instance, because the exception is frequent."""
 
 
 class Frame(bytes):
-    """One frame of a message that came: what the product asks of `zmq.Frame`."""
+    """One frame of a received message, with the attributes of `zmq.Frame` that the product uses."""
 
     more = False
 
@@ -45,26 +45,26 @@ class Frame(bytes):
         return self
 
     def get(self, name: Any) -> Any:
-        """ZeroMQ's facts about it: none."""
+        """Raise the error of a frame without ZeroMQ's properties."""
         raise zmq.ZMQError(errno.EINVAL)
 
 
 class Network:
-    """Who listens where, who is cut off from whom, and all connections."""
+    """Listeners, cuts and all connections."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.listeners: dict[tuple[str, int], Socket] = {}
         self.cut: set[tuple[str, str]] = set()
-        """Hosts from which nothing reaches another one: (from, to)."""
+        """Pairs of hosts without a way: (from, to)."""
         self.sockets: dict[Process, list[Socket]] = {}
         self.connections: dict[int, Connection] = {}
         self.ports = itertools.count(40_000)
         self.slow = 0.0
-        """How likely a message takes much longer than usual."""
+        """Probability that a message takes much longer than usual."""
 
     def latency(self) -> float:
-        """Seconds that one message takes."""
+        """Return the seconds that one message takes."""
         rng = self.world.rng
         if self.slow and rng.random() < self.slow:
             return rng.uniform(0.01, 0.3)
@@ -74,17 +74,17 @@ class Network:
         return (here, there) not in self.cut
 
     def joins(self, one: str, other: str) -> bool:
-        """Whether messages get through in both directions."""
+        """Return True if messages get through in both directions."""
         return self.reaches(one, other) and self.reaches(other, one)
 
     def isolate(self, host: str, hosts: list[str], way: str = "both") -> None:
-        """Cut a host off: "out" what it sends, "in" what it is sent, or both."""
+        """Cut a host off: "out" for its outgoing messages, "in" for its incoming ones, or both."""
         self.cut |= {(host, other) for other in hosts if way != "in"}
         self.cut |= {(other, host) for other in hosts if way != "out"}
         self._look()
 
     def heal(self, host: str) -> None:
-        """Everything reaches it again, and it everything."""
+        """Remove all cuts of a host."""
         self.cut = {pair for pair in self.cut if host not in pair}
         self._look()
 
@@ -93,19 +93,19 @@ class Network:
             connection.look()
 
     def reset(self, host: str) -> None:
-        """End all connections of a host at once, as a device on the way that restarts."""
+        """End all connections of a host at once, like a network device that restarts."""
         for connection in list(self.connections.values()):
             if host in (connection.dialer.host, connection.listener.host):
                 connection.end(graceful=False)
 
     def killed(self, process: Process) -> None:
-        """The system closes what a process has left open."""
-        for made in self.sockets.pop(process, []):
-            made.close()
+        """Close the sockets of a killed process."""
+        for socket in self.sockets.pop(process, []):
+            socket.close()
 
 
 class Context:
-    """What `zmq.Context` is to one process."""
+    """Replacement for `zmq.Context` in one process."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self.network, self.process = network, process
@@ -113,20 +113,20 @@ class Context:
         self.monitored: dict[str, Socket] = {}
 
     def socket(self, kind: int) -> Socket:
-        made = Socket(self, kind)
-        self.network.sockets.setdefault(self.process, []).append(made)
-        return made
+        socket = Socket(self, kind)
+        self.network.sockets.setdefault(self.process, []).append(socket)
+        return socket
 
 
 class Side:
-    """One direction of a connection: what was sent and has not been received yet."""
+    """One direction of a connection, with the messages that were sent and not yet received."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.on_way: deque[list[bytes]] = deque()
         self.here: deque[list[bytes]] = deque()
         self.last = 0.0
-        """When the newest message arrives; none overtakes another."""
+        """Arrival time of the newest message. No message overtakes another one."""
 
     @property
     def has_room(self) -> bool:
@@ -134,7 +134,7 @@ class Side:
 
 
 class Connection:
-    """Two sockets that have greeted each other."""
+    """A connection of two sockets."""
 
     def __init__(self, dialer: Socket, listener: Socket, address: str) -> None:
         self.dialer, self.listener, self.address = dialer, listener, address
@@ -145,10 +145,10 @@ class Connection:
         self.subscriptions: dict[bytes, int] = {}
         self._silent: int = 0
         self.ways = {dialer: Side(_room(dialer, listener)), listener: Side(_room(listener, dialer))}
-        """By who sends."""
+        """The two directions of the connection, by their sender."""
 
     def other(self, one: Socket) -> Socket:
-        """The far end."""
+        """Return the socket at the far end."""
         return self.listener if one is self.dialer else self.dialer
 
     def has_room(self, sender: Socket) -> bool:
@@ -180,12 +180,12 @@ class Connection:
             receiver.changed()
 
     def count_subscription(self, message: bytes) -> None:
-        """The far end wants a topic, or no longer."""
+        """Update the far end's subscription of a topic."""
         topic, by = message[1:], 1 if message[:1] == b"\x01" else -1
         self.subscriptions[topic] = max(0, self.subscriptions.get(topic, 0) + by)
 
     def _stall(self) -> None:
-        """Nothing gets through: the connection ends if that lasts."""
+        """Start the keepalive timeout, after which the connection ends."""
         if self._silent:
             return
         self._silent = number = self.world.next_number()
@@ -197,7 +197,7 @@ class Connection:
         self.world.after(SILENCE * self.world.rng.uniform(0.75, 1.25), end)
 
     def look(self) -> None:
-        """Who reaches whom has changed: what waited goes on, or its end begins."""
+        """Adapt to a change of the cuts: waiting messages go on, or the timeout starts."""
         if not self.is_open:
             return
         if self.network.joins(self.dialer.host, self.listener.host):
@@ -221,7 +221,7 @@ class Connection:
         return frames
 
     def end(self, *, graceful: bool, by: Socket | None = None) -> None:
-        """It is over. Gracefully, what is on the way still arrives; else some of it is lost, oldest first kept."""
+        """End the connection. Gracefully, messages on the way still arrive; else the newest ones are lost."""
         if not self.is_open:
             return
         self.is_open = False
@@ -232,7 +232,7 @@ class Connection:
                 while len(way.on_way) > kept:
                     way.on_way.pop()
             if self.other(sender) is self.dialer:
-                way.here.clear()  # a dialer's socket forgets what was not read
+                way.here.clear()  # a dialer's socket drops unread messages
                 self.dialer.ready.pop(self, None)
         for one in (self.dialer, self.listener):
             if one is by:
@@ -243,69 +243,69 @@ class Connection:
 
 
 def _room(sender: Socket, receiver: Socket) -> int:
-    """Messages that both ends and the system between them hold; 0 for any number."""
+    """Return the number of messages that both ends and the system between them hold; 0 for no limit."""
     here, there = sender.options.get(zmq.SNDHWM, 1000), receiver.options.get(zmq.RCVHWM, 1000)
     return here + there + 2 if here and there else 0
 
 
 class Dial:
-    """One address that a socket wants to be connected to."""
+    """An address that a socket connects to."""
 
-    def __init__(self, made: Socket, address: str) -> None:
-        self.made, self.address = made, address
+    def __init__(self, socket: Socket, address: str) -> None:
+        self.socket, self.address = socket, address
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         self.place = host, int(port)
         self.connection: Connection | None = None
         self.is_wanted = True
-        self._pause = self._usual = made.options.get(zmq.RECONNECT_IVL, 100) / 1000.0
+        self._pause = self._usual = socket.options.get(zmq.RECONNECT_IVL, 100) / 1000.0
         self._attempt()
 
     def _attempt(self) -> None:
-        made, network = self.made, self.made.network
-        if not self.is_wanted or made.closed or not made.process.is_alive:
+        socket, network = self.socket, self.socket.network
+        if not self.is_wanted or socket.closed or not socket.process.is_alive:
             return
-        is_cut = not network.joins(made.host, self.place[0])
-        made.world.after(CONNECT_TIMEOUT if is_cut else 2.0 * network.latency(), lambda: self._settle(is_cut=is_cut))
+        is_cut = not network.joins(socket.host, self.place[0])
+        socket.world.after(CONNECT_TIMEOUT if is_cut else 2.0 * network.latency(), lambda: self._settle(is_cut=is_cut))
 
     def _settle(self, *, is_cut: bool) -> None:
-        made = self.made
-        if not self.is_wanted or made.closed or not made.process.is_alive:
+        socket = self.socket
+        if not self.is_wanted or socket.closed or not socket.process.is_alive:
             return
-        listener = None if is_cut else made.network.listeners.get(self.place)
+        listener = None if is_cut else socket.network.listeners.get(self.place)
         if listener is None or listener.closed:
-            made.tell(zmq.EVENT_CLOSED, self.address)
+            socket.tell(zmq.EVENT_CLOSED, self.address)
             self.again()
             return
         self._pause = self._usual
-        self.connection = connection = Connection(made, listener, self.address)
-        made.network.connections[connection.number] = connection
-        made.connections.append(connection)
+        self.connection = connection = Connection(socket, listener, self.address)
+        socket.network.connections[connection.number] = connection
+        socket.connections.append(connection)
         listener.connections.append(connection)
-        made.world.note("connected", made.process.name, listener.process.name, made.kind)
-        made.tell(zmq.EVENT_CONNECTED, self.address)
-        made.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED, self.address)
-        for topic, count in made.topics.items():
+        socket.world.note("connected", socket.process.name, listener.process.name, socket.kind)
+        socket.tell(zmq.EVENT_CONNECTED, self.address)
+        socket.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED, self.address)
+        for topic, count in socket.topics.items():
             for _ in range(count):
-                connection.send(made, [b"\x01" + topic])
-        made.changed()
+                connection.send(socket, [b"\x01" + topic])
+        socket.changed()
         listener.changed()
 
     def again(self) -> None:
-        """Try again after a pause, which grows."""
-        made = self.made
-        made.tell(zmq.EVENT_CONNECT_RETRIED, self.address)
-        most = made.options.get(zmq.RECONNECT_IVL_MAX, 5000) / 1000.0
-        made.world.after(self._pause * made.world.rng.uniform(0.5, 1.0), self._attempt)
+        """Try again after a growing pause."""
+        socket = self.socket
+        socket.tell(zmq.EVENT_CONNECT_RETRIED, self.address)
+        most = socket.options.get(zmq.RECONNECT_IVL_MAX, 5000) / 1000.0
+        socket.world.after(self._pause * socket.world.rng.uniform(0.5, 1.0), self._attempt)
         self._pause = min(most, self._pause * 2.0)
 
     def stop(self) -> None:
         self.is_wanted = False
         if self.connection is not None:
-            self.connection.end(graceful=True, by=self.made)
+            self.connection.end(graceful=True, by=self.socket)
 
 
 class Socket(int):
-    """What `zmq.Socket` is; its number makes sets of sockets the same everywhere, and is looked up at the speed of C."""
+    """Replacement for `zmq.Socket`. As an int, its hash is the same in every process, and is computed in C."""
 
     def __new__(cls, context: Context, kind: int) -> Socket:
         return super().__new__(cls, context.network.world.next_number())
@@ -319,7 +319,7 @@ class Socket(int):
         self.copy_threshold = 0
         self.connections: list[Connection] = []
         self.ready: dict[Connection, None] = {}
-        """Connections by which something has come that was not taken."""
+        """Connections with received messages that were not taken."""
         self.topics: dict[bytes, int] = {}
         self.poller: Poller | None = None
         self._dials: dict[str, Dial] = {}
@@ -327,13 +327,11 @@ class Socket(int):
         self._last = ""
         self.heard: Socket | None = None  # the monitor's other end
         self._events = 0
-        self.inbox: deque[list[bytes]] = deque()  # of a monitor's own end
+        self.inbox: deque[list[bytes]] = deque()  # messages of a monitor's own end
         self._turn = 0
-        self._rest: deque[bytes] = deque()  # frames of a message that was taken in part
-        self._unsent: list[Any] = []  # frames of a message that is not whole yet
+        self._rest: deque[bytes] = deque()  # remaining frames of a message that was taken in part
+        self._unsent: list[Any] = []  # frames of an incomplete message
         self._waiting: Any = None  # the task inside of a receive
-
-    # Options and addresses
 
     def setsockopt(self, option: int, value: Any) -> None:
         if option in (zmq.SUBSCRIBE, zmq.UNSUBSCRIBE):
@@ -383,8 +381,6 @@ class Socket(int):
             raise zmq.ZMQError(errno.ENOENT)
         dial.stop()
 
-    # Monitors
-
     def monitor(self, address: str, events: int) -> None:
         self.context.monitored[address] = self
         self._events = int(events)
@@ -397,8 +393,6 @@ class Socket(int):
             self.heard.inbox.append([EVENT.pack(event, 0), address.encode()])
             self.heard.changed()
 
-    # Messages
-
     def readable(self) -> bool:
         return bool(self.ready or self.inbox)
 
@@ -406,14 +400,14 @@ class Socket(int):
         return any(each.has_room(self) for each in self.connections)
 
     def changed(self) -> None:
-        """A message came, or there is room: whoever waits for it looks."""
+        """Wake the poller and the waiting receiver after a message or new room."""
         if self.poller is not None:
             self.poller.kick()
         if self._waiting is not None:
             self.world.wake(self._waiting)
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """As ZeroMQ's; the first frame has the others behind it."""
+        """Receive a frame as ZeroMQ does; the other frames of the message follow."""
         if not self._rest:
             self._rest.extend(self._next(int(flags)))
         data = self._rest.popleft()
@@ -457,7 +451,7 @@ class Socket(int):
         return frames
 
     def send(self, frame: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
-        """As ZeroMQ's, without waiting; here the last frame finds out whether there is room."""
+        """Send a frame as ZeroMQ does, without waiting; the last frame checks the room."""
         self._unsent.append(frame)
         if not flags & SNDMORE:
             frames, self._unsent = self._unsent, []
@@ -493,8 +487,6 @@ class Socket(int):
             if wanted and connection.has_room(self):
                 connection.send(self, parts)
 
-    # Ends
-
     def lost(self, connection: Connection, *, tell: bool) -> None:
         if connection in self.connections and connection not in self.ready:
             self.connections.remove(connection)
@@ -524,15 +516,15 @@ class Socket(int):
 
 
 class Poller:
-    """What `zmq.Poller` is."""
+    """Replacement for `zmq.Poller`, which also counts useless polls."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._watched: dict[Any, int] = {}
         self._task: Any = None
-        self._rushed = 0  # polls in a row that were not to wait, and found nothing
+        self._rushed = 0  # consecutive polls without a wait that found nothing
         self.idle = 0
-        """Polls in a row that found something at once, of which nobody took anything."""
+        """Consecutive polls that found input at once, of which the task took nothing."""
 
     def register(self, what: Any, events: int) -> None:
         self._watched[what] = int(events)
@@ -546,23 +538,23 @@ class Poller:
         return what in self._watched
 
     def kick(self) -> None:
-        """Something that is watched has changed."""
+        """Wake the polling task after a change of a socket."""
         if self._task is not None:
             self.world.wake(self._task)
 
     def _ready(self) -> list[tuple[Any, int]]:
-        found = []
+        events = []
         for what, wanted in self._watched.items():
             is_here = wanted & POLLIN and (what.ready or what.inbox)
             if wanted & POLLOUT and what.writable():
-                found.append((what, POLLOUT | (POLLIN if is_here else 0)))
+                events.append((what, POLLOUT | (POLLIN if is_here else 0)))
             elif is_here:
-                found.append((what, POLLIN))
-        return found
+                events.append((what, POLLIN))
+        return events
 
     def poll(self, timeout: int) -> list[tuple[Any, int]]:
         until, has_waited = self.world.now + timeout / 1000.0, False
-        while not (found := self._ready()):
+        while not (events := self._ready()):
             left = until - self.world.now
             if left <= 0:
                 self._rushed = 0 if has_waited else self._rushed + 1
@@ -579,27 +571,27 @@ class Poller:
         if self.idle == SPINNING:
             self.world.spins()
         self.world.give_way()
-        return found
+        return events
 
 
 class Waker(int):
-    """What `memoire.net.poller.Waker` is."""
+    """Replacement for `memoire.net.poller.Waker`, without a descriptor."""
 
     def __new__(cls, world: World) -> Waker:
         return super().__new__(cls, world.next_number())
 
     def __init__(self, world: World) -> None:
         self.ready, self.inbox = False, ()
-        """Whether somebody has called; and messages, as sockets have them."""
+        """True after a call; and messages, as sockets have them."""
         self.poller: Poller | None = None
 
     @property
     def fd(self) -> Waker:
-        """What a poller waits on."""
+        """The object that a poller registers."""
         return self
 
     def writable(self) -> bool:
-        """Never."""
+        """Return False: a waker is never writable."""
         return False
 
     def wake(self) -> None:
@@ -615,4 +607,4 @@ class Waker(int):
             self.poller.idle = 0
 
     def close(self) -> None:
-        """Nothing is to be given back."""
+        """Do nothing: a waker has no descriptor."""

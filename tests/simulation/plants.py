@@ -1,6 +1,6 @@
-"""Faults to plant, each in place of a piece of the product: a check that has never failed proves nothing.
+"""Planted faults, each in place of a piece of the product, to show that the checks detect them.
 
-Each names the check that finds it, and what a trial needs for it.
+Each fault names the check that detects it, and the settings of its trial.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import msgspec
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault, and how it is found."""
+    """A fault, and the check that detects it."""
 
     apply: Callable[[], None]
     found_by: str
-    """Beginning of the violation."""
+    """First characters of the violation."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of a trial in which it is found: much of what brings it to light."""
+    """Settings of a trial that makes the fault likely."""
 
 
 PLANTS: dict[str, Plant] = {}
 
 
 def replace(where: str, wrong: Callable[..., Any]) -> None:
-    """Put a function in the place of "module:Class.name"; before its other arguments it gets what was there."""
+    """Replace "module:Class.name" by a function that receives the original before the other arguments."""
     module, _, path = where.partition(":")
     *holders, name = path.split(".")
     home = reduce(getattr, holders, importlib.import_module(module))
     former = getattr(home, name)
-    setattr(home, name, lambda *given, **named: wrong(former, *given, **named))
+    setattr(home, name, lambda *args, **named: wrong(former, *args, **named))
 
 
 def in_place(where: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """What plants a function: it does so by itself, or is put in the place of `where`."""
+    """Return a function that plants the fault: the function itself, or its installation at `where`."""
     return partial(replace, where, function) if where else function
 
 
 def planted(found_by: str, where: str = "", **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function a fault: in the place of `where`, or by calling it."""
+    """Return a decorator that registers a fault: the function replaces `where`, or, without `where`, is called."""
 
     def keep(function: Callable[..., Any]) -> Callable[..., Any]:
         PLANTS[function.__name__] = Plant(in_place(where, function), found_by, settings)
@@ -57,7 +57,7 @@ def planted(found_by: str, where: str = "", **settings: Any) -> Callable[[Callab
 
 @planted("counts: ")
 def increments() -> None:
-    """Clients report what is new since their last message, and servers add it up: what is sent again counts again."""
+    """Clients report counts since their last message, and servers add them up: repeated messages count twice."""
 
     def new_since(report_of: Any, session: Any, *arguments: Any) -> Any:
         body = report_of(session, *arguments)
@@ -76,19 +76,18 @@ def increments() -> None:
 
 @planted("log: ", "memoire.accounting.runs:Logbook.take")
 def unnumbered_lines(take: Any, self: Any, client: bytes, lines: Any, through: int, now: float) -> Any:
-    """Servers take every line that comes, also one that they have."""
+    """Servers keep every line that arrives, also repeated ones."""
     return take(self, client, lines, 0, now)
 
 
 @planted("log: ", "memoire.accounting.runs:Logbook.take")
 def lost_lines(take: Any, self: Any, client: bytes, lines: Any, through: int, now: float) -> Any:
-    """Servers acknowledge every other line without keeping it, where they get several."""
+    """Servers acknowledge several lines, but keep only every other one."""
     return take(self, client, [line for line in lines if line.number % 2] or lines, through, now)
 
 
 @planted("caches: ", "memoire.net.poller:SendQueue.put")
 def doubled_caches(put: Any, self: Any, frames: Any, size: int) -> None:
-    """Proxies send each cache twice."""
     for _ in range(2 if len(frames) == 2 and len(frames[1]) else 1):
         put(self, frames, size)
 
@@ -102,7 +101,7 @@ def torn_samples(get: Any, self: Any, name: str) -> Any:
 
 @planted("deadlines: ", "memoire.client.client:Client.push_cache")
 def late_answers(push: Any, self: Any, timeout: float | None = None) -> bool:
-    """A call of a client takes three seconds longer than it was given, now and then."""
+    """Every eighth call of a client takes three seconds longer than its timeout."""
     if self.stats().pushed_caches % 8 == 7:
         time.sleep(3.0)
     return push(self, timeout)
@@ -114,7 +113,7 @@ FIRST_MODELS: dict[int, Any] = {}
 
 @planted("models: ", "memoire.client.waiting:ModelHandle.newest")
 def older_models(newest: Any, self: Any) -> Any:
-    """Clients take an older model in place of a newer one, now and then."""
+    """Clients now and then return an older model instead of a newer one."""
     model = newest(self)
     if model is None:
         return None
@@ -131,20 +130,20 @@ def doubled_rollouts(give: Any, self: Any, *arguments: Any) -> Any:
     return taken
 
 
-# What is lost with a connection or a server is no fault, so that nothing can be said of what lacks then: there are none
-# of them. A server that was stopped is asked a second time.
+# Entries that are lost with a connection or a server are no fault, and would hide this one. So a server is only
+# stopped, and its clients ask again.
 CALM = dict.fromkeys(("kills", "terms", "eio", "power", "resets"), 0)
 
 
 @planted("rollouts: ", storage="rollouts", **CALM, stops=30, slow=30, pause=0.3, rate=2.0)
 def forgotten_replies() -> None:
-    """Servers that are asked a second time for rollouts hand out the next ones: those of the first answer are lost."""
+    """Servers answer a repeated request for rollouts with the next ones; those of the first answer are lost."""
     for name in ("find", "keep"):
-        replace(f"memoire.server.dispatch:GivenReplies.{name}", lambda *given: None)
+        replace(f"memoire.server.dispatch:GivenReplies.{name}", lambda *args: None)
 
 
 def _slow_disk(before: float, after: float) -> None:
-    """Saving takes as much longer, before anything is on disk and after it."""
+    """Delay saving by these seconds, before and after the data are on disk."""
 
     def slowly(collect: Any, self: Any) -> Any:
         time.sleep(before)
@@ -160,20 +159,20 @@ def _slow_disk(before: float, after: float) -> None:
 
 @planted("")
 def slow_disk() -> None:
-    """No fault: nothing may be found."""
+    """No fault: the checks must find no violation."""
     _slow_disk(0.2, 0.1)
 
 
 @planted("log: ")
 def early_replies() -> None:
-    """Servers answer before what they answer for is on disk, and the disk is slow."""
+    """Servers answer before the acknowledged data are on disk, and the disk is slow."""
     replace("memoire.accounting.runs:UnsavedChanges.wait", lambda wait, self, key, ticket: ticket())
     _slow_disk(0.5, 0.0)
 
 
 @planted("copies: ")
 def forgotten_accounts() -> None:
-    """Servers that start again do not read what they had counted."""
+    """Servers that start again do not read their accounts."""
     from memoire.accounting.account import FoldedSums
 
     replace("memoire.accounting.packing:StoredAccounts.find", lambda find, self, client: None)
@@ -182,7 +181,7 @@ def forgotten_accounts() -> None:
 
 @planted("log: ")
 def forgotten_numbers() -> None:
-    """Servers that start again do not read which lines they have."""
+    """Servers that start again do not read the numbers of their lines."""
 
     def without_number(find: Any, self: Any, client: bytes) -> Any:
         account = find(self, client)
@@ -194,7 +193,7 @@ def forgotten_numbers() -> None:
     _slow_disk(0.0, 0.3)
 
 
-# How messages are sent, answered and believed: a simulated network meets these all the time.
+# Faults in sending, answering and accepting messages, which a simulated network exposes all the time.
 
 
 @planted("")
@@ -210,62 +209,62 @@ def never_sent_again() -> None:
 
 
 @planted("caches: ", "memoire.client.counts:PushWindow.answered")
-def added_answers(answered: Any, self: Any, accepted: int, received: int, *given: Any, **named: Any) -> None:
-    """A client adds what its home has received to what the last answer said, in place of taking the greater one."""
+def added_answers(answered: Any, self: Any, accepted: int, received: int, *args: Any, **named: Any) -> None:
+    """A client adds the received bytes of an answer to those of the last answer, instead of taking the greater."""
     before = self.received_bytes
-    answered(self, accepted, received, *given, **named)
+    answered(self, accepted, received, *args, **named)
     self.received_bytes += before if received > before else 0
 
 
 @planted("counts: ", "memoire.client.io:Connection.deliver_everything")
-def early_goodbyes(told: Any, self: Any, deadline: float) -> bool:
-    """A client that leaves says that everything is delivered, and does not wait for the answer."""
+def early_goodbyes(delivered: Any, self: Any, deadline: float) -> bool:
+    """A client that leaves does not wait for the answer to its last report."""
     return True
 
 
 @planted("counts: ", "memoire.client.counts:RunCounts.enter_run", runs=2)
 def runs_that_flow_together(enter: Any, self: Any, run: int) -> None:
-    """A client counts what it did in the former run in the new one, too."""
+    """A client counts the steps of the former run in the new one, too."""
     self.boundary = None
 
 
 @planted("endings: ", "memoire.client.session:Session.updated")
-def endless_runs(updated: Any, self: Any, said: Any, *given: Any) -> Any:
-    """A client does not hear that the run is over."""
-    return updated(self, msgspec.structs.replace(said, finished=False), *given)
+def endless_runs(updated: Any, self: Any, answer: Any, *args: Any) -> Any:
+    """A client ignores that the run is over."""
+    return updated(self, msgspec.structs.replace(answer, finished=False), *args)
 
 
 @planted("log: ", "memoire.client.session:Session.updated")
-def acknowledged_too_far(updated: Any, self: Any, said: Any, *given: Any) -> Any:
-    """A client takes every answer for one about all of its lines, also those that it has logged since it asked."""
+def acknowledged_too_far(updated: Any, self: Any, answer: Any, *args: Any) -> Any:
+    """A client takes every answer as an acknowledgement of all its lines, also of later ones."""
     self.outbox.acknowledge(self.outbox.newest)
-    return updated(self, said, *given)
+    return updated(self, answer, *args)
 
 
 @planted("")
 def requests_to_anyone() -> None:
-    """A proxy sends a request to any server, in place of the home that it names."""
+    """A proxy sends a request to any server, not to the request's home."""
     from memoire.proxy.requests import ForwardRequest
 
     chance = random.Random(7)
 
     def anyone(route: Any, self: Any, request: Any, header: Any, now: float) -> Any:
-        found = route(self, request, header, now)
+        forward = route(self, request, header, now)
         there = [back for back in self._router.backs if not back.is_away]
-        return found if found is None or not there else ForwardRequest(chance.choice(there), found.request)
+        return forward if forward is None or not there else ForwardRequest(chance.choice(there), forward.request)
 
     replace("memoire.proxy.requests:Requests._route", anyone)
 
 
 @planted("", "memoire.net.channel:PendingRequests.take")
 def answers_by_order(take: Any, self: Any, number: int) -> Any:
-    """A client takes each answer for that of its oldest request, whatever its number says."""
+    """A client takes each answer for that of its oldest request, whatever its number."""
     return take(self, min(self._calls, default=number))
 
 
 @planted("endings: ", "memoire.client.counts:RunCounts.acknowledge_run", runs=2)
 def endless_boundaries(acknowledge: Any, self: Any, boundary: Any, oldest_line: float) -> None:
-    """A client never takes its former run for told, and stays in it."""
+    """A client never finishes its former run."""
 
 
 @planted("")
@@ -279,32 +278,32 @@ def caches_sent_again() -> None:
             self.is_again = False
         return send(self, queue)
 
-    def opened(open_: Any, self: Any, *given: Any) -> Any:
+    def opened(open_: Any, self: Any, *args: Any) -> Any:
         self.is_again = True
-        return open_(self, *given)
+        return open_(self, *args)
 
     replace("memoire.client.io:DataSockets.send", remembering)
     replace("memoire.client.io:DataSockets.open", opened)
 
 
 @planted("log: ", "memoire.client.counts:LineOutbox.waiting")
-def lines_out_of_order(waiting: Any, self: Any, *given: Any, **named: Any) -> Any:
+def lines_out_of_order(waiting: Any, self: Any, *args: Any, **named: Any) -> Any:
     """A client sends its newest lines first."""
-    return waiting(self, *given, **named)[::-1]
+    return waiting(self, *args, **named)[::-1]
 
 
 @planted("feedback: ", "memoire.server.handlers.accounts:FeedbackHandler.fetch")
-def feedback_dropped_when_sent(fetch: Any, self: Any, table: Any, account: Any, *given: Any) -> Any:
-    """A server gives up what it has sent to a client when more waits, though the client may have applied it."""
+def feedback_dropped_when_sent(fetch: Any, self: Any, table: Any, account: Any, *args: Any) -> Any:
+    """A server drops sent feedback when more waits, though the client may have applied it."""
     waiting = self._waiting.get(account.client)
     if waiting is not None and waiting.sent is not None and waiting.pieces:
         self._lose(self._state.run, account, len(waiting.sent), [])
-    return fetch(self, table, account, *given)
+    return fetch(self, table, account, *args)
 
 
 @planted("spins: ", "memoire.server.io_requests:RequestThread._stop_reading", terms=12, rate=4.0)
 def polls_for_what_it_never_takes(stop: Any, self: Any) -> None:
-    """A server that ends waits for requests that it does not take."""
+    """A server that ends polls for requests that it does not take."""
     self._sockets.clear()
 
 
@@ -313,16 +312,16 @@ def polls_for_what_it_never_takes(stop: Any, self: Any) -> None:
 
 @planted("prompts: ", "memoire.prompts.steps:PromptSteps.find", storage="prompts")
 def steps_drawn_anew(find: Any, self: Any, step: int, session: Any) -> Any:
-    """A trainer that draws a step again gets other groups: the first ones are trained on by nobody."""
+    """A trainer that repeats a step draws other groups, and the first ones are never trained on."""
     return self.enter(session)
 
 
 @planted("prompts: ", "memoire.prompts.steps:PromptSteps._return_drawn", storage="prompts")
 def rewinds_that_commit(take_back: Any, self: Any, rows: Any) -> None:
-    """A trainer that goes back to a checkpoint does not get what it drew after that."""
+    """A trainer that returns to a checkpoint does not get its later draws again."""
 
 
-# Faults that were found from outside once: what mended them is taken out again.
+# Faults that were real once: each plant removes the fix.
 
 
 @planted("endings: ", "memoire.reader.admin:ClusterOrders.finish", seconds=20, kills=8, cuts=6, pause=0.5)
@@ -338,13 +337,13 @@ def ends_of_those_that_are_there(finish: Any, self: Any, timeout: float) -> None
 
 @planted("endings: ", "memoire.replay.files:_is_ours", power=8)
 def locks_that_have_to_be_whole(is_ours: Any, content: bytes) -> bool:
-    """A server does not take the lock of a folder that a power failure has torn."""
+    """A server refuses the lock of a folder that a power failure has torn."""
     return not content or content.endswith(b"}")
 
 
 @planted("spins: ", "memoire.rl.observer:ObserverThread._next_time", storage="jobs")
 def leases_renewed_with_nobody(next_time: Any, self: Any) -> float:
-    """An observer whose agent is away looks without a pause whether it can renew the lease of its job."""
+    """An observer whose agent is away tries without a pause to renew the lease of its job."""
     for job in self._held:
         if math.isinf(job.renew_at):
             job.renew_at = time.monotonic() - 1.0

@@ -1,7 +1,7 @@
-"""A trial with a table of prompts: a giver, workers that lease and answer, and a trainer that draws, saves and commits.
+"""Trial with a table of prompts: a giver, workers that lease and answer, and a trainer that draws, saves and commits.
 
-What is checked is what docs/language-models.md promises: in the trainer's checkpoints each prompt is there once, whoever was
-killed, and its states add up at every moment.
+The checks are the promises of docs/language-models.md: the trainer's checkpoints hold each prompt once in spite of
+kills, and the states of the prompts always add up.
 """
 
 from __future__ import annotations
@@ -25,53 +25,49 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = {"tokens": (np.int32, (None,)), "reward": np.float32}
 EPOCHS: Final = 2
-PROMPTS: Final = 28
-"""Of each epoch."""
+PROMPTS: Final = 28  # in each epoch
 GROUP: Final = 2
-STEP: Final = 3
-"""Groups of a step: the last step of an epoch has fewer."""
+STEP: Final = 3  # groups in a step; the last step of an epoch has fewer
 TIMEOUT: Final = 5.0
 PASSING: Final = ("busy", "closed", "client", "unexpected", "disk")
-"""What a server refuses while it comes and goes."""
+"""Codes of refusals by servers that start or end."""
 
 
 def table() -> memoire.Table:
-    """The servers' table: leases end within a trial, and groups that were drawn come back at a rewind."""
+    """Return the servers' table: leases end within a trial, and drawn groups return at a rewind."""
     return memoire.Table(COLUMNS, storage="prompts", group=GROUP, lease=10.0, attempts=1000, keep=2)
 
 
 def tokens_of(epoch: int, index: int, answer: int) -> np.ndarray:
-    """The same in each life of a worker, and another one for each answer."""
+    """Return tokens that differ between answers, and are the same in each life of a worker."""
     return np.arange(1 + (index * 7 + answer * 3) % 5, dtype=np.int32) + 100 * index + 10 * epoch + answer
 
 
 class Prompting:
-    """What the processes of such a trial do, and what they leave on their disks."""
+    """The work of this trial's processes, and their disks."""
 
-    others = ("giver-0",)
-    """Processes beside actors and learner."""
+    others = ("giver-0",)  # processes beside actors and learner
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._line, self._world = trial.line, trial.world
         self._rng = random.Random(f"prompts {trial.settings.seed}")
         self.checkpoints: dict[int, list[tuple[str, int, int]]] = {}
-        """Step -> keys that were trained on, on the trainer's disk."""
+        """Step -> keys of the trained prompts, on the trainer's disk."""
         self.is_trained = False
-        self.seen: list[str] = []
-        """What was wrong."""
+        self.seen: list[str] = []  # violations
         self.figures: Counter[str] = Counter()
 
     def _prompts(self, number: int) -> Prompts:
         fronts = self._trial.fronts
         return Prompts(fronts[number % len(fronts)], "t", timeout=60.0, limits=Limits(), tune_process=False)
 
-    def _again(self, process: Process, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call until it succeeds: servers come and go, and a call says so within its timeout."""
+    def _again(self, process: Process, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call until it succeeds, since servers come and go. Each failed call must end within its timeout."""
         while True:
             began = time.monotonic()
             try:
-                return call(*given, timeout=TIMEOUT, **named)
+                return call(*args, timeout=TIMEOUT, **named)
             except (MemoireTimeout, ParameterError):
                 pass
             except Refused as error:
@@ -82,7 +78,7 @@ class Prompting:
                 self._trial.record(process.name, process)("called", **facts)
 
     def give(self, name: str, process: Process) -> None:
-        """Add all prompts, an epoch at a time, and look at the counts until everything is over."""
+        """Add all prompts, an epoch at a time, and check the counts until the trainer has finished."""
         with self._prompts(0) as prompts:
             for epoch in range(EPOCHS):
                 names = {index: f"prompt {index}" for index in range(PROMPTS)}
@@ -95,7 +91,7 @@ class Prompting:
         self._trial.over.add(name)
 
     def look(self, prompts: Prompts) -> dict[str, int]:
-        """How many prompts are in each state: always as many as were given."""
+        """Return the number of prompts in each state, which must add up to the number of added prompts."""
         try:
             counts = prompts.counts(timeout=TIMEOUT)
         except MemoireError:
@@ -111,7 +107,7 @@ class Prompting:
             self.seen.append(f"prompts: everything was trained on, and the states are {counts}")
 
     def work(self, name: str, number: int, process: Process) -> None:
-        """Lease and answer, until everything is trained on."""
+        """Lease and answer prompts until the trainer has finished."""
         rng = random.Random(f"{self._trial.settings.seed}/{name}/{process.life}/{number}")
         with self._prompts(number + process.life) as prompts:
             while not self.is_trained:
@@ -122,7 +118,7 @@ class Prompting:
                 for lease in leases:
                     try:
                         self._answer(process, prompts, lease, rng)
-                    except (Refused, MemoireError):  # the lease has ended, or a server knows less of a piece
+                    except (Refused, MemoireError):  # the lease has ended, or the server has lost a piece
                         self.figures["leases that ended"] += 1
 
     def _answer(self, process: Process, prompts: Prompts, lease: Any, rng: random.Random) -> None:
@@ -137,8 +133,8 @@ class Prompting:
                 self._again(process, prompts.answer, lease, index, {"tokens": tokens, "reward": reward})
 
     def lead(self, name: str, process: Process) -> None:
-        """One life of the trainer: from its newest checkpoint on, or from one before that."""
-        if self.is_trained:  # it had ended: nobody starts it to train again
+        """Run one life of the trainer, from its newest checkpoint or from an earlier one."""
+        if self.is_trained:  # a finished trainer does not train again
             self._trial.over.add(name)
             return
         back = self._rng.randrange(3) if process.life > 1 and self._rng.random() < 0.5 else 0

@@ -1,7 +1,7 @@
-"""What rarely happens, made to happen often: in each trial a few limits are as tight as they can be.
+"""Tight limits that make rare branches frequent. The seed of a trial chooses a few of them.
 
-A queue that holds one message, a turn that takes one request, a journal of accounts that forgets at once: branches that a
-cluster of this size would reach once a month. The seed says which.
+Examples are a queue of one message, a turn of one request and a journal of accounts that forgets at once. A cluster of
+this size would reach such branches once a month.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ CONSTANTS: Final[dict[tuple[Any, str], float]] = {
     (io_requests, "FOLD_INTERVAL"): 0.5,
 }
 LIMITS: Final = {"inline_model": 0, "model_chunk": 16, "account_timeout": 5.0, "request_bytes": 1 << 16}
-"""Of servers."""
+"""Tight values for settings in a server's `Limits`."""
 PREEMPTED: Final = 0.3
-"""How likely tasks give way where they rarely do."""
+"""Probability that tasks give way at places where threads rarely change."""
 
 
 class Rarely:
-    """What is rare in one trial.
+    """The tight limits of one trial.
 
     Args:
-        share: How likely each of them is.
+        share: Probability of each limit.
     """
 
     def __init__(self, seed: int, share: float) -> None:
@@ -66,7 +66,7 @@ class Rarely:
             put(module, name, value)
 
     def leaves_at_once(self) -> bool:
-        """Whether a client leaves without an update of its own before."""
+        """Return True if a client leaves without a last UPDATE."""
         return self._rng.random() < 0.5
 
     def __str__(self) -> str:

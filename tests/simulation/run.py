@@ -1,8 +1,8 @@
-"""Run many seeds, make the schedule of a failing one short, and say how to see it again.
+"""Command that runs many seeds, shortens the schedule of a failing one, and prints how to repeat it.
 
     python -m simulation.run --seeds 2000 --first 1 --workers 2 [--plant NAME] [--storage rollouts] [name=value ...]
 
-A failing seed is run again with fewer and fewer faults, as long as it still fails in the same way.
+A failing seed runs again with fewer and fewer faults, as long as it still fails in the same way.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .plants import PLANTS
 from .trial import Outcome, Settings, run, value_of
 
 REMEMBERED = Path(__file__).with_name("seeds.txt")
-"""Seeds that failed once: they are tried first, each time."""
+"""Seeds that failed once. Each run tries them first."""
 CHUNK = 50
-"""Trials of one process: what a killed process leaves is given back with it."""
+"""Trials of one process. The end of the process frees the leftovers of killed simulated processes."""
 
 
 def kind_of(violation: str) -> str:
-    """What a violation is about: its first word."""
+    """Return the kind of a violation: its first word."""
     return violation.partition(":")[0]
 
 
 def shortened(settings: Settings, outcome: Outcome) -> Outcome:
-    """The same failure with as few faults as can be, each left out in turn."""
+    """Return the same failure with as few faults as possible, leaving out each in turn."""
     wanted, best = kind_of(outcome.violations[0]), outcome
     size = max(1, len(best.faults) // 2)
     while size:
@@ -54,7 +54,7 @@ def _prepare(plant: str) -> None:
 
 
 def _try(settings: Settings) -> tuple[Settings, Outcome]:
-    """A trial's outcome; one that ends in an error has failed like any other, since the error may not be told whole."""
+    """Return a trial's outcome. An error counts as a violation, since pickling may lose parts of it."""
     began = time.monotonic()
     try:
         return settings, run(settings)
@@ -64,15 +64,15 @@ def _try(settings: Settings) -> tuple[Settings, Outcome]:
 
 
 def remembered(text: str) -> list[Settings]:
-    """The trials of a file: in each line a seed, and settings that are not the usual ones."""
+    """Parse the trials of a file: each line has a seed and the settings that differ from the defaults."""
     lines = [line.partition("#")[0].split() for line in text.splitlines()]
     return [Settings(int(seed), **dict(map(value_of, words))) for seed, *words in filter(None, lines)]
 
 
 def outcomes(every: list[Settings], workers: int) -> Iterator[tuple[Settings, Outcome]]:
-    """Each trial's outcome, as it comes."""
-    made = multiprocessing.get_context("spawn")
-    with made.Pool(workers, _prepare, (every[0].plant,), maxtasksperchild=CHUNK) as pool:
+    """Yield each trial's outcome as soon as it is available."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _prepare, (every[0].plant,), maxtasksperchild=CHUNK) as pool:
         yield from pool.imap_unordered(_try, every)
 
 
@@ -86,33 +86,33 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="make no failing schedule shorter")
     parser.add_argument("--digests", action="store_true", help="print what each seed's trace adds up to")
     parser.add_argument("more", nargs="*", help="settings of the trials, such as storage=rollouts")
-    given = parser.parse_args()
-    values = dict(value_of(word) for word in given.more)
-    seeds = range(given.first, given.first + given.seeds)
-    every = [Settings(seed, plant=given.plant, **values) for seed in seeds]
-    if not (given.plant or values):
+    args = parser.parse_args()
+    values = dict(value_of(word) for word in args.more)
+    seeds = range(args.first, args.first + args.seeds)
+    every = [Settings(seed, plant=args.plant, **values) for seed in seeds]
+    if not (args.plant or values):
         every = [*remembered(REMEMBERED.read_text(encoding="utf-8")), *every]
     began, failed, virtual, seconds, turns = time.monotonic(), [], 0.0, 0.0, 0
-    for settings, outcome in outcomes(every, given.workers):
+    for settings, outcome in outcomes(every, args.workers):
         virtual, seconds, turns = virtual + outcome.virtual, seconds + outcome.seconds, turns + outcome.turns
-        if given.digests:
+        if args.digests:
             print(f"seed {settings.seed}: {outcome.turns} turns, {outcome.digest}", flush=True)
         if outcome.violations:
             failed.append((settings, outcome))
             print(outcome, flush=True)
-        if len(failed) >= given.stop_after:
+        if len(failed) >= args.stop_after:
             break
     took = time.monotonic() - began
     print(
         f"{virtual:.0f} s of trials in {seconds:.0f} s of a core ({virtual / seconds:.0f} times), {took:.0f} s; {turns} turns"
     )
-    if failed and failed[0][1].turns and not given.whole:
-        _prepare(given.plant)
+    if failed and failed[0][1].turns and not args.whole:
+        _prepare(args.plant)
         settings, outcome = failed[0]
         best = shortened(settings, outcome)
         schedule = "\n".join(map(str, best.faults)) or "(no faults at all)"
         print(f"\nThe shortest schedule that fails so:\n{schedule}\n{best}")
-        words = " ".join(given.more)
+        words = " ".join(args.more)
         print(f"To see it again: python -m simulation.trial {settings.seed} {words}")
     print(f"{len(failed)} of {len(every)} seeds failed")
     return 1 if failed else 0

@@ -1,7 +1,7 @@
-"""Trials in a simulated world: the same seed is the same trial everywhere, planted faults are found, and nothing else is.
+"""Trials in a simulated world: a seed gives the same trial everywhere, and only planted faults are detected.
 
-`make simulate` runs as many seeds as one likes. Each trial here runs in processes of its own, whose clocks and threads are
-the world's.
+`make simulate` runs any number of seeds. Each trial here runs in a process of its own, since the world replaces the
+clocks and threads of its process.
 """
 
 import os
@@ -37,15 +37,15 @@ def digests(output: str) -> list[str]:
 
 
 def older_processor() -> dict[str, str]:
-    """Have NumPy and libc compute as on a processor without whatever this one has beyond what they ask for."""
-    found = np.show_config("dicts")["SIMD Extensions"].get("found", [])
-    assert found or platform.machine() != "x86_64"
+    """Return environment variables that keep NumPy and libc from using optional processor features."""
+    features = np.show_config("dicts")["SIMD Extensions"].get("found", [])
+    assert features or platform.machine() != "x86_64"
     lacks = ",".join(f"-{name}" for name in ("AVX512F", "AVX512VL", "AVX512BW", "AVX2", "AVX", "FMA", "BMI2", "ERMS"))
-    return {"NPY_DISABLE_CPU_FEATURES": " ".join(found), "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={lacks}"}
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(features), "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={lacks}"}
 
 
 def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> None:
-    """Elsewhere: another folder and environment, one core, an older processor, the second trial of its process."""
+    """The second trial differs in folder, environment, cores, processor features and position in its process."""
     elsewhere = tmp_path / "a folder with a longer name"
     for part in ("memoire", "dashboard", "tests/history", "tests/simulation", "tests/support"):
         shutil.copytree(TESTS.parent / part, elsewhere / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -74,7 +74,7 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
         pytest.param("storage=jobs", id="jobs"),
         pytest.param("seconds=40 kills=0 power=6", id="power failures"),
         pytest.param("seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
-        # Nothing ends here, so that each entry of rollouts that was accepted has to come, also while nodes are stopped.
+        # No server loses entries here, so every accepted entry of a rollout must arrive, also while nodes are stopped.
         pytest.param("storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Locks and threads that are tasks of a world; with the names and manners of `threading`.
+"""Locks and threads made of tasks, with the names and semantics of `threading`.
 
-Conditions, events and queues are Python's own: they are made of locks.
+Conditions, events and queues are Python's own, made of these locks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .world import Task, World
 
 
 class Threads:
-    """The names that `threading` has, in one world."""
+    """Replacements for the names of `threading` in one world."""
 
     def __init__(self, world: World) -> None:
         self.Lock, self.RLock, self.Thread = (
@@ -25,12 +25,11 @@ class Threads:
         self._world = world
 
     def current_thread(self) -> Any:
-        """The thread whose turn it is."""
         task = self._world.task
         return _MAIN if task is None or task.thread is None else task.thread
 
     def get_ident(self) -> int:
-        """A number of the thread whose turn it is."""
+        """Return the number of the current thread, or 0 outside of tasks."""
         return 0 if self._world.task is None else self._world.task.number
 
 
@@ -38,7 +37,7 @@ _MAIN = SimpleNamespace(name="MainThread", ident=1, daemon=False, is_alive=lambd
 
 
 class Lock:
-    """Held by one task at a time; those that wait get it in the order in which they came."""
+    """Lock of one task at a time. Waiting tasks receive the lock in the order of their arrival."""
 
     world: World
 
@@ -48,7 +47,7 @@ class Lock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         world = self.world
-        if world.is_ending:  # nobody gives back what others hold, nor brings what a condition waits for
+        if world.is_ending:  # tasks that held the lock or would notify a condition no longer run
             if self._owner is world.task:
                 raise GreenletExit
             self._owner = world.task
@@ -62,7 +61,7 @@ class Lock:
         task = world.task
         self._waiting.append(task)
         world.park(None if timeout is None or timeout < 0 else timeout)
-        if task in self._waiting:  # it was not handed over in time
+        if task in self._waiting:  # no handover in time
             self._waiting.remove(task)
             if self._owner is not None:
                 return False
@@ -76,7 +75,7 @@ class Lock:
         for task in self._waiting:
             if task.process.is_alive and task.is_waiting:
                 self._waiting.remove(task)
-                self._owner = task  # handed over: whoever comes by meanwhile waits
+                self._owner = task  # handed over, so that a task that asks meanwhile waits
                 self.world.wake(task)
                 return
 
@@ -90,7 +89,7 @@ class Lock:
 
 
 class RLock(Lock):
-    """One that its holder may take again."""
+    """Lock that its holder may acquire again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A trial of tests/history in a world of its own: the same actors, learner, faults and checks, in one thread.
+"""A trial of tests/history in a simulated world: the same actors, learner, faults and checks, in one thread.
 
-python -m simulation.trial SEED [name=value ...]      one trial by hand, with the faults that it met
+python -m simulation.trial SEED [name=value ...]      one trial by hand, with its faults
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .world import Process, Stuck, World
 
 PORT: Final = 5560
 LOOK: Final = 5.0
-"""Seconds between two looks at what became of the TD errors that a server was given."""
+"""Seconds between two checks of the TD errors that a server received."""
 END: Final = 120.0
-"""Seconds of the world's time in which everybody has to deliver and leave, once all is healed."""
+"""Seconds of the world's time for all processes to deliver and leave after the last fault."""
 TERM: Final = 20.0
-"""The same for a node that is asked to end."""
+"""Seconds for a node to end after SIGTERM."""
 HOSTS: Final = {"server": 1, "proxy": 2, "actor": 3, "learner": 4, "giver": 5}
 CALM: Final = {
     name: type(play.__name__, (play,), {"limits": Limits.of(update_every=2.0)}) for name, play in PLAYS.items()
 }
-"""Actors that are no more impatient than those of users."""
+"""Actors with the update interval of users."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Settings:
     eio: int = 1
     power: int = 2
     pause: float = 5.0
-    """Seconds between two draws or takes of the learner: each is some twenty messages."""
+    """Seconds between two draws or takes of the learner; each is some twenty messages."""
     runs: int = 1
     storage: str = "caches"
     preempt: float = 0.02
     rarely: float = 0.1
-    """How likely each of the limits in `rarely` is as tight as it can be."""
+    """Probability of each tight limit in `rarely`."""
     stop_at: float = 0.0
-    """Seconds after which a debugger is entered; 0: never."""
+    """Seconds after which a debugger starts; 0 for never."""
     plant: str = ""
 
     @property
@@ -114,13 +114,13 @@ class Outcome:
 
 
 class Line:
-    """By whom the learner is told to finish."""
+    """Stand-in for the line on which a learner waits for its order to finish."""
 
     def __init__(self, world: World) -> None:
         self._world, self.stopping, self.is_over = world, False, False
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long; False once it is to finish."""
+        """Wait so long; return False once the learner is to finish."""
         self._world.park(seconds)
         return not self.is_over
 
@@ -138,33 +138,28 @@ class Trial:
         self.net = network.Network(self.world)
         self.events: list[dict[str, Any]] = []
         self.running: dict[str, Process] = {}
-        self.nodes: dict[str, Any] = {}
-        """Servers and proxies, by process."""
+        self.nodes: dict[str, Any] = {}  # servers and proxies, by process
         self.lives: Counter[str] = Counter()
-        self.ending: list[Process] = []
-        """Nodes that were asked to end."""
-        self.over: set[str] = set()
-        """Processes that have ended by themselves."""
+        self.ending: list[Process] = []  # nodes that were asked to end
+        self.over: set[str] = set()  # processes that have ended by themselves
         self.final: dict[str, dict[str, Any]] = {}
-        """What each server said last, of those that were asked to end."""
+        """Last report of each server that was asked to end."""
         self.errors: list[str] = []
         self.runs = [f"trial-{number}" for number in range(1, settings.runs + 1)]
         is_apart = settings.storage == "jobs"  # an agent and its observers need no server
         nodes = {} if is_apart else {"server": settings.servers, "proxy": settings.proxies}
         self.names = {"server": [], "proxy": []} | names(**nodes, actor=settings.actors)
         self.line = Line(self.world)
-        made = {"prompts": Prompting, "jobs": Playing}.get(settings.storage)
-        self.play: Prompting | Playing | None = None if made is None else made(self)
-        """What actors and learner do in place of those of tests/history."""
+        play_class = {"prompts": Prompting, "jobs": Playing}.get(settings.storage)
+        self.play: Prompting | Playing | None = None if play_class is None else play_class(self)
+        """Work of actors and learner, if it is not that of tests/history."""
         targets = [name for names in self.names.values() for name in names]
         targets += ["learner-0"] if self.play else []
         self.faults = faults(settings.seed, settings.seconds, targets, settings.wanted) if chosen is None else chosen
 
-    # Who is there
-
     @property
     def users(self) -> list[str]:
-        """Processes that leave when all is over."""
+        """Processes that leave at the end of a trial."""
         return [*self.names["actor"], "learner-0", *(self.play.others if self.play else ())]
 
     def host(self, name: str) -> str:
@@ -176,11 +171,11 @@ class Trial:
 
     @property
     def fronts(self) -> list[str]:
-        """What actors and learner connect to."""
+        """Endpoints that actors and learner connect to."""
         return [self.endpoint(name) for name in self.names["proxy"] or self.names["server"]]
 
     def record(self, by: str, life: Process | None = None) -> Callable[..., float]:
-        """What writes down what a process does, until it is killed."""
+        """Return a function that records events of a process until its end."""
 
         def write(do: str, **facts: Any) -> float:
             now = self.world.now
@@ -192,7 +187,7 @@ class Trial:
         return write
 
     def start(self, name: str) -> Process:
-        """Begin a process, with what it held before on its disk."""
+        """Start a process, with its former disk."""
         self.lives[name] += 1
         process = Process(name, self.host(name), self.lives[name])
         process.at_kill.append(lambda: self.net.killed(process))
@@ -223,10 +218,10 @@ class Trial:
             self.world.park(LOOK)
 
     def _look(self, name: str, server: Server) -> None:
-        """Whether each TD error that the server was given is in one place, for each owner and for all together."""
+        """Record an error unless each TD error has exactly one state, for each owner and in total."""
         stats = server.stats()
-        told = (stats.feedback, *stats.feedback_owners.values(), *(each.feedback for each in server.clients()))
-        self.errors += [f"feedback: {name} says {counts}" for counts in told if not counts.is_balanced][:1]
+        counters = (stats.feedback, *stats.feedback_owners.values(), *(each.feedback for each in server.clients()))
+        self.errors += [f"feedback: {name} says {counts}" for counts in counters if not counts.is_balanced][:1]
 
     def _proxy(self, name: str, process: Process) -> None:
         self.nodes[name] = Proxy(self.endpoint(name), [self.endpoint(server) for server in self.names["server"]])
@@ -270,11 +265,9 @@ class Trial:
             learn(self.line, reader, record, self.runs[1:], every, self.settings.storage, self.settings.pause)
         self.over.add(name)
 
-    # What happens
-
     def run(self) -> Outcome:
         began = time.process_time()
-        # Paths of state folders are part of what servers say: they are the same wherever the trial runs.
+        # Servers report paths of state folders, which must be the same for every trial's folder.
         with warnings.catch_warnings(), installed(self.world, self.net, self.rarely), chdir(self.folder):
             warnings.simplefilter("ignore", InsecureWarning)
             try:
@@ -286,7 +279,7 @@ class Trial:
                     if process.is_alive:
                         self.world.kill(process)
                 digest = self.world.digest
-                kept_at = self.folder / "kept"  # a killed process tidies nothing up, and finds no file where they were
+                kept_at = self.folder / "kept"  # a killed process cleans nothing up, and must not find its files
                 kept_at.mkdir()
                 for server in self.names["server"]:
                     (self.folder / server).rename(kept_at / server)
@@ -360,8 +353,8 @@ class Trial:
         self.world.kill(process)
 
     def _hosts(self, name: str) -> list[str]:
-        everybody = {each for names in self.names.values() for each in names}.union(self.users)
-        return [self.host(each) for each in sorted(everybody) if each != name]
+        processes = {each for names in self.names.values() for each in names}.union(self.users)
+        return [self.host(each) for each in sorted(processes) if each != name]
 
     def _relieve(self, fault: Fault) -> None:
         name, process = fault.target, self.running[fault.target]
@@ -382,18 +375,18 @@ class Trial:
                 self.net.slow = 0.0
             case "full":
                 process.disk = ""
-            case "eio":  # its server acknowledges nothing any more, until it begins again
+            case "eio":  # the server acknowledges nothing any more until it starts again
                 self._kill(name)
                 self.start(name)
             case "power":
-                if process.is_alive:  # nothing was to be on disk meanwhile
+                if process.is_alive:  # nothing was written meanwhile
                     self._kill(name)
                 self.start(name)
 
     def _term(self, name: str) -> None:
-        """Ask a node to end: it closes, and its process with it. Actors are killed instead."""
+        """Ask a node to end: the node closes, and its process ends. Actors are killed instead."""
         process, node, began = self.running[name], self.nodes.pop(name, None), self.world.now
-        if node is None:  # not up yet: SIGTERM is any process's death then
+        if node is None:  # SIGTERM kills a process that has not started its node yet
             self.record("nemesis")("killed", target=name, life=process.life)
             self.world.kill(process)
             return
@@ -458,12 +451,12 @@ AS_IT_IS: Final = [
     (home, name, getattr(home, name))
     for home, name in ((StoredAccounts, "find"), (StoredAccounts, "sums"), (file_lock, "_is_ours"))
 ]
-"""How folders are read, whatever is planted later."""
+"""Functions that read folders, before any fault is planted."""
 
 
 @contextmanager
 def as_it_is() -> Iterator[None]:
-    """Read folders without the planted faults: what is checked is what servers made of them."""
+    """Read folders without planted faults, to check their true content."""
     with ExitStack() as stack:
         for home, name, way in AS_IT_IS:
             stack.enter_context(mock.patch.object(home, name, way))
@@ -471,11 +464,11 @@ def as_it_is() -> Iterator[None]:
 
 
 def run(settings: Settings, chosen: list[Fault] | None = None, trace: TextIO | None = None) -> Outcome:
-    """One trial.
+    """Run one trial.
 
     Args:
-        chosen: Faults in place of those that the seed gives.
-        trace: Gets a line for everything that happens.
+        chosen: Faults in place of the seed's.
+        trace: File for a line about every event.
     """
     with folder_in_memory() as folder:
         return Trial(settings, folder, chosen, trace).run()
@@ -494,9 +487,9 @@ def value_of(word: str) -> tuple[str, Any]:
 
 
 def main() -> int:
-    seed, *given = (word for word in sys.argv[1:] if not word.startswith("--trace="))
+    seed, *words = (word for word in sys.argv[1:] if not word.startswith("--trace="))
     traces = [word.removeprefix("--trace=") for word in sys.argv[1:] if word.startswith("--trace=")]
-    settings = Settings(int(seed), **dict(map(value_of, given)))
+    settings = Settings(int(seed), **dict(map(value_of, words)))
     if settings.plant:
         from .plants import PLANTS
 

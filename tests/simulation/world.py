@@ -1,9 +1,9 @@
-"""What decides what happens next: tasks that take turns, a clock that only this file moves, and one source of chance.
+"""Scheduler of a simulated world: tasks that take turns, a virtual clock and one random generator.
 
     ready tasks ──chance──▶ the next one runs until it waits
-    nobody ready ─────────▶ time goes on to what is due next: a message, a timeout, a fault
+    no ready task ────────▶ time goes on to the next due event: a message, a timeout, a fault
 
-A task is a thread of the product, as a greenlet. One seed gives one order of events; `digest` names it.
+A task is a thread of the product, as a greenlet. One seed gives one order of events; `digest` identifies it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any, Final, Literal
 from greenlet import GreenletExit, getcurrent, greenlet
 
 START: Final = 1_000.0
-"""Seconds on the clock that only goes on when a world begins."""
+"""Seconds on the monotonic clock at the beginning of a world."""
 SINCE_1970: Final = 1_780_000_000.0 - START
 TICK: Final = 1e-7
-"""Seconds that each look at the clock takes, so that whoever waits by looking comes to an end."""
+"""Seconds that each reading of the clock takes, so that a loop that polls the clock ends."""
 MAX_TURNS: Final = 400_000
-"""Turns of a world at most; a trial of two minutes has some fifteen thousand."""
+"""Greatest number of turns of a world. A trial of two minutes has about fifteen thousand."""
 MAX_LINES: Final = 1000
-"""Of the trace, that are hashed together."""
+"""Lines of the trace that are hashed together."""
 TURN: Final = 2e-5
-"""Seconds that a task's turn takes at least."""
+"""Least seconds of a task's turn."""
 
 
 class Stuck(Exception):
-    """Nobody can go on, and nothing is due; or a world has used up its time."""
+    """Deadlock of the world, or a world that has used up its time."""
 
 
 @dataclass(eq=False)
 class Process:
-    """What is killed or stopped as one."""
+    """A process, the unit of kills and stops."""
 
     name: str
     host: str
@@ -45,13 +45,13 @@ class Process:
     is_alive: bool = True
     is_stopped: bool = False
     disk: Literal["", "full", "eio", "power"] = ""
-    """What is wrong with it; "power": it fails as soon as something is to be on disk."""
+    """Fault of the disk. "power": the power fails at the next write to disk."""
     on_failure: Callable[[], None] | None = None
-    """Called when the power has failed: it kills the process."""
+    """Callback after a power failure; the callback kills the process."""
     at_turn: list[Callable[[float], object]] = field(default_factory=list)
-    """Called before each turn of its tasks with the seconds since 1970: clocks that are not Python's."""
+    """Callbacks before each turn of the process's tasks, with the seconds since 1970: clocks that are not Python's."""
     at_kill: list[Callable[[], None]] = field(default_factory=list)
-    """Called when it is killed: what a system does with what a process leaves."""
+    """Callbacks after a kill: the operating system's cleanup."""
 
 
 class Task:
@@ -61,10 +61,10 @@ class Task:
         self.process, self.name, self.number = process, name, world.next_number()
         self.is_over = False
         self.turn = 0
-        """Grows with each wait, so that an old timeout wakes nobody."""
+        """Number of waits, so that an old timeout wakes no later wait."""
         self.is_waiting = self.is_woken = False
         self.thread: Any = None
-        """The `threads.Thread` that it is; None of a trial's own."""
+        """The task's `threads.Thread`; None for tasks of the trial itself."""
         self._world, self._run = world, run
         self.greenlet = greenlet(self._begin, parent=world.hub)
 
@@ -78,10 +78,10 @@ class Task:
 
 
 class World:
-    """One run of everything, from a seed.
+    """One simulated run, from a seed.
 
     Args:
-        preempt: How likely a task gives way to another one where threads could change places.
+        preempt: Probability that a task gives way to another one at places where threads could change.
     """
 
     def __init__(self, seed: int, *, preempt: float = 0.02) -> None:
@@ -91,38 +91,35 @@ class World:
         self.now = START
         self.hub = getcurrent()
         self.task: Task | None = None
-        """Whose turn it is; None while the world itself does something."""
+        """The running task; None while the world itself runs."""
         self.turns = 0
-        self.log: Callable[[str], object] | None = None
-        """Gets each line of the trace."""
+        self.log: Callable[[str], object] | None = None  # receives each line of the trace
         self.is_ending = False
         self._ready: list[Task] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._trace = hashlib.sha256()
-        self._lines: list[str] = []  # of the trace, that are not part of its hash yet
+        self._lines: list[str] = []  # of the trace, not yet hashed
         self._tasks: list[Task] = []
         self.outside = Process("outside", "10.0.255.1")
-        """Whose the tasks of a trial are that are no part of the cluster."""
+        """The process of tasks that belong to the trial, not to the cluster."""
         self.on_error: Callable[[Task, BaseException], None] | None = None
         self.spinning: set[str] = set()
-        """Tasks that were seen to poll again and again for what they do not take."""
-
-    # Facts
+        """Tasks that polled repeatedly for input that they do not take."""
 
     def next_number(self) -> int:
-        """A number that nothing else in this world has."""
+        """Return a number that is unique in this world."""
         self._numbers += 1
         return self._numbers
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that has happened so far."""
+        """SHA-256 of all events so far."""
         self._hash()
         return self._trace.hexdigest()
 
     def note(self, *facts: object) -> None:
-        """Something has happened: part of the trace."""
+        """Add an event to the trace."""
         self._write(f"{self.now:.9f} {facts}")
 
     def _hash(self) -> None:
@@ -137,7 +134,7 @@ class World:
             self.log(line)
 
     def monotonic(self) -> float:
-        """Seconds; each look takes a moment."""
+        """Return the seconds; each reading takes a moment."""
         self.now += TICK
         return self.now
 
@@ -149,28 +146,25 @@ class World:
         return self.outside if self.task is None else self.task.process
 
     def spins(self) -> None:
-        """The task whose turn it is polls for something that it never takes."""
+        """Record that the running task polls for input that it never takes."""
         if self.task is not None:
             self.spinning.add(f"{self.task.process.name}/{self.task.name}")
 
-    # Tasks
-
     def spawn(self, process: Process, name: str, run: Callable[[], None]) -> Task:
-        """A task that begins soon."""
         task = Task(self, process, name, run)
         self._tasks.append(task)
         self._ready.append(task)
         return task
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call this then, between two turns."""
+        """Schedule a call between two turns."""
         heapq.heappush(self._due, (when, self.next_number(), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.at(self.now + seconds, call)
 
     def park(self, timeout: float | None = None) -> bool:
-        """Wait until somebody calls `wake`; False when so many seconds have passed instead. Inside of a task."""
+        """Wait until `wake` is called. Return False after a timeout of so many seconds. Only for tasks."""
         task = self.task
         assert task is not None, "only a task can wait"
         if self.is_ending:
@@ -190,45 +184,40 @@ class World:
             self._ready.append(task)
 
     def wake(self, task: Task) -> None:
-        """End a task's wait."""
         if task.is_waiting:
             task.is_waiting = False
             task.is_woken = True
             self._ready.append(task)
 
     def give_way(self) -> None:
-        """Perhaps let others go first: here threads could change places."""
+        """Perhaps let other tasks run first, as threads could change here."""
         if self._chance() < self.preempt and self.task is not None and not self.is_ending:
             self._ready.append(self.task)
             self.leave()
 
     def leave(self) -> None:
-        """Give the turn back; whoever is not woken never gets another one."""
+        """Return the turn to the scheduler. A task that is never woken does not run again."""
         self.hub.switch()
         if self.is_ending:
             raise GreenletExit
 
-    # Processes
-
     def kill(self, process: Process) -> None:
-        """End a process at once: none of its tasks gets another turn, not even to tidy up."""
+        """End a process at once: its tasks get no other turn, not even for cleanup."""
         process.is_alive = False
         self.note("killed", process.name)
         for task in self._tasks:
             if task.process is process:
                 task.is_waiting = False
         self._ready = [task for task in self._ready if task.process is not process]
-        calls, process.at_kill = process.at_kill, []  # it may be killed again, before another one has its name
+        calls, process.at_kill = process.at_kill, []  # a process may be killed again before its successor has the name
         for call in calls:
             call()
 
-    # The way of time
-
     def run(self, until: Callable[[], bool], *, most: float) -> None:
-        """Let everything happen until `until` is true, which is asked between two turns.
+        """Run until `until` returns True, which is called between two turns.
 
         Raises:
-            Stuck: it did not become true within `most` seconds of this world's time.
+            Stuck: `until` did not return True within `most` seconds of this world's time.
         """
         limit, due, pop = self.now + most, self._due, heapq.heappop
         while not until():
@@ -236,16 +225,16 @@ class World:
                 pop(due)[2]()
             elif self._runs_one():
                 if self.turns > MAX_TURNS:
-                    raise Stuck(f"more than {MAX_TURNS} turns: somebody works without an end")
+                    raise Stuck(f"more than {MAX_TURNS} turns: a task runs without an end")
             elif due:
                 self.now = max(self.now, due[0][0])
             else:
-                raise Stuck("nobody can go on")
+                raise Stuck("no task can go on")
             if self.now > limit:
                 raise Stuck(f"more than {most:g} s of the world's time: {self.waiting()}")
 
     def _runs_one(self) -> bool:
-        """Give one of those that are ready a turn; False if there is nobody."""
+        """Run one of the ready tasks; return False if no task is ready."""
         ready = self._ready
         if not ready:
             return False
@@ -277,18 +266,18 @@ class World:
         return True
 
     def waiting(self) -> str:
-        """Whose tasks are left, for people."""
+        """Return the names of tasks that are left, for messages."""
         return ", ".join(f"{task.process.name}/{task.name}" for task in self._tasks if task.process.is_alive)[:2000]
 
     def end(self) -> None:
-        """Let go of everything: what still waits is unwound, and nothing that it does counts any more."""
+        """Unwind all waiting tasks; ignore their errors."""
         self.is_ending = True
         for task in list(self._tasks):
             self.task = task
             try:
                 while not task.greenlet.dead:
                     task.greenlet.throw(GreenletExit)
-            except BaseException:  # noqa: BLE001, S110  what a killed process does while it is taken apart is no fault
+            except BaseException:  # errors while a killed process is unwound are no faults
                 pass
         self.task = None
         self._tasks.clear()
