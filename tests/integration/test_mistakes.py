@@ -1,4 +1,4 @@
-"""Fifty usual mistakes of users, each with what memoire says: which value, what was expected, what to do now."""
+"""Tests of fifty common mistakes: each error says which value, what was expected, and what to do now."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def buffer(**options):
 
 
 def step(**changes):
-    """The second step of an episode: the first one has gone well."""
+    """Take the second step of an episode after a good first one."""
     writer = buffer().writer()
     writer.step(ZEROS, 0, 0.0, False, False, ONES)
     return writer.step(**{"obs": ONES, "next_obs": 2 * ONES} | STEP | changes)
@@ -52,50 +52,50 @@ def vector_step(writer, count=3, **changes):
 
 
 def batch():
-    made = buffer()
-    with made.writer() as writer:
+    filled = buffer()
+    with filled.writer() as writer:
         for k in range(20):
             writer.step(np.full(4, k, np.float32), 0, 1.0, k == 19, False, np.full(4, k + 1, np.float32))
-    return made, made.sample(8)
+    return filled, filled.sample(8)
 
 
 def reported(errors, ids=None):
-    made, drawn = batch()
-    return made.update_priorities(drawn.ids if ids is None else ids, errors)
+    filled, drawn = batch()
+    return filled.update_priorities(drawn.ids if ids is None else ids, errors)
 
 
-def closed(made):
-    made.close()
-    return made
+def closed(node):
+    node.close()
+    return node
 
 
 def command(*words):
-    """What the command line says, with its exit status, as an error."""
-    said = io.StringIO()
+    """Run a command line, and raise its exit status and last message as `Said`."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             status = main(list(words))
     except SystemExit as error:
         status = error.code
-    last = [line for line in said.getvalue().splitlines() if line.startswith(("memoire", "FAIL", "     Give"))]
+    last = [line for line in output.getvalue().splitlines() if line.startswith(("memoire", "FAIL", "     Give"))]
     raise Said(f"{status}: {last[-1]}")
 
 
 class Said(Exception):
-    """What a command printed."""
+    """Exit status and message of a command."""
 
 
 @pytest.fixture(scope="module")
 def world(shared_cluster):
-    """A cluster that works, and addresses where nobody is."""
+    """Yield a working cluster, and an address without a listener."""
     cluster = shared_cluster
     tables = {name: memoire.Table(FLOATS) for name in ("online", "demo")}
     server = cluster.server("tcp://127.0.0.1:0", None, tables=tables, name="well")
     server.publish("policy", b"one")
     client, reader = cluster.client(server, limits=QUICK), cluster.reader([server])
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        dead = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
         yield SimpleNamespace(cluster=cluster, server=server, client=client, reader=reader, dead=dead)
 
 
@@ -271,31 +271,31 @@ TOGETHER = [
 ]  # fmt: skip
 
 
-def check(call, kind, said, names=()):
+def check(call, kind, expected, names=()):
     with pytest.raises(kind) as caught:
         call()
     text = str(caught.value)
     for address, name in names:
         text = text.replace(address, name)
-    matches = said.fullmatch(text) if isinstance(said, re.Pattern) else said == text
-    assert matches, f"\nsaid     {text}\nexpected {getattr(said, 'pattern', said)}"
+    matches = expected.fullmatch(text) if isinstance(expected, re.Pattern) else expected == text
+    assert matches, f"\nsaid     {text}\nexpected {getattr(expected, 'pattern', expected)}"
     assert isinstance(caught.value, (errors.MemoireError, AttributeError, Said))
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "said"), [row[1:] for row in ALONE], ids=[row[0].replace(" ", "-") for row in ALONE]
+    ("call", "kind", "expected"), [row[1:] for row in ALONE], ids=[row[0].replace(" ", "-") for row in ALONE]
 )
-def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kind, said):
-    check(call, kind, said)
+def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kind, expected):
+    check(call, kind, expected)
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "said"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
+    ("call", "kind", "expected"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
 )
-def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, times):
+def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, expected, times):
     times(left_out=0.3)
     names = ((world.dead, "DEAD"), (world.server.push_endpoint, "PUSH"), (world.server.endpoint, "SERVER"))
-    check(lambda: call(world), kind, said, names)
+    check(lambda: call(world), kind, expected, names)
 
 
 def test_there_are_fifty_mistakes_and_more():
@@ -310,10 +310,10 @@ def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
     record(client)
     client.update(DEADLINE)
     client.close()
-    said = []
+    lines = []
     to = [world.dead, heir.endpoint]
-    assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=said.append, context=world.cluster.context) == 1
-    assert said[0].startswith(
+    assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=lines.append, context=world.cluster.context) == 1
+    assert lines[0].startswith(
         f"no server answers at {world.dead}, so that it gets no accounts. The machine is there, but nothing"
     )
 
@@ -329,7 +329,7 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
     for writer in (near.writer, far.writer):
         with refused:
             writer(num_envs=7, **vector)
-        kept = [writer(num_envs=6, **vector)]  # eight entries each, and all is well
+        kept = [writer(num_envs=6, **vector)]  # eight entries each suffice
         with refused:
             writer()
         with refused:
@@ -337,9 +337,9 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
         kept.clear()
         kept.append(writer(num_envs=6, **vector))  # in the same lanes
         assert kept[0].longest == 8
-    told = memoire.Buffer(schema, 100)
-    kept.append(told.writer(num_envs=7, longest=30, **vector))
-    told.configure(**{name: 8})  # whoever says when to cut is believed
+    explicit = memoire.Buffer(schema, 100)
+    kept.append(explicit.writer(num_envs=7, longest=30, **vector))
+    explicit.configure(**{name: 8})  # an explicit `longest` is accepted
     shared = memoire.Buffer(schema, 100)
     kept.append(shared.writer(num_envs=7, **vector))
     with refused:
