@@ -24,8 +24,6 @@ from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
 from serverkit import dispatcher_of, tables_of
 
-# --- Folding: in any order of folds, drains, restarts and restores, each step and line counts once
-
 LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0)
 CLIENTS = [bytes([n]) * 16 for n in range(1, 5)]
 RUN = "run"

@@ -20,13 +20,11 @@ from memoire.wire.frames import name_hash
 from memoire.wire.messages import Ended, Line, Update
 from memoire.wire.rows import ACCOUNT, MAX_RETURN
 
-# --- The ledger against a slow model
-
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 
 
 def kept(ledger):
-    """Keep all accounts of a ledger, as a restarted server reads them."""
+    """Return the accounts of a ledger as a restarted server reads them."""
     store = MemoryAccounts(7)
     for account in ledger:
         store.keep(account)

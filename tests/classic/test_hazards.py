@@ -17,9 +17,6 @@ from netkit import until
 pytestmark = pytest.mark.slow
 
 
-# ---------------------------------------------------------------------------------------------- H2 to H4: the caches
-
-
 def test_one_cache_of_many_slots_is_enough_for_a_batch():
     with Cluster(n_caches=1000, cache_size=32) as cluster:
         client = cluster.client()
@@ -58,9 +55,6 @@ def test_samples_are_whole_while_their_caches_are_overwritten():
         assert cluster.server.total_caches > 10
 
 
-# -------------------------------------------------------------------------------------------------- H24: the messages
-
-
 def test_topics_are_matched_exactly_and_messages_between_calls_wait():
     with Cluster() as cluster:
         client = cluster.client()
@@ -75,9 +69,6 @@ def test_topics_are_matched_exactly_and_messages_between_calls_wait():
         assert [client.sub_bytes("a", timeout=DEADLINE) for _ in range(3)] == [f"a{k}" for k in range(3)]
         with pytest.raises(MemoireTimeout):
             client.sub_bytes("a", timeout=0.1)
-
-
-# ------------------------------------------------------------------------- H11, H14, H19, H26: no call hangs
 
 
 def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
@@ -187,9 +178,6 @@ def test_pull_workers_may_start_together_and_under_load():
         for each in loops:
             each.join(DEADLINE)
             assert not each.is_alive()
-
-
-# --------------------------------------------------------------------------------------------- H12: exact shares
 
 
 def test_shares_follow_total_weights_and_not_how_many_caches_were_pushed():

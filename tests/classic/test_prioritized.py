@@ -19,8 +19,6 @@ from memoire.replay.parameters import Parameters
 from memory_checks import with_episode
 from netkit import in_thread
 
-# --- Names, numbers and open cases
-
 
 class Slow:
     """Slow model in plain Python: a list of priorities, and sums by addition."""
@@ -195,9 +193,6 @@ def shares(buffer, draws=40_000):
     return np.bincount(buffer.sample(draws).obs[:, 0].astype(int), minlength=len(ERRORS))
 
 
-# ------------------------------------------------------------------------------- the buffer, as the notebook calls it
-
-
 def test_the_notebooks_script_runs_as_it_is_written():
     """The notebook's script runs with its names, arguments and keys, but for `np.float`, which NumPy removed."""
     assert memoire.PriorityExperienceReplayBuffer is PrioritizedReplayBuffer
@@ -241,9 +236,6 @@ def test_a_priority_of_zero_is_not_the_least_and_makes_no_weight_infinite():
     assert (alike.priority_sum(), alike.priority_min()) == (2.0, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------- chances and corrections
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
 def test_chances_are_powers_of_the_errors_and_grow_with_them(alpha):
     counts = shares(buffer_of(ERRORS, Prioritized(alpha), ends=True))
@@ -262,7 +254,7 @@ def test_without_prioritization_all_are_drawn_alike_whatever_their_errors(sample
 @pytest.mark.parametrize("beta", [0.25, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global"])
 def test_the_population_of_a_correction_is_what_can_be_drawn_now(beta, normalize):
-    """N leaves out an entry of error 0 and the newest entries, whose windows are incomplete."""
+    """The population N leaves out an entry of error 0 and the newest entries, whose windows are incomplete."""
     errors = np.where(np.arange(8) == 2, 0.0, ERRORS)
     buffer = buffer_of(errors, Prioritized(0.5, beta=beta, normalize=normalize), multi_step=2)
     drawable = np.array([1, 1, 0, 1, 1, 1, 0, 0])
@@ -300,9 +292,6 @@ def test_at_beta_one_the_corrected_mean_of_batches_is_the_plain_mean_over_what_h
     assert abs(np.mean(means) - truth) < 4.5 * np.std(means) / len(means) ** 0.5
     if sampler.fields()["prioritization"] == "proportional":
         assert abs(np.mean(values[buffer.sample(20_000).obs[:, 0].astype(int)]) - truth) > 0.5  # biased draws
-
-
-# ------------------------------------------------------------------------------------------------------------ warnings
 
 
 def test_an_error_that_stays_large_for_no_reason_can_be_held_down():

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Yield two servers and a proxy, each with pages."""
     with (
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="a") as a,
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="b") as b,

@@ -54,14 +54,12 @@ class FakeApi(http.server.ThreadingHTTPServer):
         """Ignore errors of clients that hang up, as some tests do."""
 
     def put(self, name, data, labels=None):
-        """Store a Secret under its next version."""
         with self.lock:
             self._version += 1
             metadata = {"name": name, "labels": labels or {}, "resourceVersion": str(self._version)}
             self.secrets[name] = {"kind": "Secret", "metadata": metadata, "data": data}
 
     def files(self, name):
-        """Return the decoded files of a Secret."""
         return {key: base64.b64decode(text).decode() for key, text in self.secrets[name]["data"].items()}
 
     def close(self):
@@ -131,7 +129,6 @@ def api():
 
 
 def encoded(files):
-    """Return files in base64, as a Secret holds them."""
     return {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
 
 
@@ -310,7 +307,6 @@ def test_a_server_that_comes_late_is_found(times):
 
 
 def certify(certificate, key, *more):
-    """Make a self-signed certificate and its key."""
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes"]
     subprocess.run([*command, *more, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
 

@@ -17,8 +17,6 @@ from tcpkit import CutWay, place
 
 pytestmark = pytest.mark.slow
 
-# --- Memory stays bounded, and pushed = accepted + rejected + lost + in flight, at each client and at the server
-
 CACHE = 4_106_240  # of 256 samples of WIDE, which share every other frame
 SIZE = CACHE // 16
 

@@ -15,8 +15,6 @@ from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Counts by run, against a simple table
-
 steps = st.tuples(st.just("record"), st.integers(1, 50))
 ends = st.tuples(st.just("end"), st.just(0))
 enters = st.tuples(st.just("enter"), st.integers(1, 3))
@@ -83,9 +81,7 @@ CLIENT = b"\0" * 16
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """A client that pushes through a lossy, slow line to homes that lose their state and that the client leaves and
-    rejoins.
-    """
+    """Client that pushes through a lossy line to homes that lose their state, and that it leaves and rejoins."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +145,6 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(home=st.integers(1, 3))
     def forget(self, home):
-        """Restart a home without its state."""
         self.since[home] += 1
         self.accounts[home] = Account(CLIENT, 0.0, 0.0, self.since[home])
         if home == self.home:

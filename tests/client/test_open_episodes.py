@@ -27,8 +27,6 @@ from memoire.wire import messages
 from memoire.wire.frames import parse
 from netkit import CLIENT, DEADLINE, QUICK, in_thread, reply, until
 
-# --- At the end of a client, open episodes are stored and counted, and later steps are refused
-
 STORAGES = ["caches", "episodes"]
 
 

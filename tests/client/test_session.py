@@ -20,8 +20,6 @@ from netkit import CLIENT, SCHEMA, WIDE, reply
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Homes, runs, moves and the next message
-
 LIMITS = Limits.of(update_every=1.0, resend_after=0.5)
 NEVER = float("inf")
 ONE, TWO = name_hash("one"), name_hash("two")
@@ -78,7 +76,7 @@ def tell(session, home, now, **facts):
 
 
 def test_hello_says_who_asks_and_is_not_asked_twice(session, home):
-    assert session.update_due() == session.next_time() == NEVER, "nothing before somebody answers"
+    assert session.update_due() == session.next_time() == NEVER, "nothing before an answer"
     hello = session.hello("host", 11)
     assert (hello.role, hello.table, hello.label, hello.host, hello.pid) == ("actor", "", 9, "host", 11)
     assert session.hello("host", 11) is None
@@ -198,7 +196,7 @@ def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
     assert session.hello("host", 1) is not None
     session.schedule.ask(0)
     assert session.update_due() == NEVER, "what it is told now, it might count without our hearing of it"
-    session.welcomed(Refused("tcp://there", "busy", "nobody takes it"), 1.1)
+    session.welcomed(Refused("tcp://there", "busy", "no room"), 1.1)
     assert session.update_due() < NEVER
 
 

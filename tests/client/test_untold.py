@@ -16,13 +16,10 @@ from memoire.wire import messages
 from memoire.wire.frames import name_hash, tail_of
 from netkit import CLIENT, QUICK, record, reply, until
 
-# --- The actor reports once that its home is away and once that it is back, and reports or keeps lost counts
-
 RUN = "run"
 
 
 def warnings_of(caplog, client):
-    """Return the log messages about a client, in order."""
     who = f"client {client.client_id.hex()[:8]}"
     return [record.getMessage() for record in caplog.records if who in record.getMessage()]
 

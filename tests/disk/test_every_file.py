@@ -414,7 +414,7 @@ FILES = {
 VALUES = 4
 """Number of values written before the damage."""
 SMALL_BYTES, FLIPS = 2048, 2000
-"""Size of a database file above which only this many of its bits are flipped."""
+"""Size in bytes above which only FLIPS random bits of a database file are flipped."""
 SPARSE = {"a server's sparse prompts": File(sparse_prompts, read_sparse_prompts, **DATABASE)}
 """Prompts whose leftover payloads the next write gathers in one file; too large for every way of damage."""
 NEEDS_TORCH = ["a checkpoint of memoire.tq"]

@@ -12,8 +12,6 @@ from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
 from memoire.replay.files import replace_file, replacing
 
-# --- A log of records: a failed append is cut back, unsynced data may go, and forks write nothing
-
 KIND = FileKind(b"memotest", 3, "a file of a test")
 
 
@@ -170,9 +168,6 @@ def test_a_file_begins_when_it_is_asked_for_and_the_oldest_go(tmp_path):
     log.close()
     assert read(tmp_path) == [(4, b"x"), (5, b"x")]
     assert [path.name for path in tmp_path.glob("*.rec")] == ["000000000000004.rec"]
-
-
-# --- Files that memoire replaces
 
 
 def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):

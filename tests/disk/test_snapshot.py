@@ -74,9 +74,6 @@ def content(memory):
     return episodes
 
 
-# ---------------------------------------------------------------------------------------------------------- caches
-
-
 @pytest.mark.parametrize("drawn", [0, 7, 30])
 def test_what_was_not_drawn_comes_back_and_nothing_else(tmp_path, drawn):
     pool = pool_of([12, 18])
@@ -179,9 +176,6 @@ def test_a_closed_pool_takes_nothing_back(tmp_path):
     again.close()
     with pytest.raises(Closed):
         load([tmp_path / "a"], table(again))
-
-
-# --------------------------------------------------------------------------------------------------------- episodes
 
 
 @pytest.mark.parametrize("of", [1, 3])
@@ -291,7 +285,7 @@ def test_no_episode_is_held_twice(tmp_path):
     pool.clear()
     assert load([tmp_path / "a"], table(pool, storage="episodes")).episodes == 3
     pool.limit(pool.byte_limit // 2)
-    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also where the memory was made anew"
+    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also in a new memory"
 
 
 def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):
@@ -320,8 +314,6 @@ def test_an_episode_that_cannot_be_is_refused():
         with pytest.raises(ProtocolError):
             episode_records.unpack(record, held, STATES)
 
-
-# ---------------------------------------------------------------------------------------------------- mismatches
 
 MAKING = {
     "discount": 0.5, "multi_step": 3, "frame_stack": 2, "priority_exponent": 0.9, "priority_epsilon": 0.5,
@@ -440,9 +432,6 @@ def test_a_part_that_is_none_is_refused(tmp_path, part):
 def test_paths_are_a_list(paths):
     with pytest.raises(ParameterError, match="paths"):
         snapshots.heads(paths)
-
-
-# ----------------------------------------------------------------------------------------------------------- damage
 
 
 def of_two(path):

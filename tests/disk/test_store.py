@@ -37,8 +37,6 @@ from statekit import (
     text_of_log,
 )
 
-# ---------------------------------------------------------------------------------------------- what comes back
-
 
 def test_a_folder_knows_since_when_it_has_forgotten_nothing(tmp_path):
     lives = []
@@ -69,9 +67,6 @@ def test_epochs_grow_whatever_the_clock_does(tmp_path):
     assert all(former < epoch for former, epoch in pairwise(epochs))
     # Epochs are not before the clock: those of a folder that replaces a lost one continue above its last epoch.
     assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------ whose folder
 
 
 def test_a_second_server_is_refused_and_told_by_whom(tmp_path):

@@ -109,9 +109,6 @@ def test_a_strangers_database_is_left_alone(folders, tmp_path, change, words):
     assert (tmp_path / "state" / "state.db").read_bytes() == before
 
 
-# ------------------------------------------------------------------------------------------------------ backups
-
-
 def put_back(folder, which=1):
     """Put a backup in place of the database, as the error's text advises."""
     (folder / "state.db").rename(folder / "state.db.damaged")
@@ -185,8 +182,6 @@ def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
     assert (tmp_path / "state.db.backup-1").read_bytes() == good
 
 
-# ------------------------------------------------------------------------------------------------- lines and accounts
-
 COLUMNS = {
     "lines": ["id", "client", "number", "received", "label", "said", "text", "sum"],
     "accounts": ["part", "key", "body", "sum"],
@@ -241,7 +236,6 @@ def all_reads(folder):
 
 
 def flipped(value, bit):
-    """Return the value with one bit flipped."""
     if isinstance(value, int):
         return value ^ 1 << bit
     data = bytearray(struct.pack("<d", value) if isinstance(value, float) else value)
@@ -288,9 +282,6 @@ def test_a_flipped_bit_of_a_line_or_an_account_is_refused_and_no_number_is_wrong
     assert all_reads(copy) == truth and tried > 10
 
 
-# ------------------------------------------------------------------------------------------------- text and models
-
-
 def texts(folder):
     return {path.name: path.read_bytes() for path in (folder / "log").iterdir()}
 
@@ -313,7 +304,7 @@ def test_somebody_who_meddles_with_the_text_loses_nothing_of_the_log(tmp_path, h
         entries = keeper.store.search(RUN)
         assert [entry.line.number for entry in entries] == list(range(1, 8))
         now = texts(tmp_path)
-        assert {name: now[name] for name in left} == left, "what somebody else did stays as it is"
+        assert {name: now[name] for name in left} == left, "foreign changes stay"
         (fresh,) = set(now) - set(left)
         assert [line.rpartition(b",")[2] for line in now[fresh].splitlines()] == [b"after", b"more"]
     with Keeper(tmp_path) as keeper:

@@ -61,9 +61,6 @@ def room_left(disk, size):
     return ballast
 
 
-# ------------------------------------------------------------------------------------------------------- full
-
-
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 200_000])
 def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
     """`room` bytes are free at first, so that the disk becomes full at another place for each value."""
@@ -320,9 +317,6 @@ def test_text_that_cannot_be_written_holds_nobody_up_and_is_completed(tmp_path):
     assert b"two" in text_of_log(tmp_path) and b"three" in text_of_log(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------- failing
-
-
 @pytest.mark.parametrize("name", ["SQLITE_IOERR_FSYNC", "SQLITE_IOERR_WRITE", "SQLITE_CORRUPT"])
 def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, name):
     fault = Faulty("before commit")
@@ -371,9 +365,6 @@ def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
     assert "SQLITE_IOERR_FSYNC" in done.stdout
     with Store(tmp_path / "state") as store:
         assert own_accounts(store)[0].report.episodes >= 1
-
-
-# --------------------------------------------------------------------------------------------------- read-only
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, request):

@@ -28,7 +28,6 @@ def mlp(envs, seed=0, hidden=(32, 32), kind=ActorCritic, **options):
 
 @contextlib.contextmanager
 def collecting(url, count=2):
-    """Run collectors in threads until the run is finished."""
     collectors = [Collector(url, make_envs("CartPole-v1", 4), seed=i) for i in range(count)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in collectors]
     for thread in threads:

@@ -40,8 +40,6 @@ def names_of(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-# -------------------------------------------------------------------------------------------------- table and trainer
-
 OF_BOTH: dict[Any, dict[str, str]] = {  # the table's name, by the trainer's name
     SAC: {"gamma": "discount"},
     PPO: {"gamma": "discount"},

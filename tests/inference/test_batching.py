@@ -126,7 +126,7 @@ class BatchingMachine(RuleBasedStateMachine):
         self.waiting, self.running, self.number = {}, [], 0
 
     def rows_like(self, request, *, whose=None):
-        """Count the waiting rows that need a later version, or those that need none, like the request's."""
+        """Count the rows of waiting requests that are as answerable now as `request`, of one client or of all."""
         is_early = request.min_version > self.version
         own = [each for each in self.waiting.values() if whose in (None, each.client)]
         return sum(each.rows for each in own if (each.min_version > self.version) == is_early)

@@ -54,16 +54,12 @@ def server(keys, context):
 
 
 def refused(node):
-    """Count the refusals of a node by reason."""
     return Counter(node.stats().security.refused)
 
 
 def push(client):
     record(client)
     assert client.push_cache(100.0), client.push_reason
-
-
-# ------------------------------------------------------------------------------------------- refused peers
 
 
 def another_key(keys, role="actor", name="other"):
@@ -251,12 +247,7 @@ def test_classic_classes_take_keys(keys, context):
         assert server.server.keys.own.role == "server" and server.server.stats().security.keys
 
 
-# ------------------------------------------------------------------------------------------------------- roles
-
-
 class Sender:
-    """Sender of messages of any kind, by the key of any role."""
-
     def __init__(self, context, server, folder):
         self.context, self.server, self.keys = context, server, Keys(folder)
         self.client, self.number = np.random.default_rng().bytes(16), 0
@@ -389,9 +380,6 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     raw(server.endpoint, b"".join(data for end, data in recorded if end is dialler))
     until(lambda: refused(server).total() >= 1)
     assert server.run == "third"
-
-
-# ----------------------------------------------------------------------------------------------- the authenticator
 
 
 def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):

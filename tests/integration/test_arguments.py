@@ -128,7 +128,7 @@ def test_odd_arguments_are_taken_or_refused_with_an_error_of_ours(nodes, case):
 
 
 def test_afterwards_everything_works_as_before(nodes):
-    """The calls above run before this test in every order that keeps a file together."""
+    """The other tests of the file run first in every order that keeps a file together."""
     for kind in (Client, Server, Proxy, Reader):
         assert nodes[kind].stats().faults == 0, kind
     client = nodes[Client]
@@ -283,7 +283,7 @@ def test_a_body_that_cannot_be_encoded_is_dropped_and_its_caller_hears_of_it(tex
 
 
 def test_after_refused_texts_everybody_is_served(texts):
-    """After the calls above, lines and reasons of other programs are sent with the character escaped."""
+    """Log lines, and reasons of other programs, are sent with characters that UTF-8 lacks escaped."""
     for it in texts:
         assert it.prompts.counts()["leased"] == 2
         assert it.prompts.add({7: "ok"}, tags={"split": "é"}) + it.prompts.add({7: "ok"}) <= 1

@@ -189,7 +189,7 @@ def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, dur
 
 
 def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
-    """Otherwise a client might hold a version that its server forgets, and receive an older one later."""
+    """A client with a model that is not on disk might hold a version that its server forgets, and receive an older one."""
     server = durable.start(limits=QUICK)
     client = cluster.client(server, limits=QUICK)
     model = client.model("policy")
@@ -253,7 +253,7 @@ def promised():
     yield "UPDATE", messages.Update(episodes=1, steps=20), None
     yield "WELCOME of a client whose account is not saved", messages.Hello(), None
     yield "PUBLISHED", publish, model
-    yield "PUBLISHED, to somebody who asks again", publish, model
+    yield "PUBLISHED, to a resend", publish, model
     empty = messages.Publish(topic="u", size=0, checksum=_bytes.checksum(b""))
     yield "PUBLISHED of a model that has no bytes", empty, None
     yield "TAKEN of accounts", messages.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None

@@ -22,7 +22,6 @@ from wirekit import MESSAGES
 
 
 def garbage(rng, messages):
-    """Yield endless messages, each with a drawn fault."""
     while True:
         message = list(messages[rng.integers(len(messages))])
         place = int(rng.integers(len(message)))
@@ -79,7 +78,6 @@ class Attack:
 
 @pytest.fixture
 def chain(cluster, tmp_path):
-    """Return a chain of server, proxy and relay, and a client at its end."""
     server = cluster.server()
     proxy = cluster.proxy([server])
     relay = cluster.proxy([proxy], front=f"ipc://{tmp_path}/relay")

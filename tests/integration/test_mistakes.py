@@ -117,7 +117,7 @@ CONSTRUCTORS = [
      "Table takes no 'capasity'. Did you mean 'capacity' or 'client_capacity'? Nothing was changed."),
     ("a misspelt argument of connect", lambda: memoire.connect("tcp://proxy:5560", tble="demo"), errors.UnknownName,
      "connect takes no 'tble'. Did you mean 'table'? Nothing was changed."),
-    ("a parameter that nobody has", lambda: Parameters(colour=3), errors.UnknownName,
+    ("an unknown parameter", lambda: Parameters(colour=3), errors.UnknownName,
      re.compile(r"Parameters takes no 'colour'\. It takes burn_in, cache_size, .*, stratified\. Nothing was changed\.")),
     ("a writer's argument", lambda: buffer().writer(n_envs=4), errors.UnknownName,
      "Buffer.writer takes no 'n_envs'. Did you mean 'num_envs' or 'envs'? Nothing was changed."),
@@ -206,7 +206,7 @@ ADDRESSES = [
      "cannot connect to 'http://proxy:5560/': the transport must be tcp://, ipc:// or inproc://. Give 'tcp://proxy:5560'."),
     ("no port", lambda: memoire.connect("tcp://proxy"), errors.EndpointError,
      "cannot connect to 'tcp://proxy': it has no port. Give 'tcp://proxy:5560'."),
-    ("a port that there is none of", lambda: memoire.connect("tcp://127.0.0.1:99999"), errors.EndpointError,
+    ("a port above 65535", lambda: memoire.connect("tcp://127.0.0.1:99999"), errors.EndpointError,
      f"cannot connect to 'tcp://127.0.0.1:99999': the port must be a number from 1 to 65535. {ASKED}"),
     ("what follows the port", lambda: memoire.connect("tcp://proxy:5560/"), errors.EndpointError,
      "cannot connect to 'tcp://proxy:5560/': nothing may follow the port, but '/' does. Give 'tcp://proxy:5560'."),
@@ -238,7 +238,7 @@ OTHER_PORT = re.compile(
 )
 
 TOGETHER = [
-    ("an address where nobody is", lambda w: memoire.connect(w.dead, timeout=0.2), errors.MemoireTimeout,
+    ("an address without a listener", lambda w: memoire.connect(w.dead, timeout=0.2), errors.MemoireTimeout,
      f"no welcome from DEAD within 0.2 s. {NOBODY}"),
     ("the port for caches",
      lambda w: memoire.connect(w.server.push_endpoint, timeout=1.0, context=w.cluster.context), errors.MemoireTimeout, OTHER_PORT),
@@ -251,7 +251,7 @@ TOGETHER = [
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,
      "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
      "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
-    ("a model for nobody", published_to_nobody,
+    ("a model without a server", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
      ".*The reader keeps sending it while it is open; a server that is back gets the newest model.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
@@ -262,7 +262,7 @@ TOGETHER = [
      "server of a notebook's cell that ran before."),
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Create a new one to go on."),
-    ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
+    ("a drain without an heir", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
      f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
      "server that keeps them."),
     ("a drain of a server that is gone", lambda w: drained(w, w.dead, w.server.endpoint), errors.MemoireTimeout,

@@ -15,12 +15,10 @@ from netkit import QUICK, Book, Load, record, until
 
 
 def rows_of(*servers):
-    """Return the merged account rows of servers."""
     return merge.merge(*(server.accounts().rows for server in servers))
 
 
 def lines_of(*servers):
-    """Return (client, number) of the log lines that servers hold, in order."""
     return [(entry.client, entry.line.number) for server in servers for entry in server.lines(most=100_000)]
 
 
@@ -262,7 +260,7 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
 
 
 def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_else(cluster, tmp_path, times):
-    """The former home would never learn of the last caches that the clients pushed."""
+    """If clients moved, their former home would never learn of the last caches that they pushed."""
     times(channel_renewed=0.2)  # each time, the client says HELLO again
     homes = [cluster.server(name=name, state=tmp_path / name) for name in ("a", "b")]
     proxy = cluster.proxy(homes)

@@ -114,7 +114,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
 
 
 def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(cluster):
-    """The actor's next report may come long after the stock is used up."""
+    """An actor learns of the need for caches before its next report, which may come long after the stock is used up."""
     more = dataclasses.replace(QUICK, credit=1 << 16)  # so few bytes that a few caches on the way bring no report
     server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
     rarely = more.replace(update_every=1000.0)

@@ -17,8 +17,6 @@ from memoire.reader.calls import FarCalls
 from memoire.wire.byte_budget import ByteBudget
 from serverkit import ME, YOU
 
-# --- The rows of a table
-
 LIMIT = 1 << 20
 SMALL = Limits.of(request_bytes=8192)
 
@@ -151,9 +149,6 @@ def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(server
         assert calls.rows() == {}
 
 
-# --- By messages
-
-
 @pytest.fixture
 def asker():
     return Asker(made_dispatcher(table=Table(storage="keyed")))
@@ -216,8 +211,6 @@ def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once
     assert "held_bytes" in sent(small, row("l", x=bytes(1000))).body.text
     assert sent(asker, row("l", x=bytes(4000))).body.rows == 1
 
-
-# --- Payloads
 
 PUTS = [keyed.PutRow("k", {"s": b"1"}, {"x": b"2"}, [keyed.StagedValue("y", 0, 9)])]
 FACTS = [keyed.RowFacts("p", "k", 3, {"s": b"1"}, ["x"])]

@@ -22,8 +22,6 @@ from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, parse_notice, reply
 from topickit import LIMITS, following
 
-# --- Versions never decrease, bytes are bounded, and a body is whole or absent
-
 
 def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
     now = [0.0]
@@ -266,7 +264,7 @@ def test_arrays_that_do_not_fit_are_listed():
     wanted = {"w": ("F32", (2, 3)), "b": ("F32", (2,))}
     check_fit("x", {"w": array(), "b": array(shape=(2,))}, wanted)
     check_fit("x", {"w": array("BF16"), "b": array("F64", (2,))}, wanted, free_dtypes=True)
-    for found, free, text in (
+    for named, free, text in (
         ({"w": array()}, False, "lacks 'b'"),
         ({"w": array(), "b": array(shape=(2,)), "c": array()}, False, "has 'c', which the network lacks"),
         (
@@ -279,7 +277,7 @@ def test_arrays_that_do_not_fit_are_listed():
         (dict.fromkeys("cdefg", array()), False, "has 'c', .* and 4 more"),
     ):
         with pytest.raises(WrongModel, match=text):
-            check_fit("x", found, wanted, free_dtypes=free)
+            check_fit("x", named, wanted, free_dtypes=free)
 
 
 # --- Bodies come in chunks, in any order, from nodes that forget and restart: whole or absent, and never older

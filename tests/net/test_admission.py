@@ -20,8 +20,6 @@ from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, in_thread, until
 
-# --- Admission, message by message: the owner, the permission, and the counts of refusals
-
 CLIENT, OTHER = bytes([1] * 16), bytes([2] * 16)
 ACTOR = Peer("actor", "left")
 READER = Peer("reader", "wall")
@@ -208,7 +206,7 @@ def test_what_has_no_room_waits_and_goes_out_in_order(cluster):
     crowded.send(0, *range(10))
     assert len(crowded.lanes) == 8, "a ROUTER of its own would have dropped them"
     crowded.send(1, 100)
-    assert crowded.hear(1, 1) == [100], "nobody waits for somebody else's connection"
+    assert crowded.hear(1, 1) == [100], "other connections do not wait"
     crowded.send(0, 10)
     assert crowded.hear(0, 11) == list(range(11))
     assert (len(crowded.lanes), crowded.lanes.dropped, crowded.lanes.next_time()) == (0, 0, float("inf"))

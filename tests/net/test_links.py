@@ -98,9 +98,6 @@ def echoes(poller, client, answering):
     return turning(poller, once)
 
 
-# --------------------------------------------------------------------------------------------------------- names
-
-
 def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, poller, book):
     answering = Answering(context, "127.0.0.3")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -200,9 +197,6 @@ def test_a_socket_is_never_given_a_name(context, endpoint):
         sockets.connect(sockets.request_client(context, 1000), endpoint)
 
 
-# ------------------------------------------------------------------------------------------------------- monitors
-
-
 @contextlib.contextmanager
 def stranger(reply):
     """Run a TCP server without ZeroMQ that sends `reply` and hangs up, or stays silent for None; yield its address."""
@@ -261,9 +255,6 @@ def test_what_a_dropped_socket_held_is_given_back(context, poller):
         cycle()
     until(lambda: used() <= before + 2)
     assert not poller._watchers and not poller._monitors
-
-
-# ------------------------------------------------------------------------------------------------- clients and proxies
 
 
 def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, poller):
@@ -435,7 +426,7 @@ def test_what_is_remembered_is_bounded(book_of_names):
 
 
 def test_a_forked_child_looks_names_up_by_itself():
-    """The parent's thread that holds the lock does not run in the child, which resolves names with its own lock."""
+    """A forked child resolves names although its parent holds the lock of the shared names."""
     shared = resolver.shared_names()
     with shared._lock:
         child = os.fork()

@@ -22,8 +22,6 @@ from memoire.net.thread import (
 )
 from netkit import in_thread, until
 
-# --- A worker that lends its turns: one thread at a time takes a turn, and no wait hangs
-
 PATIENCE = 20.0
 
 

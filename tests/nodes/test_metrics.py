@@ -153,9 +153,6 @@ def test_names_are_those_of_prometheus(role):
         assert name.endswith("_total") == (kind == "counter") and not name.endswith(("_count", "_sum", "_bucket"))
 
 
-# ------------------------------------------------------------------------------------------------------- the figures
-
-
 def test_timings_count_each_duration_in_one_bucket():
     timings = Timings(["A", "B"])
     for seconds in (0.0, 0.0001, 0.00011, 2.5, 99.0):

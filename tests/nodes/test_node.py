@@ -43,7 +43,6 @@ def ask(pages, path="/status", method="GET", host=None, headers=()):
 
 
 def fetch(pages, path, headers=(), url=None):
-    """Return (status, body) of one request."""
     status, _, body = httpkit.ask(url or pages, path, headers=headers)
     return status, body
 
@@ -54,7 +53,6 @@ def dial(pages):
 
 
 def hear(connection):
-    """Read from a connection until the peer hangs up."""
     pieces = []
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(1 << 16):
@@ -72,9 +70,6 @@ def server():
 def pages(server):
     with NodePages("127.0.0.1:0", server) as running:
         yield running
-
-
-# ------------------------------------------------------------------------------------------------- content of pages
 
 
 def test_a_server_that_works_is_alive_and_ready(pages):
@@ -414,9 +409,6 @@ def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, times):
         assert ask(pages, "/livez")[0] == 200
 
 
-# ------------------------------------------------------------------------------------------------- access to pages
-
-
 def test_a_loopback_address_answers_only_to_loopback_names(pages):
     """A browser's page can point any name to 127.0.0.1, but its requests carry that name."""
     for host in ("localhost", "127.0.0.1:80", "[::1]:8080", "LOCALHOST:1"):
@@ -509,9 +501,6 @@ def test_a_page_that_hangs_holds_up_no_probe():
         assert all(hear(connection).startswith(b"HTTP/1.1 200") for connection in (hanging, *waiting))
 
 
-# ------------------------------------------------------------------------------------- no client blocks other clients
-
-
 def test_silent_connections_do_not_keep_anybody_out(server):
     # The pages close before these connections time out.
     with NodePages("127.0.0.1:0", server, request_timeout=60.0) as pages, contextlib.ExitStack() as stack:
@@ -554,9 +543,6 @@ def test_descriptors_do_not_grow_with_requests(pages):
     for _ in range(50):
         ask(pages, "/livez")
     until(lambda: about.process_facts()["descriptors"] <= before)
-
-
-# ----------------------------------------------------------------------------------------------- opening and closing
 
 
 @pytest.mark.parametrize("address", ["", "8080", "localhost", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:70000", ":²"])

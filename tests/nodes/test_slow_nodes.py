@@ -23,7 +23,7 @@ CONTINUE = b"", itertools.cycle([b"HTTP/1.1 100 Continue\r\n\r\n"])
 ZEROMQ = b"\xff" + bytes(8) + b"\x7f", itertools.repeat(b"\0")
 PAGE = OK + b'Content-Length: 40\r\n\r\n{"clients": {"rows": [], "next": "00"}} '
 ENOUGH = 60.0
-"""Seconds after which a call hangs."""
+"""Seconds after which a call counts as hung."""
 
 
 class Drip:

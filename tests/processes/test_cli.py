@@ -42,11 +42,8 @@ def run(*arguments: str, status: int = 0, timeout: float = 100.0) -> str:
     return done.stdout + done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------ commands
-
-
 def test_a_reader_of_the_output_that_ends_is_no_fault_of_the_command() -> None:
-    """An example is `memoire plan | head -1`."""
+    """In `memoire plan | head -1`, the reader ends before the output."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "memoire", "plan"]
@@ -121,14 +118,10 @@ def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None
         roles.read_parameters(["no_such=1"])
 
 
-# -------------------------------------------------------------------------------------------------- as processes
-
-
 running = functools.partial(netkit.program, "-m", "memoire", stderr=subprocess.DEVNULL)
 
 
 def address(process: "subprocess.Popen[str]") -> str:
-    """Return the address in the first line that a process prints."""
     return process.stdout.readline().split()[-1]
 
 
@@ -199,11 +192,7 @@ def test_up_says_which_process_could_not_start_and_why() -> None:
     assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in output  # its own, or a neighbour that is taken too
 
 
-# ------------------------------------------------------------------------------------------------------ the doctor
-
-
 def examine(endpoint: str, timeout: float = 1.0) -> tuple[int, str]:
-    """Return the doctor's exit status and output."""
     lines: list[str] = []
     status = doctor.examine(endpoint, timeout=timeout, say=lines.append)
     return status, "\n".join(lines)
@@ -351,7 +340,7 @@ def test_what_answers_is_not_a_memoire_that_can_be_used(answer: Answer, status: 
 
 
 def test_a_blocked_port_for_caches_is_found() -> None:
-    """A network policy may open only the first port."""
+    """A network policy that opens only the first port blocks caches."""
     unused = ports.address()
 
     def answer(asked: Message) -> list[Any]:

@@ -62,7 +62,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def launched(folder: Path, *words: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
-    """Run `memoire launch` in a folder; kill it at the end."""
     launch = "-m", "memoire", "launch", "--port", "0", "--logs", "logs"
     return program(*launch, *words, cwd=folder, env=surroundings())
 
