@@ -38,7 +38,7 @@ class FakeApi(http.server.ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(self, context=None, port=0):
-        super().__init__(("127.0.0.1", port), Asked)
+        super().__init__(("127.0.0.1", port), ApiRequestHandler)
         self.secrets, self.asked, self.tokens = {}, [], []
         self.refused: dict[str, tuple[int, float]] = {}  # status and end time of refusals, by method
         self.before = lambda method, name: None
@@ -68,7 +68,7 @@ class FakeApi(http.server.ThreadingHTTPServer):
         self._thread.join(10.0)
 
 
-class Asked(http.server.BaseHTTPRequestHandler):
+class ApiRequestHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):

@@ -230,7 +230,7 @@ class Numbers(Numbered):
         return super().observe() * np.float32([0.0, 0.001])
 
 
-class Loads(Actor):
+class AnyModelActor(Actor):
     def load(self, body: bytes, version: int) -> None:
         pass
 
@@ -249,7 +249,7 @@ OTHER_ACTIONS = (
     ("env", "policy", "error", "says"),
     [
         (Wide, GaussianPolicy, ParameterError, OTHER_ACTIONS),
-        (Wide, Loads, ParameterError, OTHER_ACTIONS),
+        (Wide, AnyModelActor, ParameterError, OTHER_ACTIONS),
         (Numbers, SMALL, WrongModel, r"'net.0.weight' as F32\[256, 2\], but the network has F32\[8, 2\]"),
         (Numbers, GaussianPolicy, None, ""),
     ],
@@ -501,7 +501,7 @@ def state_of(net: Any, ppo: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------- a run that is stopped and resumed
 
 
-class Tells(SAC):
+class RecordingSAC(SAC):
     """SAC that records each batch and a number of each generator, one of them created at the first step."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
@@ -528,7 +528,7 @@ PLAN: dict[str, Any] = {"rounds": 2, "steps": 3, "max_training_steps_per_env_ste
 def own_memory() -> Iterator[Callable[[int, Path], Any]]:
     """Yield a function that creates a trainer with its own memory, filled with 40 transitions before the first step."""
     cls = rl.partial(
-        TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=Tells, start_training=40, device="cpu",
+        TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=RecordingSAC, start_training=40, device="cpu",
         memory_cls=rl.partial(GenericMemory, batch_size=4), **PLAN,
     )  # fmt: skip
     with SampleServer(port=0) as server, PipelineWorker(Numbers, Actor, port=server.port, model_path=None) as worker:
@@ -551,7 +551,7 @@ def drawing_servers() -> Iterator[Callable[[int, Path], Any]]:
 
         def new_trainer(epochs: int, folder: Path) -> Any:
             plan = Training(epochs=epochs, start_training=40, batch_size=4, **PLAN)
-            return Trainer(Tells(OBS, ACT), server.endpoint, plan, checkpoint_path=folder)
+            return Trainer(RecordingSAC(OBS, ACT), server.endpoint, plan, checkpoint_path=folder)
 
         yield new_trainer
 

@@ -1,4 +1,4 @@
-"""Tests of exchanges, the fast path of inference requests, and of the roles that may ask a node."""
+"""Tests of prepared inference requests and their answers, and of the roles that may ask a node."""
 
 import threading
 import time

@@ -204,7 +204,7 @@ IN_MEMORY_ONLY = {
     "Reader.accounts servers", "Reader.ask", "Reader.tell", "Reader.servers_at", "Reader.trouble_at",
     "Prompts.list state", "Prompts.draw balance",
 }  # fmt: skip
-"""Parameters that are compared with existing names."""
+"""Calls and parameters whose text is only compared with existing names."""
 ADDRESSES = {
     "Server.add_pull_worker", "Server.add_request_worker", "Server.run_pull_proxy", "Server.run_request_proxy",
     "Server.show_pages",

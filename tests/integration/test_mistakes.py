@@ -78,10 +78,10 @@ def command(*words):
     except SystemExit as error:
         status = error.code
     last = [line for line in output.getvalue().splitlines() if line.startswith(("memoire", "FAIL", "     Give"))]
-    raise Said(f"{status}: {last[-1]}")
+    raise CommandOutput(f"{status}: {last[-1]}")
 
 
-class Said(Exception):
+class CommandOutput(Exception):
     """Exit status and message of a command."""
 
 
@@ -220,12 +220,12 @@ ADDRESSES = [
 ]  # fmt: skip
 
 COMMANDS = [
-    ("a flag that is misspelt", lambda: command("top", "node:8080", "--onec"), Said,
+    ("a flag that is misspelt", lambda: command("top", "node:8080", "--onec"), CommandOutput,
      "2: memoire top: there is no option --onec (did you mean '--once'?)"),
-    ("a setting without a value", lambda: command("plan", "--set", "multi_step"), Said,
+    ("a setting without a value", lambda: command("plan", "--set", "multi_step"), CommandOutput,
      "1: memoire: --set must be NAME=VALUE, such as multi_step=3, got 'multi_step'. Nothing was changed."),
-    ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), Said, "1:      Give 'tcp://127.0.0.1:5560'."),
-    ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), Said,
+    ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), CommandOutput, "1:      Give 'tcp://127.0.0.1:5560'."),
+    ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), CommandOutput,
      "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure for "
      "open access, got 'tcp://*:5560'. Nothing was changed."),
 ]  # fmt: skip
@@ -279,7 +279,7 @@ def check(call, kind, expected, names=()):
         text = text.replace(address, name)
     matches = expected.fullmatch(text) if isinstance(expected, re.Pattern) else expected == text
     assert matches, f"\nsaid     {text}\nexpected {getattr(expected, 'pattern', expected)}"
-    assert isinstance(caught.value, (errors.MemoireError, AttributeError, Said))
+    assert isinstance(caught.value, (errors.MemoireError, AttributeError, CommandOutput))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ SOCKET = object()  # the gate has no keys, and uses no socket
 CACHE = messages.Cache(number=1)
 
 
-class Door:
+class Probe:
     """An admission without sockets that records refusals and owners."""
 
     def __init__(self):
@@ -54,20 +54,20 @@ class Door:
 
 
 @pytest.fixture
-def door():
-    return Door()
+def probe():
+    return Probe()
 
 
 def frames_of(body, client=CLIENT, **header):
     return [bytes(frame) for frame in encode(body, client=client, sequence=1, **header)]
 
 
-def test_a_request_has_an_envelope_and_a_message(door):
+def test_a_request_has_an_envelope_and_a_message(probe):
     header = frames_of(messages.Hello(role="actor"))
-    request = door.request(b"way", b"", *header)
+    request = probe.request(b"way", b"", *header)
     assert [bytes(frame) for frame in request.envelope] == [b"way", b""]
     assert [bytes(frame) for frame in request.message] == header
-    assert request.peer is OPEN and request.is_first and not door.refused
+    assert request.peer is OPEN and request.is_first and not probe.refused
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ def test_a_request_has_an_envelope_and_a_message(door):
         ([b"way", passport(ACTOR), b""], False),
     ],
 )
-def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(door, frames, is_first):
-    assert door.request(*frames, *frames_of(messages.Hello(role="actor"))).is_first is is_first
+def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(probe, frames, is_first):
+    assert probe.request(*frames, *frames_of(messages.Hello(role="actor"))).is_first is is_first
 
 
-def test_a_request_without_an_empty_frame_is_counted_and_gets_no_answer(door):
-    assert door.request(b"way", b"header") is None
-    assert door.refused == {"frames": 1}
+def test_a_request_without_an_empty_frame_is_counted_and_gets_no_answer(probe):
+    assert probe.request(b"way", b"header") is None
+    assert probe.refused == {"frames": 1}
 
 
-def test_a_request_that_the_gate_refuses_is_counted_there_and_here(door):
-    assert door.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
-    assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
+def test_a_request_that_the_gate_refuses_is_counted_there_and_here(probe):
+    assert probe.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
+    assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
 @pytest.mark.parametrize(
@@ -100,27 +100,27 @@ def test_a_request_that_the_gate_refuses_is_counted_there_and_here(door):
         (Peer("actor", "thief"), messages.Hello(role="actor"), "owner"),
     ],
 )
-def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(door, peer, body, code):
+def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(probe, peer, body, code):
     payload = b"x" if isinstance(body, messages.Publish) else None
-    request = door.request(b"way", passport(peer), b"", *frames_of(body, payload=payload))
+    request = probe.request(b"way", passport(peer), b"", *frames_of(body, payload=payload))
     with pytest.raises(ProtocolError) as refused:
-        door.admission.parse(request, 0.0)
+        probe.admission.parse(request, 0.0)
     assert refused.value.code == code
 
 
-def test_a_proxy_asks_for_the_role_by_the_header_alone(door):
+def test_a_proxy_asks_for_the_role_by_the_header_alone(probe):
     asked = frames_of(messages.Hello(role="reader"))
-    header = door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
-    assert header.type is types.HELLO and door.owners == []  # the server behind looks at the rest
+    header = probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+    assert header.type is types.HELLO and probe.owners == []  # the server behind looks at the rest
     asked = frames_of(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
-        door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+        probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
 
 
-def test_what_is_pushed_is_parsed_and_owned(door):
-    message = door.push(passport(ACTOR), *frames_of(CACHE, payload=b"0123"))
+def test_what_is_pushed_is_parsed_and_owned(probe):
+    message = probe.push(passport(ACTOR), *frames_of(CACHE, payload=b"0123"))
     assert message.body.number == 1 and bytes(message.payload) == b"0123"
-    assert door.owners == [(CLIENT, "actor/left")] and not door.refused
+    assert probe.owners == [(CLIENT, "actor/left")] and not probe.refused
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -133,14 +133,14 @@ def test_what_is_pushed_is_parsed_and_owned(door):
         ([PASSPORT_MAGIC, *frames_of(CACHE, payload=b"0123")], "passport"),
     ],
 )
-def test_what_may_not_be_pushed_is_counted(door, whole, frames, code):
-    assert door.push(*frames, whole=whole) is None
-    assert door.refused == {code: 1}
+def test_what_may_not_be_pushed_is_counted(probe, whole, frames, code):
+    assert probe.push(*frames, whole=whole) is None
+    assert probe.refused == {code: 1}
 
 
-def test_a_plain_proxy_drops_and_counts_what_is_refused(door):
-    assert door.admission.pass_on(SOCKET, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
-    assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
+def test_a_plain_proxy_drops_and_counts_what_is_refused(probe):
+    assert probe.admission.pass_on(SOCKET, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
+    assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
 # --- Replies wait until their connection has room, and dropped replies are counted
