@@ -1,4 +1,4 @@
-"""Tests of faults that earlier replay memories had, one each; docs/contract.md names the row of each test."""
+"""Tests of earlier replay memories' faults, one each; docs/development/contract.md names the row of each test."""
 
 import multiprocessing
 import os

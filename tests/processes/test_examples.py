@@ -55,7 +55,7 @@ TOGETHER = {
         *(("classic_actor.py", [number], "episodes played") for number in "12"),
     ],
 }
-# Programs that learn, each in one file, with arguments that shorten them. docs/benchmarks/curves.md has them whole.
+# Programs that learn, with arguments that shorten them. docs/development/records/curves.md has them whole.
 LEARN = {
     "dqn.py": ["--steps", "1500"],
     "sac.py": ["--steps", "1400"],
