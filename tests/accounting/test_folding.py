@@ -1,4 +1,4 @@
-"""Accounts that leave memory and come back, packed into a few bytes, in any order of folds, drains and restarts."""
+"""Tests of accounts that are packed into a few bytes and folded, in any order of drains and restarts."""
 
 import dataclasses
 import time
@@ -24,15 +24,13 @@ from memoire.wire.rows import ACCOUNT, unpack_accounts
 from netkit import SCHEMA
 from serverkit import dispatcher_of, tables_of
 
-# --- Accounts that leave memory and come back: in any order of folds, returns, drains, restarts and restores, every step and every line counts once, and what a ledger says of all is what its clients said
-
 LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0)
 CLIENTS = [bytes([n]) * 16 for n in range(1, 5)]
 RUN = "run"
 
 
 class Home:
-    """A server's dispatcher, with a disk or without one, under a clock that a test turns."""
+    """A server's dispatcher, with or without a disk, on a clock that the test sets."""
 
     def __init__(self, name, clock, disk=None, limits=LIMITS):
         self.name, self.clock, self.disk, self.lines = name, clock, disk, []
@@ -46,7 +44,7 @@ class Home:
         return self.dispatcher.answer(parse(frames)).body
 
     def save(self):
-        """Have all that waits on disk, as a store's thread does."""
+        """Write all waiting groups to the disk, as the thread of a store does."""
         while self.store is not None and (group := self.dispatcher.collect()) is not None:
             self.disk.save(group)
             self.dispatcher.saved()
@@ -62,7 +60,7 @@ class Home:
 
 
 class Actor:
-    """A client: sums since it was made, and lines until they are acknowledged."""
+    """A client that keeps sums from its start, and lines until a server acknowledges them."""
 
     def __init__(self, client):
         self.client, self.number = client, 0
@@ -80,14 +78,14 @@ class Actor:
 
 
 class FoldingMachine(RuleBasedStateMachine):
-    """Clients at two servers, one with a disk; replies may be lost, accounts fold, servers restart, drain and restore."""
+    """Clients of two servers: replies get lost, accounts fold, and servers restart, drain and restore."""
 
     def __init__(self):
         super().__init__()
         self.clock = [1000.0]
         self.actors = [Actor(client) for client in CLIENTS]
-        self.told = dict.fromkeys(CLIENTS, (0, 0))  # what any server was told
-        self.logged = []  # (client, number) of every line that a server took
+        self.reported = dict.fromkeys(CLIENTS, (0, 0))  # (steps, episodes) that some server received
+        self.logged = []  # (client, number) of each line that a server accepted
         self.homes = []
 
     @initialize(durable=st.booleans())
@@ -111,13 +109,13 @@ class FoldingMachine(RuleBasedStateMachine):
         assert (reply.steps, reply.episodes) == (actor.steps, actor.episodes)
         home.save()
         self._lines(home)
-        self.told[actor.client] = (actor.steps, actor.episodes)
+        self.reported[actor.client] = (actor.steps, actor.episodes)
         if is_heard:
             actor.hear(reply)
 
     @rule(who=st.integers(0, 3))
     def arrive(self, who):
-        """A cache of a client comes, whether its account is in memory or not; its run's schema is another: refused."""
+        """Send a cache of another schema: the server refuses it, whether the client's account is in memory or folded."""
         home = self.homes[self.place[CLIENTS[who]]]
         header = parse(encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
         with pytest.raises(ProtocolError):
@@ -141,11 +139,11 @@ class FoldingMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), packed=st.booleans())
     def drain(self, which, packed):
-        """All clients go to the other server, once they have heard everything; it keeps what this one has counted."""
+        """Move all clients of a server to the other server, which takes over the account rows."""
         for actor in self.actors:
             if self.place[actor.client] == which and (actor.steps or actor.episodes or actor.lines):
                 actor.hear(self.homes[which].ask(actor.client, actor.update(), actor.number))
-                self.told[actor.client] = (actor.steps, actor.episodes)
+                self.reported[actor.client] = (actor.steps, actor.episodes)
         self.homes[which].save()
         self._lines(self.homes[which])
         heir = self.homes[1 - which]
@@ -158,7 +156,7 @@ class FoldingMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def lose_and_restore(self, which):
-        """A server whose disk was lost gets its rows back from a snapshot, as accounts of a former life."""
+        """Replace a server that lost its disk, and restore its account rows as from a snapshot."""
         rows = self.homes[which].rows()
         self._lines(self.homes[which])
         disk = None if self.homes[which].disk is None else Disk(epoch=self.homes[which].disk.epoch)
@@ -171,9 +169,9 @@ class FoldingMachine(RuleBasedStateMachine):
         for home in self.homes:
             home.ledger.check_invariants()
         totals = totals_of(merge(*(home.rows() for home in self.homes)))
-        assert totals.steps == sum(steps for steps, _ in self.told.values())
-        assert totals.episodes == sum(episodes for _, episodes in self.told.values())
-        assert totals.returns_count == sum(episodes for _, episodes in self.told.values())
+        assert totals.steps == sum(steps for steps, _ in self.reported.values())
+        assert totals.episodes == sum(episodes for _, episodes in self.reported.values())
+        assert totals.returns_count == sum(episodes for _, episodes in self.reported.values())
         assert len(set(self.logged)) == len(self.logged)
 
 
@@ -233,13 +231,13 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
     for _ in range(3):
         home.dispatcher.fold()
     assert [run.name for run in home.dispatcher.runs] == ["next"]
-    found = home.dispatcher.runs.named(RUN)
-    assert found.ledger.totals().steps == 5 and found.logbook.count == 1
-    late = messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")])  # it had not heard of it
+    former = home.dispatcher.runs.named(RUN)
+    assert former.ledger.totals().steps == 5 and former.logbook.count == 1
+    late = messages.Update(steps=7, lines=[messages.Line(1, 0.0, 7, "x")])  # the client has not learned of the next run
     late = home.ask(me.client, late, 9)
     assert (late.steps, late.lines_through, late.run_name) == (7, 1, "next")
     home.save()
-    assert found.logbook.count == 1 and Home("home", clock, home.disk).dispatcher.runs.named(RUN).ledger.steps == 7
+    assert former.logbook.count == 1 and Home("home", clock, home.disk).dispatcher.runs.named(RUN).ledger.steps == 7
 
 
 def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, caplog):
@@ -254,7 +252,7 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
     ]
     replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]
     assert [getattr(reply, "code", "taken") for reply in replies] == ["taken", "taken", "busy"]
-    assert home.ask(bytes([9]) * 16, messages.Hello(), 2).since  # it may come, and goes on telling
+    assert home.ask(bytes([9]) * 16, messages.Hello(), 2).since  # HELLO succeeds, and the client retries its update
     clock[0] += 1.0
     assert home.ask(bytes([9]) * 16, messages.Update(steps=1), 3).steps == 1
     clock[0] += 100.0
@@ -275,7 +273,7 @@ def test_what_other_servers_counted_is_not_taken_once_more(home):
     assert (totals.steps, totals.returns_count, totals.clients) == (60, 2, 1)
 
 
-# --- Accounts packed into a few bytes and back: nothing changes on the way, and damage is an error and never an account
+# --- Packing: an account comes back unchanged; a damaged body is an error or another valid account
 
 HOME = name_hash("home")
 counts = st.integers(0, 2**53 - 1) | st.integers(0, 200)
@@ -284,7 +282,7 @@ moments = st.integers(0, 2**41).map(lambda milliseconds: milliseconds / 1000.0)
 
 @st.composite
 def accounts(draw, client=CLIENTS[0]):
-    """An account as a server may have one: what arrived is not more than what was pushed."""
+    """Draw an account of a server: no more caches received than pushed."""
     rejected = draw(st.dictionaries(st.sampled_from(["size", "schema", "run"]), st.integers(1, 10**6), max_size=3))
     accepted, lost, flying = (draw(st.integers(0, 10**9)) for _ in range(3))
     received = accepted + sum(rejected.values())
@@ -318,7 +316,7 @@ def accounts(draw, client=CLIENTS[0]):
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=64), st.binary(max_size=5))
-@example([127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1], b"")  # the ends of what so many bytes hold
+@example([127, 128, 2**14 - 1, 2**14, 2**63, 2**64 - 1], b"")  # around the ends of encoded lengths
 def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
     packed = _bytes.pack_counts(numbers)
     assert _bytes.unpack_counts(packed + rest, len(numbers)) == (numbers, len(packed))
@@ -326,7 +324,7 @@ def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
 
 
 @given(st.binary(max_size=40), st.integers(0, 64))
-@example(b"\x01\x00", 1)  # a count that is said to be above 0, and is not
+@example(b"\x01\x00", 1)  # marked as above 0, but 0
 @example(b"\x01" + b"\xff" * 9 + b"\x02", 1)  # of 65 bits
 def test_bytes_that_nobody_packed_are_refused_or_pack_to_the_same(packed, number):
     try:
@@ -350,11 +348,11 @@ def test_more_counts_than_there_is_room_for_are_refused(number):
 @settings(max_examples=200)
 def test_an_account_comes_back_as_it_was(account):
     packing = AccountPacker(HOME, NumberedTexts())
-    found = packing.unpack(account.client, packing.pack(account))
-    assert row_of(found, HOME)[1:] == row_of(account, HOME)[1:]
-    if account.report.leaving:  # nothing is on the way any more
+    unpacked = packing.unpack(account.client, packing.pack(account))
+    assert row_of(unpacked, HOME)[1:] == row_of(account, HOME)[1:]
+    if account.report.leaving:  # nothing remains in flight
         account.seen_caches, account.seen_bytes = account.pushed_caches, account.pushed_bytes
-    assert found == account
+    assert unpacked == account
 
 
 @given(accounts())
@@ -362,11 +360,11 @@ def test_feedback_that_waits_in_memory_is_lost_with_it(account):
     account.given_feedback += 7 - account.lost_feedback
     account.lost_feedback, account.waiting_feedback = 3, 4
     packing = AccountPacker(HOME, NumberedTexts())
-    found = packing.unpack(account.client, packing.pack(account))
-    assert found.lost_feedback == 7 and found.feedback == dataclasses.replace(account.feedback, lost=7, waiting=0)
+    unpacked = packing.unpack(account.client, packing.pack(account))
+    assert unpacked.lost_feedback == 7 and unpacked.feedback == dataclasses.replace(account.feedback, lost=7, waiting=0)
     sums = FoldedSums()
     packing.add_up(sums, [packing.pack(account)] * 2)
-    assert FeedbackCounts(**sums.feedback) == found.feedback + found.feedback
+    assert FeedbackCounts(**sums.feedback) == unpacked.feedback + unpacked.feedback
 
 
 @given(accounts(), st.data())
@@ -376,29 +374,29 @@ def test_a_body_that_was_changed_is_an_error_or_another_account_and_nothing_else
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = packing.unpack(account.client, bytes(body[: data.draw(st.integers(0, len(body)))]))
+        unpacked = packing.unpack(account.client, bytes(body[: data.draw(st.integers(0, len(body)))]))
     except ValueError:
         return
-    assert unpack_accounts(rows_of([row_of(found, HOME)]).tobytes()) is not None
+    assert unpack_accounts(rows_of([row_of(unpacked, HOME)]).tobytes()) is not None
 
 
 @pytest.mark.slow
 @given(st.lists(accounts(), min_size=1, max_size=5))
-def test_what_accounts_add_up_to_is_the_same_packed_or_not(found):
+def test_what_accounts_add_up_to_is_the_same_packed_or_not(all_accounts):
     packing, packed, plain = AccountPacker(HOME, NumberedTexts()), FoldedSums(), FoldedSums()
-    packing.add_up(packed, [packing.pack(account) for account in found])
-    for account in found:
+    packing.add_up(packed, [packing.pack(account) for account in all_accounts])
+    for account in all_accounts:
         plain.add(account)
     assert +packed.counts == +plain.counts and packed.returns.value == plain.returns.value
     assert {name: +sums for name, sums in packed.tables.items()} == {n: +sums for n, sums in plain.tables.items()}
-    for account in found:
+    for account in all_accounts:
         plain.add(account, -1)
     assert not +plain.counts and plain.returns.value == 0.0
-    assert packed.counts["clients"] == sum(counts_of(account)["clients"] for account in found)
+    assert packed.counts["clients"] == sum(counts_of(account)["clients"] for account in all_accounts)
 
 
 def elsewhere(client, home, since=3, **facts):
-    """A row of another server."""
+    """Return an account row of another server."""
     row = np.zeros(1, ACCOUNT)
     row["client"], row["home"], row["since"] = np.frombuffer(client, "<u8"), home, since
     for name, value in facts.items():

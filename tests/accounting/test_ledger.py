@@ -1,4 +1,4 @@
-"""The ledger, its totals, what is saved of it and its log lines, whatever is lost, doubled or late."""
+"""Tests of the ledger: its totals, saved accounts and log lines, with messages lost, doubled and late."""
 
 import math
 from collections import Counter
@@ -20,17 +20,15 @@ from memoire.wire.frames import name_hash
 from memoire.wire.messages import Ended, Line, Update
 from memoire.wire.rows import ACCOUNT, MAX_RETURN
 
-# --- The ledger against a slow model, whatever is lost, doubled or late
-
 CLIENTS = [bytes([n]) * 16 for n in range(3)]
 
 
 def kept(ledger):
-    """All accounts of a ledger as a server that starts again finds them."""
-    found = MemoryAccounts(7)
+    """Return the accounts of a ledger as a restarted server reads them."""
+    store = MemoryAccounts(7)
     for account in ledger:
-        found.keep(account)
-    return found
+        store.keep(account)
+    return store
 
 
 steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 50)), max_size=12)
@@ -82,10 +80,10 @@ def test_too_many_newcomers_at_once_have_to_wait_and_who_is_known_is_served():
     ledger.check_invariants()
 
 
-told = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 9), st.booleans(), st.booleans())
+reports = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 9), st.booleans(), st.booleans())
 
 
-@given(st.lists(told, max_size=15))
+@given(st.lists(reports, max_size=15))
 def test_each_table_counts_its_own_clients_wherever_they_move_and_after_a_restart(history):
     ledger = Ledger()
     for sequence, (who, table, count, is_leaving, is_moving) in enumerate(history):
@@ -124,7 +122,7 @@ def test_what_is_on_the_way_of_a_client_that_said_goodbye_is_lost_until_it_arriv
     assert (account.lost_caches, account.in_flight_caches, account.in_flight) == (0, 2, 200)
     ledger.report(CLIENTS[0], 2, Update(caches=4, cache_bytes=400, leaving=True), now=1.0)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (3, 300, 0, 0)
-    assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # nobody has given them up
+    assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # no later cache overtook them
     ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (2, 200, 0, 0)
     ledger.check_invariants()
@@ -154,14 +152,14 @@ def test_a_report_with_a_number_that_would_spoil_a_sum_changes_nothing(what, val
     with pytest.raises(ProtocolError, match="finite") as problem:
         ledger.report(CLIENTS[0], 2, Update(epoch=1, episodes=3, steps=15, ended=ended, scalars=scalars), now=1.0)
     assert problem.value.code == "value" and ledger.totals() == before and len(ledger.ended) == 1
-    for sign in (1.0, -1.0):  # the largest that is taken
+    for sign in (1.0, -1.0):  # the largest return that the ledger accepts
         number = 2 + (sign < 0)
-        told = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MAX_RETURN)])
-        ledger.report(CLIENTS[0], 2 + number, told, now=1.0)
+        update = Update(epoch=1, episodes=number, ended=[Ended(number, 1.0, 5, sign * MAX_RETURN)])
+        ledger.report(CLIENTS[0], 2 + number, update, now=1.0)
     assert ledger.totals().returns_count == 3 and math.isfinite(ledger.totals().returns_sum)
 
 
-# --- Merged totals against a slow model: whatever rows come, from whomever, how often and how old
+# --- Merged totals against a slow model: rows from any server, repeated and in any order
 
 CLIENTS_ACCOUNTS = [bytes([n]) * 15 + b"\0" for n in range(4)]
 HOMES = [name_hash(name) for name in ("a", "b", "c")]
@@ -171,7 +169,7 @@ moves = st.lists(
 
 
 class Model:
-    """Clients that do things and move between servers, counted twice: truly, and by each server's ledger."""
+    """Clients that move between servers, counted twice: exactly, and in each server's ledger."""
 
     def __init__(self):
         self.ledgers = {home: Ledger(epoch=1) for home in HOMES}
@@ -207,7 +205,7 @@ def test_merged_totals_are_what_clients_did_wherever_and_however_often_it_was_co
     model = Model()
     for step in history:
         model.step(*step)
-    tables = [*model.tables, *model.tables, *map(model.table, HOMES)]  # old ones, doubled, and the present ones
+    tables = [*model.tables, *model.tables, *map(model.table, HOMES)]  # old tables twice, and the present tables
     rng.shuffle(tables)
     rows = merge.merge(*tables)
     totals = merge.totals_of(rows)
@@ -247,7 +245,7 @@ def test_pages_have_every_row_once_in_order(rows, start):
     assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
 
 
-# --- What a server has to save is gathered into one group after the other, and replies wait for theirs
+# --- Changes are saved in groups, and each reply waits for its group
 
 
 def test_replies_that_wait_are_bounded():
@@ -257,7 +255,7 @@ def test_replies_that_wait_are_bounded():
     assert journal.given_up == 3 and journal.take().tickets[0] == 3
 
 
-# --- Lines are taken once, in order, and no message can forge a line of the file
+# --- Lines are accepted once, in order, and no message forges a line of the file
 
 ALICE, BOB = b"a" * 16, b"b" * 16
 

@@ -1,4 +1,4 @@
-"""Faults that earlier replay memories had, one test each: docs/development/contract.md names the row that a test belongs to."""
+"""Tests of earlier replay memories' faults, one each; docs/development/contract.md names the row of each test."""
 
 import multiprocessing
 import os
@@ -17,9 +17,6 @@ from netkit import until
 pytestmark = pytest.mark.slow
 
 
-# ---------------------------------------------------------------------------------------------- H2 to H4: the caches
-
-
 def test_one_cache_of_many_slots_is_enough_for_a_batch():
     with Cluster(n_caches=1000, cache_size=32) as cluster:
         client = cluster.client()
@@ -29,7 +26,7 @@ def test_one_cache_of_many_slots_is_enough_for_a_batch():
 
 
 def test_samples_are_whole_while_their_caches_are_overwritten():
-    """H3: more pull workers than caches, readers beside them: each sample is one entry's own fields throughout."""
+    """H3: each sample holds the fields of one entry, with more pull workers than caches and with readers beside them."""
     with Cluster(n_caches=2, cache_size=256, workers=3, reuse_cache=True) as cluster:
         clients = [cluster.client() for _ in range(3)]
         for owner, client in enumerate(clients, 1):
@@ -58,9 +55,6 @@ def test_samples_are_whole_while_their_caches_are_overwritten():
         assert cluster.server.total_caches > 10
 
 
-# -------------------------------------------------------------------------------------------------- H24: the messages
-
-
 def test_topics_are_matched_exactly_and_messages_between_calls_wait():
     with Cluster() as cluster:
         client = cluster.client()
@@ -70,21 +64,16 @@ def test_topics_are_matched_exactly_and_messages_between_calls_wait():
         for k in range(3):
             cluster.server.pub_bytes("a", f"a{k}")
             cluster.server.pub_bytes("ab", f"ab{k}")
-        # nothing of "a" is lost while "ab" is being received, and nothing of "ab" comes as "a"
+        # no message of "a" is lost while the client receives "ab", and none of "ab" comes as "a"
         assert [client.sub_bytes("ab", timeout=DEADLINE) for _ in range(3)] == [f"ab{k}" for k in range(3)]
         assert [client.sub_bytes("a", timeout=DEADLINE) for _ in range(3)] == [f"a{k}" for k in range(3)]
         with pytest.raises(MemoireTimeout):
             client.sub_bytes("a", timeout=0.1)
 
 
-# ------------------------------------------------------------------------- H11, H14, H19, H26: nobody waits for ever
-
-
 def test_a_worker_added_while_the_server_closes_leaves_no_address_taken():
     server, address, gate = ReplayMemoryServer(*templates(), 10, tcp(), 1), tcp(), threading.Event()
-    server.server._io.requests.worker.post(
-        gate.wait
-    )  # its thread is busy, and will end before it looks at the new socket
+    server.server._io.requests.worker.post(gate.wait)  # the busy thread ends before it polls the new socket
     server.server.add_request_worker(address)
     with in_thread(server.close):
         assert server.server.wait_closed(DEADLINE)
@@ -115,12 +104,12 @@ def test_a_long_episode_closes_at_once_and_makes_no_larger_caches():
         batch = cluster.server.get_batch(64, timeout=DEADLINE)
         assert client.client.stats().pushed_bytes < 64 * 4 * client.rem.entry_size + 4096
         assert cluster.server.server.stats().totals.accepted_samples == 64
-        left = (n - batch.prev.action).astype(float)  # the actor traced the rewards of all steps that were left
+        left = (n - batch.prev.action).astype(float)  # the actor's return covers the rewards of all remaining steps
         np.testing.assert_allclose(batch.prev.qvest, (1 - 0.99**left) / (1 - 0.99), rtol=1e-4)
 
 
 def _dies(sub, req, push, ready):
-    """An actor that is killed while it pushes."""
+    """Push caches as an actor until killed."""
     client = ReplayMemoryClient(sub, req, push)
     play(client, 9)
     client.update_counter()
@@ -191,11 +180,8 @@ def test_pull_workers_may_start_together_and_under_load():
             assert not each.is_alive()
 
 
-# --------------------------------------------------------------------------------------------- H12: exact shares
-
-
 def test_shares_follow_total_weights_and_not_how_many_caches_were_pushed():
-    """H12: one actor has three times the other's weight and pushes as many caches; early and late batches show 3 : 1."""
+    """H12: two actors push equally many caches, one with three times the weight; early and late batches show 3 : 1."""
     with Cluster(cache_size=500, priority_exponent=0.0) as cluster:
         heavy, light = cluster.client(seed=1), cluster.client(seed=2)
         play(heavy, 1, length=101, episodic_weight_multiplier=3.0)

@@ -1,4 +1,4 @@
-"""The notebook's buffer: its names, its numbers, what it explains, and every case that it leaves open."""
+"""Tests of PrioritizedReplayBuffer against the notebook: its names, numbers, explanations and open cases."""
 
 import math
 import random
@@ -19,11 +19,9 @@ from memoire.replay.parameters import Parameters
 from memory_checks import with_episode
 from netkit import in_thread
 
-# --- The notebook's buffer: its names, its numbers, and every case that it leaves open
-
 
 class Slow:
-    """The truth in plain Python: priorities in a list, sums by adding up."""
+    """Slow model in plain Python: a list of priorities, and sums by addition."""
 
     def __init__(self, capacity, alpha):
         self.capacity, self.alpha, self.max_priority = capacity, alpha, 1.0
@@ -65,7 +63,7 @@ def test_sums_minima_and_prefixes_are_the_notebooks(capacity, alpha, steps, pref
         if step is None or max(step)[0] >= buffer.size:
             assert buffer.add(i) == slow.added
             slow.add(i)
-        else:  # also of one slot several times, of which the last counts
+        else:  # a slot may repeat; its last priority counts
             slots, priorities = zip(*step, strict=True)
             buffer.update_priorities(slots, priorities)
             slow.update(slots, priorities)
@@ -151,36 +149,36 @@ CALLS = {
 
 def state_of(buffer):
     state = buffer.__getstate__()
-    del state["_rng"]  # numbers that an interrupted draw has drawn are not drawn again
+    del state["_rng"]  # an interrupted draw does not repeat its random numbers
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 
 @pytest.mark.parametrize("opcodes", [False, True], ids=["line", "opcode"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_interrupted_has_happened_or_has_not_and_others_go_on(name, opcodes):
-    def made():
+    def new_buffer():
         buffer = PrioritizedReplayBuffer(5, 0.6, seed=1)
         buffer.extend(range(6))
         return buffer
 
-    before, after = made(), made()
+    before, after = new_buffer(), new_buffer()
     CALLS[name](after)
     for interrupted in everywhere(opcodes):
-        buffer = made()
+        buffer = new_buffer()
         place = interrupted(lambda buffer=buffer: CALLS[name](buffer))
         thread, box = in_thread(state_of, buffer)
         thread.join(20.0)
         assert box.get("value") in (state_of(before), state_of(after)), f"interrupted at {place}: {box}"
 
 
-# --- What the notebook explains, shown of the engine: chances, corrections, costs, and the cases that it warns of
+# --- The notebook's explanations, shown on the engine: probabilities, corrections, costs and warnings
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 ERRORS = np.array([0.1, 4.0, 1.0, 0.5, 2.0, 8.0, 0.25, 3.0])
 
 
 def buffer_of(errors, sampler, *, ends=False, **options):
-    """Entry i has the error errors[i]; without `ends` there is one more entry, whose window is not complete."""
+    """Return a buffer whose entry i has the error errors[i]; without `ends` the last entry has no complete window."""
     buffer = Buffer(SCHEMA, 64, sampler=sampler, seed=5, priority_epsilon=0.0, **options)
     writer = buffer.writer(num_envs=1, autoreset="disabled")
     for step in range(len(errors)):
@@ -195,11 +193,8 @@ def shares(buffer, draws=40_000):
     return np.bincount(buffer.sample(draws).obs[:, 0].astype(int), minlength=len(ERRORS))
 
 
-# ------------------------------------------------------------------------------------- the buffer, as it is called there
-
-
 def test_the_notebooks_script_runs_as_it_is_written():
-    """Names, arguments and keys of the notebook; `np.float` of its Transition is gone from NumPy."""
+    """The notebook's script runs with its names, arguments and keys, but for `np.float`, which NumPy removed."""
     assert memoire.PriorityExperienceReplayBuffer is PrioritizedReplayBuffer
     buffer = memoire.PriorityExperienceReplayBuffer(capacity=8, alpha=0.6)
     assert (buffer.capacity, buffer.alpha, buffer.max_priority, buffer.next_idx, buffer.size) == (8, 0.6, 1.0, 0, 0)
@@ -221,7 +216,7 @@ def test_the_notebooks_script_runs_as_it_is_written():
 
 
 def test_a_priority_of_zero_is_not_the_least_and_makes_no_weight_infinite():
-    """The notebook's minimum is 0 then, and what it divides by is 0 ** -beta."""
+    """In the notebook a priority of 0 becomes the minimum, and weights are divided by 0 ** -beta."""
     buffer = PrioritizedReplayBuffer(4, 1.0, seed=1)
     buffer.extend("abcd")
     buffer.update_priorities([0, 1, 2, 3], [0.0, 2.0, 4.0, 8.0])
@@ -229,19 +224,16 @@ def test_a_priority_of_zero_is_not_the_least_and_makes_no_weight_infinite():
     samples = buffer.sample(400, 0.5)
     assert set(samples["transitions"]) == {"b", "c", "d"}
     np.testing.assert_allclose(samples["weights"], np.array([0.0, 1.0, 0.5**0.5, 0.5])[samples["indexes"]])
-    buffer.update_priorities([0, 1], [1.0, 0.0])  # the least goes, and another one comes
+    buffer.update_priorities([0, 1], [1.0, 0.0])  # another slot becomes the least
     assert (buffer.priority_sum(), buffer.priority_min()) == (13.0, 1.0)
     buffer.update_priorities([0, 1, 2, 3], np.zeros(4))
     assert (buffer.priority_sum(), buffer.priority_min()) == (0.0, float("inf"))
     with pytest.raises(EmptyMemory):
         buffer.sample(1, 0.5)
-    alike = PrioritizedReplayBuffer(2, 0.0)  # 0 ** 0 is 1: without prioritization nothing is out of reach
+    alike = PrioritizedReplayBuffer(2, 0.0)  # 0 ** 0 is 1: without prioritization each slot can be drawn
     alike.extend("ab")
     alike.update_priorities([0], [0.0])
     assert (alike.priority_sum(), alike.priority_min()) == (2.0, 1.0)
-
-
-# ------------------------------------------------------------------------------------------------- chances and corrections
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
@@ -262,7 +254,7 @@ def test_without_prioritization_all_are_drawn_alike_whatever_their_errors(sample
 @pytest.mark.parametrize("beta", [0.25, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global"])
 def test_the_population_of_a_correction_is_what_can_be_drawn_now(beta, normalize):
-    """N is not the number of entries: one of error 0, and the newest ones without their windows, are not in it."""
+    """The population N leaves out an entry of error 0 and the newest entries, whose windows are incomplete."""
     errors = np.where(np.arange(8) == 2, 0.0, ERRORS)
     buffer = buffer_of(errors, Prioritized(0.5, beta=beta, normalize=normalize), multi_step=2)
     drawable = np.array([1, 1, 0, 1, 1, 1, 0, 0])
@@ -299,14 +291,11 @@ def test_at_beta_one_the_corrected_mean_of_batches_is_the_plain_mean_over_what_h
     truth = values[has_weight].mean()
     assert abs(np.mean(means) - truth) < 4.5 * np.std(means) / len(means) ** 0.5
     if sampler.fields()["prioritization"] == "proportional":
-        assert abs(np.mean(values[buffer.sample(20_000).obs[:, 0].astype(int)]) - truth) > 0.5  # there was a bias
-
-
-# ------------------------------------------------------------------------------------------------------------ warnings
+        assert abs(np.mean(values[buffer.sample(20_000).obs[:, 0].astype(int)]) - truth) > 0.5  # biased draws
 
 
 def test_an_error_that_stays_large_for_no_reason_can_be_held_down():
-    """An entry of noise: its error is large whatever is learned of it."""
+    """One entry is noise: its error stays large, whatever the learner does."""
     noisy = np.ones(8)
     noisy[3] = 100.0
     plain = shares(buffer_of(noisy, Prioritized(1.0), ends=True))[3] / 40_000
@@ -333,23 +322,23 @@ def test_what_is_not_replayed_keeps_the_priority_that_it_had():
         assert set(batch.obs[:, 0]) == {5.0, 1.0}  # the largest two: 8 and 4
         buffer.update_priorities(batch.ids, np.where(batch.obs[:, 0] == 5.0, 8.0, 4.0))
     buffer.update_priorities(buffer.sample(2).ids, np.zeros(2))
-    assert set(buffer.sample(2).obs[:, 0]) == {7.0, 4.0}  # the next ones have theirs from before
+    assert set(buffer.sample(2).obs[:, 0]) == {7.0, 4.0}  # the next entries kept their priorities
 
 
 def test_what_a_change_of_the_order_costs_hardly_grows_with_the_entries():
-    """Greedy and by rank: a change moves a block, not all that is behind. In processor time, so that others do not count."""
+    """A changed priority moves one block of the order, not all entries behind; processor time leaves out other load."""
     costs = []
     for entries in (2_000, 400_000):
-        made = Memory(SCHEMA, entries, Parameters(prioritization="greedy", priority_epsilon=0.0), seed=3)
-        with_episode(made, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
+        memory = Memory(SCHEMA, entries, Parameters(prioritization="greedy", priority_epsilon=0.0), seed=3)
+        with_episode(memory, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
         rng = np.random.default_rng(1)
-        made.update_priorities(np.arange(entries), rng.random(entries))
+        memory.update_priorities(np.arange(entries), rng.random(entries))
         changes = [(rng.integers(0, entries, 256), rng.random(256)) for _ in range(12)]
         spent = []
         for numbers, errors in changes:
             began = time.thread_time()
-            made.update_priorities(numbers, errors)
-            made.draw(1)
+            memory.update_priorities(numbers, errors)
+            memory.draw(1)
             spent.append(time.thread_time() - began)
         costs.append(min(spent))
     assert costs[1] < 40.0 * costs[0]  # 200 times the entries

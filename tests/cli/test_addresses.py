@@ -1,4 +1,4 @@
-"""One address is enough: that for requests leads to pages, and pages lead to it."""
+"""Tests of addresses: a request address leads to pages, and pages lead to the request address."""
 
 import re
 import socket
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two servers and a proxy, each with pages."""
     with (
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="a") as a,
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="b") as b,
@@ -34,48 +33,48 @@ def cluster():
 
 def test_a_proxy_says_where_its_pages_are_and_those_of_all_servers_behind_it(cluster):
     proxy, page = cluster["proxy"]
-    said = []
-    found = addresses.pages_of([proxy.endpoint], say=said.append)
-    assert found[0] == page and set(found) == {where for _, where in cluster.values()}
-    assert said == [f"asked {proxy.endpoint} for pages: {', '.join(found)}"]
+    lines = []
+    urls = addresses.pages_of([proxy.endpoint], say=lines.append)
+    assert urls[0] == page and set(urls) == {where for _, where in cluster.values()}
+    assert lines == [f"asked {proxy.endpoint} for pages: {', '.join(urls)}"]
 
 
 def test_a_server_says_where_its_own_pages_are_and_is_not_counted_a_client(cluster):
     server, page = cluster["b"]
     before = server.clients()
-    found = addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str)
-    assert found == [page, "dns:name:1", "host:8080"]
+    urls = addresses.pages_of([server.endpoint, page, "dns:name:1", "host:8080"], say=str)
+    assert urls == [page, "dns:name:1", "host:8080"]
     assert server.clients() == before
 
 
 def test_the_page_of_a_proxy_leads_to_those_of_its_servers_where_it_is_given_alone(cluster):
     (_, page), (_, page_a) = cluster["proxy"], cluster["a"]
-    said = []
+    lines = []
     for alone in (page, page.removeprefix("http://")):
-        found = addresses.pages_of([alone], say=said.append)
-        assert found[0] == page and set(found) == {where for _, where in cluster.values()}
-        assert said.pop() == f"asked {alone} for pages: {', '.join(found)}"
-    for given in ([page, page_a], [page_a], ["dns:name:1"], ["host"]):
-        assert addresses.pages_of(given, say=said.append) == given
-    assert said == []
+        urls = addresses.pages_of([alone], say=lines.append)
+        assert urls[0] == page and set(urls) == {where for _, where in cluster.values()}
+        assert lines.pop() == f"asked {alone} for pages: {', '.join(urls)}"
+    for args in ([page, page_a], [page_a], ["dns:name:1"], ["host"]):
+        assert addresses.pages_of(args, say=lines.append) == args
+    assert lines == []
 
 
 def test_a_proxy_whose_servers_have_no_pages_is_looked_at_alone(times):
-    said = []
+    lines = []
     times(page_asked=0.5)
     proxy = memoire.Proxy("tcp://127.0.0.1:0", ["tcp://127.0.0.1:1"])
     with proxy, NodePages("127.0.0.1:0", proxy) as pages:
-        assert addresses.pages_of([pages.url], say=said.append) == [pages.url]
-    assert said[0].startswith(f"reading only {pages.url}, not the servers behind it: ") and len(said) == 1
+        assert addresses.pages_of([pages.url], say=lines.append) == [pages.url]
+    assert lines[0].startswith(f"reading only {pages.url}, not the servers behind it: ") and len(lines) == 1
 
 
 @pytest.mark.parametrize("name", ["proxy", "a"])
 def test_pages_say_where_requests_go(cluster, name):
     node, page = cluster[name]
-    said = []
-    assert addresses.endpoint_of(page, say=said.append) == node.endpoint
-    assert said == [f"asked {page} for its address: {node.endpoint}"]
-    assert addresses.endpoint_of(node.endpoint, say=said.append) == node.endpoint and len(said) == 1
+    lines = []
+    assert addresses.endpoint_of(page, say=lines.append) == node.endpoint
+    assert lines == [f"asked {page} for its address: {node.endpoint}"]
+    assert addresses.endpoint_of(node.endpoint, say=lines.append) == node.endpoint and len(lines) == 1
 
 
 def test_commands_take_either(cluster, capsys, times):
@@ -141,7 +140,7 @@ LOOKS = {
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory):
-    """A server with keys and pages, and the folder of all keys."""
+    """Yield a server with keys and pages, the URL of its pages, and the folder of all keys."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     assert main.main(["keys", "new", str(keys)]) == 0
     server = memoire.Server("tcp://127.0.0.1:0", SCHEMA, keys=str(keys))
@@ -151,14 +150,14 @@ def locked(tmp_path_factory):
 
 @pytest.mark.parametrize("command", LOOKS)
 def test_a_command_without_a_key_says_that_the_address_asks_for_one(command, locked, tmp_path, capsys):
-    given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
-    assert main.main([*given, locked[0].endpoint]) == 1
+    args = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
+    assert main.main([*args, locked[0].endpoint]) == 1
     assert "it asks for a key, and this process has none. Give this process a keys folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["top", "logs", "report"])
 def test_a_command_with_a_key_finds_the_pages_of_the_address(command, locked, tmp_path, capsys, times):
     times(top_rates=0.05, report_rates=0.05)
-    given = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
-    assert main.main([*given, locked[0].endpoint, "--keys", locked[2]]) == 0
+    args = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
+    assert main.main([*args, locked[0].endpoint, "--keys", locked[2]]) == 0
     assert f"asked {locked[0].endpoint} for pages: {locked[1]}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`memoire keys in-cluster` against an API server over real sockets, and `memoire keys check` on mounted folders."""
+"""Tests of `memoire keys in-cluster` against an API server on real sockets, and of `memoire keys check`."""
 
 import base64
 import contextlib
@@ -28,21 +28,21 @@ from memoire.security.roles import ROLES
 pytestmark = pytest.mark.slow
 
 NAMES = {*(f"k-{role}" for role in ROLES), "t"}
-"""Of everything that is made here."""
+"""Names of all Secrets that the command creates."""
 
 
 class FakeApi(http.server.ThreadingHTTPServer):
-    """What of an API server matters here: Secrets with versions, a token, and who may do what."""
+    """Fake API server of Kubernetes: versioned Secrets, received tokens, and refusals."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, context=None, port=0):
-        super().__init__(("127.0.0.1", port), Asked)
+        super().__init__(("127.0.0.1", port), ApiRequestHandler)
         self.secrets, self.asked, self.tokens = {}, [], []
-        self.refused: dict[str, tuple[int, float]] = {}  # method: status, and until when
+        self.refused: dict[str, tuple[int, float]] = {}  # status and end time of refusals, by method
         self.before = lambda method, name: None
-        """Called before each request is answered: what somebody else does meanwhile."""
+        """Called before each answer, in place of another writer."""
         self.lock, self._version = threading.RLock(), 0
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_side=True)
@@ -51,17 +51,15 @@ class FakeApi(http.server.ThreadingHTTPServer):
         self._thread.start()
 
     def handle_error(self, *_):
-        """A client that hangs up is part of some tests."""
+        """Ignore errors of clients that hang up, as some tests do."""
 
     def put(self, name, data, labels=None):
-        """Store what somebody wrote."""
         with self.lock:
             self._version += 1
-            said = {"name": name, "labels": labels or {}, "resourceVersion": str(self._version)}
-            self.secrets[name] = {"kind": "Secret", "metadata": said, "data": data}
+            metadata = {"name": name, "labels": labels or {}, "resourceVersion": str(self._version)}
+            self.secrets[name] = {"kind": "Secret", "metadata": metadata, "data": data}
 
     def files(self, name):
-        """A Secret's files, decoded."""
         return {key: base64.b64decode(text).decode() for key, text in self.secrets[name]["data"].items()}
 
     def close(self):
@@ -70,14 +68,14 @@ class FakeApi(http.server.ThreadingHTTPServer):
         self._thread.join(10.0)
 
 
-class Asked(http.server.BaseHTTPRequestHandler):
+class ApiRequestHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
-        """Nothing: tests read `asked`."""
+        """Print nothing; tests read `asked` instead."""
 
-    def answer(self, status, said):
-        body = json.dumps(said).encode()
+    def answer(self, status, reply):
+        body = json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -102,8 +100,8 @@ class Asked(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = handle_one
 
     def get(self, api, name, _):
-        found = api.secrets.get(name)
-        return (200, found) if found else (404, {"kind": "Status", "message": "not found"})
+        secret = api.secrets.get(name)
+        return (200, secret) if secret else (404, {"kind": "Status", "message": "not found"})
 
     def post(self, api, name, body):
         if name in api.secrets:
@@ -114,55 +112,54 @@ class Asked(http.server.BaseHTTPRequestHandler):
 
     def patch(self, api, name, body):
         assert self.headers["Content-Type"] == "application/merge-patch+json"
-        found = api.secrets.get(name)
-        if found is None:
+        secret = api.secrets.get(name)
+        if secret is None:
             return 404, {"kind": "Status", "message": "not found"}
-        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+        if body["metadata"]["resourceVersion"] != secret["metadata"]["resourceVersion"]:
             return 409, {"kind": "Status", "message": "the object has been modified"}
-        api.put(name, found["data"] | body["data"], found["metadata"]["labels"])
+        api.put(name, secret["data"] | body["data"], secret["metadata"]["labels"])
         return 200, api.secrets[name]
 
 
 @pytest.fixture
 def api():
-    made = FakeApi()
-    yield made
-    made.close()
+    server = FakeApi()
+    yield server
+    server.close()
 
 
 def encoded(files):
-    """Files as a Secret has them."""
     return {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
 
 
 def make(api, timeout=20.0, patience=0.0, keys="k", tokens="t"):
-    """Run it; what it printed."""
-    said = []
+    """Run the command and return its lines."""
+    lines = []
     at = ApiServer(ServiceAccount(api.url, "rl"), timeout, patience)
-    assert in_cluster.make_secrets(keys, tokens, at, said.append) == 0
-    return said
+    assert in_cluster.make_secrets(keys, tokens, at, lines.append) == 0
+    return lines
 
 
 def folders(api, tmp_path):
-    """The Secrets as they are mounted: a keys folder for each role."""
-    made = {}
+    """Write each role's Secret to a folder, as mounted, and return the Keys of each role."""
+    keys = {}
     for role in ROLES:
         folder = tmp_path / f"{role}-{time.monotonic_ns()}"
         folder.mkdir()
         for name, text in api.files(f"k-{role}").items():
             write_new(folder / name, text)
-        made[role] = Keys(folder)
-    return made
+        keys[role] = Keys(folder)
+    return keys
 
 
 def assert_whole(api, tmp_path):
-    """Everybody dials the server and proxy that there are, and both let everybody in; the tokens are tokens."""
-    found = folders(api, tmp_path)
-    for role, keys in found.items():
+    """Check that all roles dial the present server and proxy and are admitted, and that both tokens are valid."""
+    by_role = folders(api, tmp_path)
+    for role, keys in by_role.items():
         assert keys.own.role == role and keys.own.secret is not None
-        assert {found["server"].own.public, found["proxy"].own.public} <= {key.public for key in keys.servers}
+        assert {by_role["server"].own.public, by_role["proxy"].own.public} <= {key.public for key in keys.servers}
     for role, others in ADMITTED.items():
-        assert {found[other].own.public for other in others} <= found[role].authorized.keys()
+        assert {by_role[other].own.public for other in others} <= by_role[role].authorized.keys()
     tokens = tmp_path / f"tokens-{time.monotonic_ns()}"
     for name in ("dashboard", "nodes"):
         tokens.write_text(api.files("t")[name])
@@ -171,13 +168,13 @@ def assert_whole(api, tmp_path):
 
 
 def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
-    said = make(api)
-    assert api.secrets.keys() == NAMES and all("created" in line for line in said) and len(said) == 7
+    lines = make(api)
+    assert api.secrets.keys() == NAMES and all("created" in line for line in lines) and len(lines) == 7
     assert_whole(api, tmp_path)
     assert all(one["metadata"]["labels"] == {"app.kubernetes.io/part-of": "memoire"} for one in api.secrets.values())
-    text = "\n".join(said)
+    text = "\n".join(lines)
     assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # no secret is printed
-    # The same files as those that a person makes and applies.
+    # The command writes the same files as a person creates by hand.
     by_hand = {role: secret_files(role, files) for role, files in cluster_files().items()}
     for role in ROLES:
         assert by_hand[role].keys() == api.files(f"k-{role}").keys()
@@ -188,9 +185,9 @@ def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
 def test_what_is_there_is_kept_and_not_even_written(api):
     make(api)
     before, api.asked = json.dumps(api.secrets), []
-    said = make(api)
+    lines = make(api)
     assert json.dumps(api.secrets) == before and {method for method, _ in api.asked} == {"GET"}
-    assert len(said) == 7 and all("exists" in line for line in said)
+    assert len(lines) == 7 and all("exists" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +204,7 @@ def test_a_secret_that_is_missing_is_made_anew_and_the_others_keep_their_keys(ap
     assert_whole(api, tmp_path)
     now = {role: api.files(f"k-{role}")["own.key"] for role in ROLES}
     assert {role for role in ROLES if now[role] != own[role]} == set(gone)
-    for role in set(ROLES) - set(gone):  # what others had is still there, so that nobody is thrown out
+    for role in set(ROLES) - set(gone):  # the others keep their entries, so that no node is locked out
         for name, text in before[role].items():
             assert api.files(f"k-{role}")[name].startswith(text.rstrip("\n")), (role, name)
     order = [method for method, _ in api.asked if method != "GET"]
@@ -223,7 +220,7 @@ def test_a_key_that_somebody_revoked_is_not_let_in_again(api):
 
 @pytest.mark.parametrize("count", range(1, len(ROLES)))
 def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, count):
-    """Just before the first Secret is written, somebody else writes some in the same order, and is killed."""
+    """Another process writes the first `count` Secrets just before the command, and is killed."""
     theirs = {one.name: one.files for one in provision.missing_keys(dict.fromkeys(ROLES))[:count]}
 
     def meanwhile(method, name):
@@ -232,10 +229,10 @@ def test_what_another_one_made_before_it_ended_is_gone_on_with(api, tmp_path, co
                 api.put(f"k-{role}", encoded(files))
 
     api.before = meanwhile
-    said = make(api)
+    lines = make(api)
     assert_whole(api, tmp_path)
     for role in theirs:
-        assert api.files(f"k-{role}")["own.key"] == theirs[role]["own.key"] and f"secret/k-{role}: created" not in said
+        assert api.files(f"k-{role}")["own.key"] == theirs[role]["own.key"] and f"secret/k-{role}: created" not in lines
 
 
 def test_a_secret_that_changes_while_it_is_changed_is_looked_at_again(api, tmp_path):
@@ -268,9 +265,9 @@ def test_who_may_not_is_told_what_the_account_needs(api, status):
     api.refused["POST"] = (status, float("inf"))
     with pytest.raises(AuthError) as caught:
         make(api)
-    said = str(caught.value)
-    assert "system:serviceaccount:rl:memoire-keys" in said and "cannot POST" in said and str(status) in said
-    assert "get and patch of these Secrets, and create" in said and "security.keys and security.tokens" in said
+    text = str(caught.value)
+    assert "system:serviceaccount:rl:memoire-keys" in text and "cannot POST" in text and str(status) in text
+    assert "get and patch of these Secrets, and create" in text and "security.keys and security.tokens" in text
     assert not api.secrets
 
 
@@ -310,14 +307,13 @@ def test_a_server_that_comes_late_is_found(times):
 
 
 def certify(certificate, key, *more):
-    """Make a certificate, which is its own authority, and its key."""
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes"]
     subprocess.run([*command, *more, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture
 def account(tmp_path):
-    """What the kubelet mounts for an account, beside a certificate of 127.0.0.1 and its key."""
+    """Return the folder that the kubelet mounts for an account, and a TLS context of 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path / "serviceaccount"
@@ -338,11 +334,11 @@ def in_pod(api):
 def test_a_pod_knows_the_api_server_and_shows_its_token_as_it_is_now(account):
     folder, context = account
     with contextlib.closing(FakeApi(context)) as api:
-        found = ServiceAccount.of_pod(in_pod(api), folder)
-        assert (found.url, found.namespace) == (api.url, "rl")
-        at = ApiServer(found, 20.0)
+        service_account = ServiceAccount.of_pod(in_pod(api), folder)
+        assert (service_account.url, service_account.namespace) == (api.url, "rl")
+        at = ApiServer(service_account, 20.0)
         assert in_cluster.make_secrets("k", "", at, str) == 0 and set(api.tokens) == {"Bearer first"}
-        (folder / "token").write_text("second\n")  # the kubelet renews it
+        (folder / "token").write_text("second\n")  # the kubelet renews the token
         assert at.read("k-actor") is not None and api.tokens[-1] == "Bearer second"
         (folder / "token").unlink()
         with pytest.raises(ParameterError, match="the account's token"):
@@ -416,12 +412,12 @@ def test_secrets_are_not_shown():
     assert "abcdefgh" not in shown and "BEGIN" not in shown
 
 
-# ------------------------------------------------------------------------------------------------- those that are given
+# ------------------------------------------------------------------------------------------------- mounted Secrets
 
 
 @pytest.fixture
 def mounted(tmp_path):
-    """A folder with own.pub of each role, and the tokens, as the chart mounts them."""
+    """Write own.pub of each role and the tokens, as the chart mounts them."""
     for role, files in cluster_files().items():
         write_new(tmp_path / role / "own.pub", files["own.pub"])
     (tmp_path / "tokens").mkdir()
@@ -436,19 +432,19 @@ def check(folder, capsys, *words):
 
 
 def test_secrets_that_can_be_used_are_told_with_their_fingerprints(mounted, capsys):
-    status, said = check(mounted, capsys)
-    assert status == 0 and "secret/t: has both tokens" in said
+    status, output = check(mounted, capsys)
+    assert status == 0 and "secret/t: has both tokens" in output
     for role in ROLES:
         (key,) = public_keys(mounted / role)
-        assert key.fingerprint in said
+        assert key.fingerprint in output
 
 
 def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys):
     shutil.rmtree(mounted / "inference")
-    status, said = check(mounted, capsys)
-    assert status == 0 and "secret/k-inference: does not exist: no node of the role inference" in said
-    status, said = check(mounted, capsys, "--require=inference")
-    assert status == 1 and "secret/k-inference" in said and "memoire keys new --kubernetes" in said
+    status, output = check(mounted, capsys)
+    assert status == 0 and "secret/k-inference: does not exist: no node of the role inference" in output
+    status, output = check(mounted, capsys, "--require=inference")
+    assert status == 1 and "secret/k-inference" in output and "memoire keys new --kubernetes" in output
 
 
 def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
@@ -456,13 +452,13 @@ def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     (mounted / "reader" / "own.pub").unlink()  # an optional volume without its Secret is an empty folder
     (mounted / "proxy" / "own.pub").write_text(keypairs.make("learner").text())
     (mounted / "tokens" / "nodes").write_text("too-short")
-    status, said = check(mounted, capsys)
+    status, output = check(mounted, capsys)
     assert status == 1
-    assert "secret/k-actor does not exist" in said and "secret/k-reader does not exist" in said
-    assert "memoire keys new --kubernetes NAME" in said
-    assert "secret/k-proxy has no own.pub with one key of the role proxy" in said
-    assert "secret/t (nodes) is not a file with a token on each line: 16 to 256" in said and "too-short" not in said
+    assert "secret/k-actor does not exist" in output and "secret/k-reader does not exist" in output
+    assert "memoire keys new --kubernetes NAME" in output
+    assert "secret/k-proxy has no own.pub with one key of the role proxy" in output
+    assert "secret/t (nodes) is not a file with a token on each line: 16 to 256" in output and "too-short" not in output
     shutil.rmtree(mounted / "tokens")
-    status, said = check(mounted, capsys)
-    assert status == 1 and "secret/t does not exist, or has no dashboard and no nodes" in said
-    assert "kubectl create secret generic NAME" in said
+    status, output = check(mounted, capsys)
+    assert status == 1 and "secret/t does not exist, or has no dashboard and no nodes" in output
+    assert "kubectl create secret generic NAME" in output

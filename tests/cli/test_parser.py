@@ -1,4 +1,4 @@
-"""The command line as people meet it: its help, its examples, and what it says of a word that it does not know."""
+"""Tests of the command line: its help, its examples, and its errors for unknown words."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from memoire.nodes import settings
 
 
 def leaves(parser: Parser, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of each command that does something."""
+    """Yield the words of each command that has no subcommands."""
     if not parser.commands and path:
         yield path
     for name, command in parser.commands.items():
@@ -35,15 +35,15 @@ def test_every_command_is_listed_in_one_group_of_the_help() -> None:
 
 @pytest.mark.parametrize("command", ALL)
 def test_the_help_of_each_command_has_examples_that_it_takes(command: str) -> None:
-    given = main.EXAMPLES[command]
-    for line in given:
+    examples = main.EXAMPLES[command]
+    for line in examples:
         words = shlex.split(line)
         assert words[: 1 + len(command.split())] == ["memoire", *command.split()]
         assert callable(settings.parse(*main.parsers(), words[1:], {}).command)
     parser = main.parser()
     for name in command.split():
         parser = parser.commands[name]
-    assert parser.format_help().endswith("".join(f"\n  {line}" for line in given) + "\n")
+    assert parser.format_help().endswith("".join(f"\n  {line}" for line in examples) + "\n")
 
 
 def test_nothing_but_memoire_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What `memoire plan` says of bytes is what caches and episodes really take, and more load never takes less."""
+"""Tests of `memoire plan`: its sizes match real caches and episodes, and more load never takes less."""
 
 import dataclasses
 import runpy
@@ -48,9 +48,9 @@ def test_a_sample_has_the_bytes_that_a_cache_of_few_samples_has_more_for_one_mor
             return containers.build_drawn(memory, bytes(16), samples, now=0.0).nbytes
         return containers.build(memory, samples, now=0.0).nbytes
 
-    found = (container(120) - container(40)) / 80
-    said = plan.sample_bytes(memory.schema, memory.parameters, kind)
-    assert 0.75 * said < found < said + 5.0  # frames that samples share cross once, blocks begin at multiples of 64
+    measured = (container(120) - container(40)) / 80
+    planned = plan.sample_bytes(memory.schema, memory.parameters, kind)
+    assert 0.75 * planned < measured < planned + 5.0  # samples share frames, and blocks begin at multiples of 64
 
 
 def test_a_step_of_an_episode_has_the_bytes_that_its_container_has_more_for_one_more():

@@ -1,4 +1,4 @@
-"""`memoire doctor --roundtrip`: a cache goes there and back, beside what learners read, and what is counted is said."""
+"""Tests of `memoire doctor --roundtrip`: a cache goes to a server and back, and learners do not read it."""
 
 import threading
 import time
@@ -23,25 +23,25 @@ SCHEMA = {"obs": (np.float32, (4,)), "reward": np.float32}
 
 
 def examine(endpoint, timeout=100.0):
-    said = []
-    status = doctor.examine(endpoint, timeout=timeout, roundtrip=True, say=said.append)
-    return status, "\n".join(said)
+    lines = []
+    status = doctor.examine(endpoint, timeout=timeout, roundtrip=True, say=lines.append)
+    return status, "\n".join(lines)
 
 
 def test_a_cache_comes_back_through_a_proxy_and_meets_no_learner(cluster):
     servers = [cluster.server(schema=SCHEMA) for _ in range(2)]
     proxy = cluster.proxy(servers)
-    status, said = examine(proxy.endpoint)
-    assert status == doctor.WELL, said
-    assert "a cache of 16 entries is at its home" in said
-    assert "samples of the cache came back unchanged" in said
+    status, output = examine(proxy.endpoint)
+    assert status == doctor.WELL, output
+    assert "a cache of 16 entries is at its home" in output
+    assert "samples of the cache came back unchanged" in output
     assert all(server.stats().held_caches == 0 and server.tables == ("default",) for server in servers)
     stats = [server.stats() for server in servers]
     assert sum(each.probes for each in stats) == 1
     for each in stats:
         assert each.totals == Totals() and (each.guests, each.learners, each.samples) == (0, (), 0)
     assert not any(server.clients() for server in servers)
-    assert "servers count this probe separately from the run's totals" in said
+    assert "servers count this probe separately from the run's totals" in output
 
 
 def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
@@ -83,9 +83,9 @@ def test_a_cache_that_is_refused_is_said_to_be(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
     refused = memoire.errors.ProtocolError("column", "not today")
     monkeypatch.setattr(Pool, "check", mock.Mock(side_effect=refused))
-    status, said = examine(server.endpoint)
+    status, output = examine(server.endpoint)
     assert status == doctor.STUCK
-    assert "FAIL the cache did not arrive: column" in said
+    assert "FAIL the cache did not arrive: column" in output
 
 
 def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
@@ -101,21 +101,21 @@ def test_a_cache_that_nobody_acknowledges_is_waited_for_until_the_deadline():
 def test_another_cache_than_the_one_that_was_pushed_is_no_round_trip(cluster, monkeypatch):
     server, drawn = cluster.server(schema=SCHEMA), [(0, 17)]
     monkeypatch.setattr("memoire.cli.doctor._draw", lambda *_: drawn)
-    status, said = examine(server.endpoint)
+    status, output = examine(server.endpoint)
     assert status == doctor.STUCK
-    assert "the drawn samples differ from the pushed entries" in said
+    assert "the drawn samples differ from the pushed entries" in output
     drawn.clear()
-    status, said = examine(server.endpoint)
-    assert "no draw within 100 s had samples of the cache" in said
+    status, output = examine(server.endpoint)
+    assert "no draw within 100 s had samples of the cache" in output
 
 
 def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):
     server = cluster.server(schema=SCHEMA)
     monkeypatch.setattr("memoire.cli.doctor.ROUNDTRIP", "no such table")
-    status, said = examine(server.endpoint)
+    status, output = examine(server.endpoint)
     assert status == doctor.REFUSED
-    assert "has no table 'no such table'" in said
-    assert "older than this release" in said
+    assert "has no table 'no such table'" in output
+    assert "older than this release" in output
 
 
 def test_no_table_of_a_server_s_own_may_have_its_name():

@@ -1,4 +1,4 @@
-"""Nobody grows because somebody else is slow, every cache is accounted for, and slow lines are packed."""
+"""Tests of back pressure: memory stays bounded, each cache is accounted for, and slow lines carry packed data."""
 
 import threading
 import time
@@ -17,14 +17,12 @@ from tcpkit import CutWay, place
 
 pytestmark = pytest.mark.slow
 
-# --- Nobody grows because somebody else is slow, and every cache is accounted for: pushed = accepted + rejected + lost + in flight, at each client at each moment, and at the server in the end
-
 CACHE = 4_106_240  # of 256 samples of WIDE, which share every other frame
 SIZE = CACHE // 16
 
 
 class Gate:
-    """A server's pull thread, which can be made to wait as if the machine had stopped it."""
+    """Switch that blocks a server's pull thread, as if the machine had stopped the thread."""
 
     def __init__(self, server):
         self.open = threading.Event()
@@ -39,7 +37,7 @@ class Gate:
 
 
 class Books:
-    """A thread that looks at clients all the time: their books balance, and their windows hold."""
+    """Thread that keeps checking the sums and windows of clients."""
 
     def __init__(self, clients, most):
         self.clients, self.most, self.error, self.looks = clients, most, None, 0
@@ -67,17 +65,17 @@ def check_books(stats):
 
 
 def fill(client, caches=None, seconds=0.0):
-    """Push without ever waiting for room, this often, or for so long and until there is none; returns how many went."""
-    went, had_room, until_then = 0, True, time.monotonic() + seconds
-    while went < caches if caches else (had_room or time.monotonic() < until_then):
+    """Push `caches` times, or for `seconds` and until no room is left, without waiting for room; return the count."""
+    pushed, had_room, until_then = 0, True, time.monotonic() + seconds
+    while pushed < caches if caches else (had_room or time.monotonic() < until_then):
         had_room = client.push_cache(0.0)
-        went += had_room
-        time.sleep(0.002)  # how fast an actor is
-    return went
+        pushed += had_room
+        time.sleep(0.002)  # the pace of an actor
+    return pushed
 
 
 def settle(clients, server):
-    """Until nothing is on the way any more; a cache that arrives tells of those before it that did not."""
+    """Push one more cache each, which reveals lost ones, and wait until no cache is in flight."""
     for client in clients:
         assert client.push_cache(100.0)
     until(lambda: all(client.stats().in_flight_caches == 0 for client in clients), 20.0)
@@ -89,13 +87,13 @@ def settle(clients, server):
 def actors(cluster, node, count, **options):
     clients = [cluster.client(node, **{"limits": QUICK} | options) for _ in range(count)]
     for client in clients:
-        client.memory  # noqa: B018 - made here, before threads use it
+        client.memory  # noqa: B018 - created here, before threads use it
         record(client, length=60)
     return clients
 
 
 def small(cluster, **options):
-    """A server of small caches: sixteen samples of WIDE."""
+    """Return a server whose caches hold sixteen samples of WIDE."""
     return cluster.server(schema=WIDE, cache_size=16, **options)
 
 
@@ -153,7 +151,7 @@ def test_while_a_server_is_stopped_nobody_grows_and_no_cache_is_forgotten(cluste
     lost = proxy.stats().backs[0].lost_caches if proxy else 0
     assert sum(client.stats().lost_caches for client in clients) == lost
     if behind_a_proxy:
-        assert lost  # three windows of thirty do not fit a lane of five, and what the kernel keeps
+        assert lost  # three windows of thirty caches exceed a send queue of five and the kernel's buffers
 
 
 def test_while_a_proxy_is_stopped_nobody_grows_and_no_cache_is_forgotten(cluster):
@@ -209,13 +207,13 @@ def test_books_balance_while_servers_and_proxies_begin_anew(cluster):
         check_books(client.stats())
 
 
-# --- `compression="auto"` over real sockets: packed through a slow line, plain through a fast one, the same samples either way
+# --- `compression="auto"` on real sockets: slow lines get packed caches, fast lines plain ones, with equal samples
 
 FRAMES = memoire.Schema(
     {"obs": memoire.Column(np.uint8, (4000,), "state"), "reward": memoire.Column(np.float32, (), "reward")}
 )
 CREDIT = 1 << 18
-"""Bytes of two or three caches: a line that is slow makes their client wait."""
+"""Bytes of two or three caches, so that a slow line makes its client wait."""
 
 
 def record_frames(client):
@@ -225,7 +223,7 @@ def record_frames(client):
 
 
 def pushing(cluster, rate, credit=CREDIT):
-    """A client whose caches go through a line of this speed, and the server behind it."""
+    """Return a client whose caches pass a line of this rate, and its server."""
     server = cluster.server(schema=FRAMES, compression="auto", cache_size=16, limits=Limits(credit=credit))
     way = cluster.keep(CutWay(place(server.push_endpoint), rate=rate))
     options = {"push": way.endpoint, "context": cluster.context, "capacity": 200}

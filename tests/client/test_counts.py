@@ -1,4 +1,4 @@
-"""What a client counts, run by run, and the byte window of its pushes."""
+"""Tests of a client's counts by run, and of the byte window of its pushes."""
 
 import math
 from collections import Counter
@@ -15,8 +15,6 @@ from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- What a client counts, run by run, against a table of who was told what
-
 steps = st.tuples(st.just("record"), st.integers(1, 50))
 ends = st.tuples(st.just("end"), st.just(0))
 enters = st.tuples(st.just("enter"), st.integers(1, 3))
@@ -26,23 +24,23 @@ enters = st.tuples(st.just("enter"), st.integers(1, 3))
 def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
     counts, run, is_over = RunCounts(), 1, False
     counts.enter_run(run)
-    told, later = Counter(), 0  # by run; and what was recorded beyond the boundary
+    expected, later = Counter(), 0  # by run; and entries recorded after the end of a run
     for what, number in history:
         if what == "record":
             at_once(counts.recording(number, 8))
             counts.passed += number // 2
-            told[run] += 0 if is_over else number
+            expected[run] += 0 if is_over else number
             later += number if is_over else 0
         elif what == "end":
             counts.end_run(0, 0)
             is_over = True
         else:
-            told[number] += later
+            expected[number] += later
             run, later, is_over = number, 0, False
             counts.enter_run(number)
-        assert counts.told.steps == told[run]
-        assert counts.told.generated_bytes == 8 * told[run]
-    assert counts.steps == sum(told.values()) + later
+        assert counts.told.steps == expected[run]
+        assert counts.told.generated_bytes == 8 * expected[run]
+    assert counts.steps == sum(expected.values()) + later
     assert counts.inserted == counts.told.inserted + (counts.sums - counts.reach).inserted
 
 
@@ -77,15 +75,13 @@ def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
 
 
-# --- The byte window of a client: its identity under faults, at whichever home
+# --- The byte window of a client: its sums agree in spite of faults, at each home
 
 CLIENT = b"\0" * 16
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """A client pushing through a way that loses and delays, to homes that it leaves, that forget it and that it comes
-    back to.
-    """
+    """Client that pushes through a lossy line to homes that lose their state, and that it leaves and rejoins."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +89,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.way = []
         self.home = 1
-        self.since = {1: 1, 2: 1, 3: 1}  # of each home's account
+        self.since = {1: 1, 2: 1, 3: 1}  # by home: the start of the client's account
         self.accounts = {home: Account(CLIENT, 0.0, 0.0, 1) for home in self.since}
         self.windows.belong(7, 1, 1)
         self.pushed = [0, 0]
@@ -149,7 +145,6 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(home=st.integers(1, 3))
     def forget(self, home):
-        """A home loses its state and is started again."""
         self.since[home] += 1
         self.accounts[home] = Account(CLIENT, 0.0, 0.0, self.since[home])
         if home == self.home:
@@ -165,7 +160,7 @@ class WindowMachine(RuleBasedStateMachine):
         assert sums.pushed_caches == received + sums.lost_caches + sums.in_flight_caches
 
     def teardown(self):
-        # Whatever happened, after the last of them is old enough a window is open again.
+        # Once the last cache is old enough, the window is empty again.
         self.way.clear()
         self.now += 100.0
         self.answer(0.0)
@@ -186,9 +181,9 @@ def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
     assert (windows.now.pushed_caches, windows.sums().lost_bytes) == (0, 300)
     windows.belong(7, 1, since=5)
     assert windows.now.pushed_caches == 3
-    windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # they came after all
+    windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # the caches arrived after all
     assert (windows.sums().accepted_caches, windows.sums().lost_bytes) == (3, 0)
-    windows.belong(7, 1, since=6)  # it has forgotten everything
+    windows.belong(7, 1, since=6)  # the home lost its state
     assert (windows.now.pushed_caches, windows.sums().accepted_caches) == (0, 3)
 
 

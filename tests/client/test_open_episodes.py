@@ -1,4 +1,4 @@
-"""What is inside of a writer when its client ends or its step is interrupted: stored and counted once."""
+"""Tests of open episodes: a client that ends, or a step that is interrupted, stores and counts entries once."""
 
 import gc
 import itertools
@@ -26,8 +26,6 @@ from memoire.replay.writer import Writer
 from memoire.wire import messages
 from memoire.wire.frames import parse
 from netkit import CLIENT, DEADLINE, QUICK, in_thread, reply, until
-
-# --- What is inside of a writer when its client ends: it is stored and counted, and steps that come later are refused
 
 STORAGES = ["caches", "episodes"]
 
@@ -57,7 +55,7 @@ def test_open_episodes_are_stored_at_close_and_later_steps_are_refused(cluster, 
             step(writer, t, environments=environments)
     memory = client.memory
     assert client.close(DEADLINE)
-    assert (server.total_steps, server.total_episodes) == (5 * count, 0)  # as `reset`: their returns are not whole
+    assert (server.total_steps, server.total_episodes) == (5 * count, 0)  # as after `reset`: the returns are incomplete
     if storage == "episodes":
         until(lambda: held(server) == (count, 5 * count))
         assert set(server.get_batch(100).next_obs[:, 0].tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
@@ -86,7 +84,7 @@ def test_an_episode_whose_writer_is_gone_is_stored_too(cluster):
 
     play()
     gc.collect()
-    play()  # takes the lane of the first, whose episode it must not discard
+    play()  # reuses the lane of the first writer and must not discard its episode
     until(lambda: held(server) == (1, 4))
     gc.collect()
     assert client.close(DEADLINE)
@@ -141,7 +139,6 @@ def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
 
 @pytest.mark.slow
 def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
-    """It was taken for episodes, and its home refused each of them."""
     with pytest.raises(
         ParameterError, match=r"storage must be one of 'caches', 'episodes', 'rollouts'.* got 'prompts'"
     ):
@@ -150,7 +147,7 @@ def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
         assert side_of(kind).STORED
 
 
-# --- A step of a client's writer that is interrupted anywhere is counted and pushed once, or not at all, and nothing stays locked
+# --- An interrupted step is counted and pushed once or never, and no lock stays held
 
 SCHEMA = Schema({"obs": Column("float32", (2,), "state"), "action": np.int64, "reward": np.float32})
 SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
@@ -173,12 +170,12 @@ def reset(obs: Any) -> Call:
 
 
 def end(writer: Writer) -> None:
-    """In place of `Client.close`, which ends all writers: it says what it cannot store."""
+    """Stand for `Client.close`, which ends all writers and names the entries that it cannot store."""
 
 
 @dataclass
 class Case:
-    """What is interrupted, after some calls, and what comes then; and the home's words."""
+    """An interrupted call with the calls before and after, and the settings that the home grants."""
 
     storage: str
     call: Call
@@ -192,7 +189,7 @@ class Case:
 
 
 class Actor:
-    """A client without its thread: what it would send lies in its queue."""
+    """A client without its thread; its messages wait in a queue."""
 
     def __init__(self, case: Case) -> None:
         parameters = Parameters(cache_size=3, samples_per_insert=2.0, multi_step=2)
@@ -231,7 +228,7 @@ class Actor:
         return [self.waiting.changed, self.local.memory.held(), self.writer.still()]
 
     def outcome(self) -> dict[str, Any]:
-        """All that can be told apart, but what a cache drew: an interrupted draw is drawn again."""
+        """Return all observable state but the draws of caches, since an interrupted draw is repeated."""
         session, sent = self.session, [parse(frames) for frames in self.pusher.queue]
         is_cache = session.told.storage == "caches"
         return {
@@ -288,7 +285,7 @@ CASES = {
 
 
 def ways_on(case: Case) -> list[tuple[Call, ...]]:
-    """What a user does after an interrupt; a place gets one of them in turn."""
+    """Return a user's possible calls after an interrupt; interrupted places take turns."""
     obs, again = (SINGLE[12], one(12)) if case.num_envs is None else (VECTOR[12], many(12))
     return [(reset(obs), again, end), (case.call, *case.then, end), (*case.then, end), (end,)]
 
@@ -299,11 +296,11 @@ def check(case: Case, opcodes: bool, every: int = 1) -> None:
 
 
 LONG = ("full", "held", "waits", "discarded", "cuts", "reset", "close", "vector", "truncated", "end")
-"""Parts of the names of cases with many lines, or that wait."""
+"""Words in the names of cases that have many lines or that wait."""
 
 
 LINES = 1 if "INTERRUPTED_OPCODES" in os.environ else 5
-"""Of so many lines of a long case one is interrupted, to be done in time."""
+"""Stride of the interrupted lines in long cases, to finish in time."""
 
 
 def is_long(name: str) -> bool:

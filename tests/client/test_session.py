@@ -1,4 +1,4 @@
-"""What messages mean for a client, one by one: its home, its run, its lines, and what it may insert."""
+"""Tests of a client's session, message by message: its home, run, lines and inserts."""
 
 import random
 
@@ -20,8 +20,6 @@ from netkit import CLIENT, SCHEMA, WIDE, reply
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- What messages mean for a client, one by one: its home, its run, when it moves and what it says next
-
 LIMITS = Limits.of(update_every=1.0, resend_after=0.5)
 NEVER = float("inf")
 ONE, TWO = name_hash("one"), name_hash("two")
@@ -29,7 +27,7 @@ RUN, NEXT = name_hash("run"), name_hash("next")
 
 
 class Home:
-    """Answers a client as a server would that counts nothing; what it says is changed by its attributes."""
+    """A server that counts nothing; its attributes set its answers."""
 
     def __init__(self, name="one"):
         self.name, self.run, self.epoch, self.since, self.table = name, "run", 7, 7, 3
@@ -46,13 +44,13 @@ class Home:
         return messages.Updated(**{"epoch": self.epoch, "run_name": self.run, "credit": 1000} | facts)
 
 
-def made(table=""):
+def new_session(table=""):
     return Session(CLIENT, "tcp://there", table=table, label=9, limits=LIMITS, rng=random.Random(1), now=0.0)
 
 
 @pytest.fixture
 def session():
-    return made()
+    return new_session()
 
 
 @pytest.fixture
@@ -61,14 +59,14 @@ def home():
 
 
 def join(session, home, now=0.0, **facts):
-    """HELLO, and what came of its WELCOME; None where the client remains in its run."""
+    """Send HELLO and take its WELCOME; return the result of `enter`, or None if the client remains in its run."""
     assert session.hello("host", 1) is not None
     welcomed = session.welcomed(home.welcome(**facts), now)
     return None if session.remains(welcomed) else session.enter(welcomed, now)
 
 
 def tell(session, home, now, **facts):
-    """An UPDATE and its answer; returns the UPDATE and what comes next."""
+    """Send an UPDATE and take its answer; return the UPDATE and the session's next step."""
     update, asked = report_of(session, MemorySums(), {}), session.begin_update(now)
     session.schedule.is_open = False
     return update, session.updated(home.updated(**facts), asked, now)
@@ -78,13 +76,13 @@ def tell(session, home, now, **facts):
 
 
 def test_hello_says_who_asks_and_is_not_asked_twice(session, home):
-    assert session.update_due() == session.next_time() == NEVER, "nothing before somebody answers"
+    assert session.update_due() == session.next_time() == NEVER, "nothing before an answer"
     hello = session.hello("host", 11)
     assert (hello.role, hello.table, hello.label, hello.host, hello.pid) == ("actor", "", 9, "host", 11)
     assert session.hello("host", 11) is None
     session.enter(session.welcomed(home.welcome(), 1.0), 1.0)
     assert session.hello("host", 11).table == "default", "the same table at each home"
-    assert made(table="demo").hello("host", 1).table == "demo"
+    assert new_session(table="demo").hello("host", 1).table == "demo"
 
 
 def test_a_welcome_says_where_the_client_belongs(session, home):
@@ -128,7 +126,7 @@ def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home)
     assert (session.schema, session.told.storage) == (SCHEMA, "caches")
 
 
-# A home that begins again, or another one
+# A home that restarts, or another home
 
 
 @pytest.mark.parametrize(
@@ -169,8 +167,8 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert session.counts.missing.steps == 30 and session.update_due() == NEVER
     at_once(session.recording(5))
     session.schedule.is_open = False
-    said = home.updated(lines_through=1, ended_through=1, caches=1, received_bytes=120, credit=500, granted_steps=90)
-    assert session.updated(said, asked, 2.0) == "update"
+    answer = home.updated(lines_through=1, ended_through=1, caches=1, received_bytes=120, credit=500, granted_steps=90)
+    assert session.updated(answer, asked, 2.0) == "update"
     assert session.counts.missing.steps == 5 and not session.has_remainder
     assert (session.schedule.answered, session.updates, session.trouble) == (ticket, 1, "")
     assert (session.window.in_flight_bytes, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
@@ -198,7 +196,7 @@ def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
     assert session.hello("host", 1) is not None
     session.schedule.ask(0)
     assert session.update_due() == NEVER, "what it is told now, it might count without our hearing of it"
-    session.welcomed(Refused("tcp://there", "busy", "nobody takes it"), 1.1)
+    session.welcomed(Refused("tcp://there", "busy", "no room"), 1.1)
     assert session.update_due() < NEVER
 
 
@@ -323,7 +321,7 @@ HAPPENS = {
     "a line that is waited for": (wait_for_a_line, 0.0),
     "many lines": (lambda session: [session.outbox.add("x", 9, 0.0) for _ in range(LIMITS.log_lines // 2)], 0.0),
 }
-"""By what happens: how, and seconds until the next UPDATE."""
+"""Action and seconds until the next UPDATE, by the name of the event."""
 
 
 @pytest.mark.parametrize("what", HAPPENS)
@@ -337,10 +335,10 @@ def test_an_update_is_due_the_sooner_the_more_depends_on_it(session, home, what)
     assert session.update_due() == session.next_time() == 10.0 + pause
 
 
-# What it leaves
+# The remainder of a session
 
 
-def told_by(remainder):
+def parts_of(remainder):
     return [(part.run, update_of(part.update)) for part in remainder.parts]
 
 
@@ -353,9 +351,9 @@ def test_what_is_left_fits_messages_and_is_complete(session, home):
     remainder = remainder_of(session, {"policy": 2})
     assert (remainder.client, remainder.label, remainder.table, remainder.home) == (CLIENT, 9, "default", "one")
     assert (remainder.steps, remainder.episodes, remainder.lines) == (5, 1, LINES_PER_UPDATE + 1)
-    (_, first), (_, second), (_, last) = told_by(remainder)
+    (_, first), (_, second), (_, last) = parts_of(remainder)
     assert (len(first.lines), len(first.ended), len(second.lines), len(last.lines)) == (LINES_PER_UPDATE, 1, 1, 0)
-    assert {run for run, _ in told_by(remainder)} == {RUN} and last.steps == 5 and last.models == {"policy": 2}
+    assert {run for run, _ in parts_of(remainder)} == {RUN} and last.steps == 5 and last.models == {"policy": 2}
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -364,12 +362,12 @@ def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
     at_once(session.recording(5))
     session.end_run().is_told = is_told
     at_once(session.recording(2))
-    told = [(run, update.steps) for run, update in told_by(remainder_of(session, {}))]
-    assert told == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
+    updates = [(run, update.steps) for run, update in parts_of(remainder_of(session, {}))]
+    assert updates == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
 
 
 def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_field_is_ignored():
-    home, session = Home(), made()
+    home, session = Home(), new_session()
     hello = session.hello("host", 1)
     assert hello is not None
     settings = Parameters().to_wire()
@@ -377,31 +375,31 @@ def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_fi
     with pytest.raises(UnknownName, match="takes no 'discount_factor'"):
         session.welcomed(home.welcome(parameters=renamed), 0.0)
     encoded = msgspec.to_builtins(home.welcome().body) | {"of_a_later_version": 1}
-    told = msgspec.convert(encoded, messages.Welcome)
-    assert session.welcomed(reply(told), 0.0).parameters == Parameters()
+    welcome = msgspec.convert(encoded, messages.Welcome)
+    assert session.welcomed(reply(welcome), 0.0).parameters == Parameters()
 
 
-# --- When a client says that its home is away, and that it is back
+# --- Reports that a home is away, and that it is back
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 8.0), st.booleans()), max_size=60))
 def test_a_home_is_said_to_be_away_once_and_back_once(steps):
-    watch, now, said, last = HomeWatch(0.0), 0.0, [], 0.0
+    watch, now, changes, last = HomeWatch(0.0), 0.0, [], 0.0
     for seconds, is_heard in steps:
         now += seconds
         change = watch.look(now)
-        assert (change == "away") == (now >= last + AWAY_TIMEOUT and said[-1:] != ["away"])
-        said += [change] if change else []
+        assert (change == "away") == (now >= last + AWAY_TIMEOUT and changes[-1:] != ["away"])
+        changes += [change] if change else []
         if is_heard:
             change = watch.acknowledged(now)
-            assert (change == "back") == (said[-1:] == ["away"])
-            said += [change] if change else []
+            assert (change == "back") == (changes[-1:] == ["away"])
+            changes += [change] if change else []
             last = now
-        assert watch.due == (float("inf") if said[-1:] == ["away"] else last + AWAY_TIMEOUT)
-    assert said == ["away", "back"] * (len(said) // 2) + ["away"] * (len(said) % 2)
+        assert watch.due == (float("inf") if changes[-1:] == ["away"] else last + AWAY_TIMEOUT)
+    assert changes == ["away", "back"] * (len(changes) // 2) + ["away"] * (len(changes) % 2)
 
 
-# --- How far recording may run ahead of drawing, as a client keeps to it
+# --- The limit on recording ahead of drawing
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=30))

@@ -1,4 +1,4 @@
-"""A home that does not answer: what the actor says and keeps, and what the next client tells of it."""
+"""Tests of a home that does not answer: the actor's reports, and the counts that the next client delivers."""
 
 import logging
 import os
@@ -16,19 +16,16 @@ from memoire.wire import messages
 from memoire.wire.frames import name_hash, tail_of
 from netkit import CLIENT, QUICK, record, reply, until
 
-# --- A home that does not answer: the actor says so once, says when it is back, and at its end says or keeps what is lost
-
 RUN = "run"
 
 
 def warnings_of(caplog, client):
-    """What the log says of a client, in order."""
     who = f"client {client.client_id.hex()[:8]}"
     return [record.getMessage() for record in caplog.records if who in record.getMessage()]
 
 
 def words(caplog, client):
-    """Which of three things it said."""
+    """Name the known warnings about a client, in order."""
     known = {"has acknowledged nothing": "away", "is back;": "back", "were acknowledged": "end"}
     return [word for text in warnings_of(caplog, client) for part, word in known.items() if part in text]
 
@@ -141,7 +138,7 @@ def test_a_full_disk_is_said_to_the_client_as_such(cluster, tmp_path, store_by, 
     assert len(disk.saved) >= 1 and "disk" not in server.stats().refused
 
 
-# --- What a client left is told by the next one, message by message
+# --- The next client delivers the kept counts, message by message
 
 HOME = name_hash("home")
 
@@ -223,16 +220,16 @@ def whole(**change):
 
 def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
     kept = [whole(client=bytes([number]) * 16) for number in (2, 1)]
-    said = [former_clients.leave(tmp_path, untold) for untold in kept]
-    assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in said[0]
+    texts = [former_clients.leave(tmp_path, untold) for untold in kept]
+    assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in texts[0]
     assert [content for _, content in former_clients.found(tmp_path)] == kept[::-1]
     assert former_clients.leave(None, kept[0]).endswith("they are not counted")
     assert former_clients.found(tmp_path / "nowhere") == []
 
 
 def test_a_folder_that_takes_nothing_is_named(tmp_path):
-    said = former_clients.leave(tmp_path / "gone", whole())
-    assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in said
+    text = former_clients.leave(tmp_path / "gone", whole())
+    assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in text
 
 
 DAMAGE = {
@@ -257,7 +254,7 @@ def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
 
 def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, caplog):
     path = former_clients.save(tmp_path, whole())
-    os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: it takes no room
+    os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: the file takes no space
     assert (
         former_clients.found(tmp_path) == []
         and f"the file is larger than {former_clients.MAX_BYTES} bytes" in caplog.text

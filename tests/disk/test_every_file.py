@@ -1,6 +1,4 @@
-"""Every checked file in every way of damage: what was acknowledged is there, or the file is refused by name and stays as
-it was. A further kind of file is one more entry of FILES.
-"""
+"""Tests of damage to each kind of checked file in FILES: values survive, or the file is refused by name and stays."""
 
 import errno
 import functools
@@ -60,22 +58,22 @@ READ_LATER = "found when it was read"
 
 @dataclass
 class File:
-    """A kind of file, or of a folder of files."""
+    """Kind of file, or of folder of files, with functions that write and read its values."""
 
     write: Callable[..., Any]
-    """write(folder, number, at): have value `number` on disk, acknowledged, in the place of number - 1 or behind it."""
+    """write(folder, number, at): store and acknowledge value `number`, in place of the former value or after it."""
     read: Callable[..., Any]
-    """read(folder): the number of the newest value; checks that all before it are there."""
+    """read(folder): return the number of the newest value, after checking that all earlier ones are present."""
     hold: Callable[..., Any] | None = None
-    """hold(folder): what has the folder until it is closed; None if several may write, and the last one stays."""
+    """hold(folder): open the folder for one writer; None if several may write, and the last one stays."""
     is_checked_all: bool = True
-    """Whether each changed bit is refused; else one that leaves the value right may be taken."""
+    """True if each changed bit is refused; else a change that leaves the value right may pass."""
     is_database: bool = False
-    """Whether SQLite writes it: a sample of its many bits is changed, and to open it changes it."""
+    """True if SQLite writes the file: opening changes the file, and only a sample of its bits is flipped."""
     is_killed: bool = False
-    """Whether its writer was killed before anything is damaged."""
+    """True if the writer is killed before the damage."""
     stride: int = 1
-    """Every so many bits and sizes of large files are tried."""
+    """Step between the tried bits and sizes of large files."""
 
 
 def whole_file(folder, number, at):
@@ -94,7 +92,7 @@ def open_log(folder, at=lambda step: None):
 
 
 def log(folder, number, at):
-    """Two values for a file; from the fifth on the oldest file goes."""
+    """Append a value, two to a file; from the fifth value on, the oldest file goes."""
     with open_log(folder, at) as opened:
         if number % 2 == 0:
             opened.begin_file()
@@ -104,9 +102,9 @@ def log(folder, number, at):
 
 def read_log(folder):
     with open_log(folder) as opened:
-        found = [(record.tag, record.payload) for record in opened.records()]
-    first, last = found[0][0], found[-1][0]
-    assert found == [(n, b"%d" % n) for n in range(first, last + 1)]
+        values = [(record.tag, record.payload) for record in opened.records()]
+    first, last = values[0][0], values[-1][0]
+    assert values == [(n, b"%d" % n) for n in range(first, last + 1)]
     assert first <= max(0, last - 2)
     return last
 
@@ -119,9 +117,9 @@ def journal(folder, number, at):
 
 def read_journal(folder):
     with SampleJournal(folder, 64) as opened:
-        found = [sample for kept in opened.buffers() for sample in kept.memory]
-    assert found == [(n, float(n), False, {}) for n in range(found[-1][0] + 1)]
-    return found[-1][0]
+        samples = [sample for kept in opened.buffers() for sample in kept.memory]
+    assert samples == [(n, float(n), False, {}) for n in range(samples[-1][0] + 1)]
+    return samples[-1][0]
 
 
 def report(folder, number, at):
@@ -174,17 +172,17 @@ def server_snapshot(folder, number, at):
 
 
 def read_snapshot(folder):
-    found = []
+    restored = []
     snapshots.restore(
-        [folder / "memory.snapshot"], [table()], limits=Limits(), inherit=lambda *facts: found.append(facts)
+        [folder / "memory.snapshot"], [table()], limits=Limits(), inherit=lambda *facts: restored.append(facts)
     )
-    ((run, _, rows),) = found
+    ((run, _, rows),) = restored
     assert run == "run"
     return int(rows["steps"][0])
 
 
 class Rows:
-    """A server's rows, as `memoire.tq` asks for them: one of each number, each below a partition of its own."""
+    """A server's rows as `memoire.tq` asks for them: one for each number, each in a partition of its own."""
 
     def __init__(self, number=None):
         self.held = {} if number is None else {f"p{n}": n for n in range(number + 1)}
@@ -235,7 +233,7 @@ def read_tq_checkpoint(folder):
 
 
 def in_store(folder, at, group_of):
-    """Save a group in a state folder, and close it. `group_of` makes it of what the store has."""
+    """Save the group that `group_of` builds from a store in a state folder, and close the store."""
     try:
         with Store(folder, "home", at=at) as store:
             store.save(group_of(store))
@@ -243,11 +241,11 @@ def in_store(folder, at, group_of):
     except StateUnusable as error:
         raise OSError(errno.ENOSPC, "No space left on device") from error
     if isinstance(at, FailAt) and len(at.steps) >= at.number > 0:
-        raise at.error  # while it was closed: everything was saved
+        raise at.error  # failed while the store was closed: everything was saved
 
 
 def body_of(number):
-    """Of a model that is a file: it is too large for the database."""
+    """Return a model's body that is too large for the database, so that it becomes a file."""
     return b"%d" % number * (opening.INLINE_BYTES + 1)
 
 
@@ -265,7 +263,7 @@ def state(folder, number, at):
 
 
 def read_state(folder):
-    """Log lines, accounts and models are not checked when it is opened, but when they are read."""
+    """Read a state folder; damage to log lines, accounts and models shows when they are read, not at opening."""
     with Store(folder, "home") as store:
         try:
             number = int(store.settings()["n"])
@@ -293,7 +291,7 @@ def prompt_table(store):
 
 
 def payload(number):
-    """Every second one is too large for the database."""
+    """Return a payload; every second one is too large for the database."""
     return b"payload %d" % number * (8_000 if number % 2 else 1)
 
 
@@ -321,7 +319,7 @@ def prompts(folder, number, at):
 
 
 def read_prompts(folder):
-    """A prompt whose answer is damaged may wait again; then the log names the file."""
+    """Read the prompts; a prompt whose answer is damaged may wait again, and then the log names the file."""
     logger, warnings = logging.getLogger("memoire.disk.table_rows"), []
     logger.addFilter(lambda record: warnings.append(record.getMessage()) or True)
     try:
@@ -347,7 +345,7 @@ def read_prompts(folder):
 
 
 def sparse_prompts(folder, number, at):
-    """Save a file of five payloads; of the file before, four are needed no more."""
+    """Save a file of five payloads, and remove four payloads of the file before."""
     in_store(folder, at, lambda _: SavedGroup(rows={"t": sparse_rows(number)}))
 
 
@@ -362,10 +360,10 @@ def large(number, n):
 
 def read_sparse_prompts(folder):
     with Store(folder, "home") as store:
-        found = {key: body for _, key, body in store.rows("t")}
-    number = len(found) - 5
+        bodies = {key: body for _, key, body in store.rows("t")}
+    number = len(bodies) - 5
     keys = [(each, 0) for each in range(number)] + [(number, n) for n in range(5)]
-    assert found == {packed_key("d", *key): large(*key) for key in keys}
+    assert bodies == {packed_key("d", *key): large(*key) for key in keys}
     return number
 
 
@@ -391,11 +389,11 @@ def buffer_file(folder, number, at):
 
 def read_buffer_file(folder):
     try:
-        found = Buffer.load(folder / "buffer.npz")
+        buffer = Buffer.load(folder / "buffer.npz")
     except FileNotFoundError as error:
         raise DataError(str(folder), str(error)) from error
-    values = found.sample(20)["obs"]
-    assert found.num_episodes == 1 and (values == values[0, 0]).all()
+    values = buffer.sample(20)["obs"]
+    assert buffer.num_episodes == 1 and (values == values[0, 0]).all()
     return int(values[0, 0])
 
 
@@ -414,11 +412,11 @@ FILES = {
     "a killed server's prompts": File(prompts, read_prompts, **DATABASE, is_killed=True),
 }
 VALUES = 4
-"""Written before something is damaged."""
+"""Number of values written before the damage."""
 SMALL_BYTES, FLIPS = 2048, 2000
-"""Of a larger file of a database so many bits are flipped, in place of all."""
+"""Size in bytes above which only FLIPS random bits of a database file are flipped."""
 SPARSE = {"a server's sparse prompts": File(sparse_prompts, read_sparse_prompts, **DATABASE)}
-"""The next write has what is left of its files in one; too large to be damaged in every way."""
+"""Prompts whose leftover payloads the next write gathers in one file; too large for every way of damage."""
 NEEDS_TORCH = ["a checkpoint of memoire.tq"]
 
 
@@ -431,7 +429,7 @@ def every(kinds):
 
 every_kind = every(FILES)
 every_small_kind = every({name: kind for name, kind in FILES.items() if not kind.is_database})
-"""The soak test `state_damage` has the long form for databases."""
+"""Kinds other than databases, which the soak test `state_damage` covers at length."""
 
 
 def write(kind, folder, number, at=lambda step: None):
@@ -440,7 +438,7 @@ def write(kind, folder, number, at=lambda step: None):
 
 @pytest.fixture
 def place(kind, tmp_path):
-    """Where a test may make folders: a database syncs much, and is in memory."""
+    """Yield a parent for test folders, in memory for databases, which sync often."""
     with folder_in_memory() as path:
         yield path if kind.is_database else tmp_path
 
@@ -475,22 +473,22 @@ def put(folder, files):
 
 
 def some(kind, each, most=6):
-    """All of these; of a database a few, in the same order."""
+    """Return all items, or a few of a database's in the same order."""
     each = list(each)
     return each[:: max(1, len(each) // most)] if kind.is_database else each
 
 
 def assert_refused(kind, folder, files, why):
-    """The files are refused by name, and stay as they are; or taken, where that is allowed. Returns which."""
+    """Check that the files are refused by name and unchanged, or accepted if the kind allows; return the outcome."""
     put(folder, files)
     try:
-        found = kind.read(folder)
+        newest = kind.read(folder)
     except REFUSALS as error:
         assert str(folder) in str(error)
         if READ_LATER in getattr(error, "__notes__", ()):
             return "refused"
     else:
-        assert found == VALUES - 1 and not kind.is_checked_all, f"{why}: taken in silence as {found}"
+        assert newest == VALUES - 1 and not kind.is_checked_all, f"{why}: taken in silence as {newest}"
         if kind.is_database:
             return "taken"
     assert contents(folder) == files, why
@@ -498,14 +496,14 @@ def assert_refused(kind, folder, files, why):
 
 
 def damages(kind, name, content, step):
-    """What is done to a file: its sort, which one, and what the file has then; None: it is removed."""
+    """Yield the sort, description and resulting content of each damage to a file; content None removes the file."""
     step *= kind.stride if len(content) > SMALL_BYTES else 1
     bits, sizes = range(0, 8 * len(content), step), range(0, len(content), step)
     if kind.is_database and len(content) > SMALL_BYTES:
         rng = random.Random(name)
         trials = FLIPS if step == 1 else 2
         bits = [rng.randrange(8 * len(content)) for _ in range(trials)]
-        ends = {*range(0, len(content), 4096), *range(32, len(content), 24 + 4096)}  # of pages, and of those of the log
+        ends = {*range(0, len(content), 4096), *range(32, len(content), 24 + 4096)}  # pages of the file and of its log
         ends = sorted(ends | {rng.randrange(len(content)) for _ in range(trials // 20)})
         sizes = ends if step == 1 else rng.sample(ends, trials)
     for bit in bits:
@@ -538,7 +536,6 @@ def try_all_damage(kind, folder, step):
 
 
 def changed(files, name, content):
-    """Files of which one has this content, or is removed."""
     return {each: files[each] for each in files if each != name} | ({} if content is None else {name: content})
 
 
@@ -573,7 +570,7 @@ def test_bytes_behind_what_was_acknowledged_are_refused_or_cut_off(kind, folder)
         with suppress(*REFUSALS):
             is_control(kind, folder)
         if kind.is_checked_all and "committed" in good and name == max(good.keys() - {"committed"}):
-            is_control(kind, folder)  # the newest file of a log: an append was not finished
+            is_control(kind, folder)  # the newest file of a log: an unfinished append
 
 
 @pytest.mark.slow
@@ -595,10 +592,10 @@ def fail_at(kind, folder, place, number, stays):
     with pytest.raises(OSError, match="No space left"):
         write(kind, place, VALUES, FailAt(number, stays=stays))
     assert not [name for name in contents(place) if "draft" in name]
-    found = kind.read(place)
-    assert found in (VALUES - 1, VALUES)
-    write(kind, place, found + 1)
-    assert kind.read(place) == found + 1
+    newest = kind.read(place)
+    assert newest in (VALUES - 1, VALUES)
+    write(kind, place, newest + 1)
+    assert kind.read(place) == newest + 1
 
 
 @pytest.mark.slow
@@ -612,10 +609,10 @@ def kill_at(kind, folder, place, number):
     kill = KillAt(number)
     shutil.copytree(folder, place)
     assert in_child(functools.partial(write, kind, place, VALUES, kill)) == -signal.SIGKILL
-    found = kind.read(place)
-    assert found in (VALUES - 1, VALUES)
-    write(kind, place, found + 1)
-    assert kind.read(place) == found + 1
+    newest = kind.read(place)
+    assert newest in (VALUES - 1, VALUES)
+    write(kind, place, newest + 1)
+    assert kind.read(place) == newest + 1
     assert not [name for name in contents(place) if "draft" in name]
 
 

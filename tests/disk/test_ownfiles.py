@@ -1,4 +1,4 @@
-"""What a server keeps is for its owner or its group; files of an earlier form are refused by name and stay."""
+"""Tests of file modes: a server's files are for its owner or group; files of an earlier form are refused by name."""
 
 import os
 import stat
@@ -23,13 +23,12 @@ def umask(request):
 
 
 def modes(folder):
-    """Mode of each file below a folder, by name."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in files}
 
 
 def lived(folder):
-    """The modes of a state folder in which everything was written; looked at while the server lives."""
+    """Write every kind of file to a state folder with a server; return the files' modes while it runs and after."""
     with (
         memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=folder) as server,
         memoire.connect(server.endpoint) as client,
@@ -38,8 +37,8 @@ def lived(folder):
         client.log("a line")
         client.update(60.0)
         server.snapshot(folder / "own.snapshot")
-        found = modes(folder)
-    return found | modes(folder)
+        modes_open = modes(folder)
+    return modes_open | modes(folder)
 
 
 @pytest.mark.slow
@@ -51,7 +50,7 @@ def test_files_of_a_folder_that_was_there_are_their_owners_or_its_group_s(tmp_pa
     folder = tmp_path / "state"
     folder.mkdir()
     folder.chmod(folder_mode)
-    found = lived(folder)
+    mode_of = lived(folder)
     assert {
         "state.db",
         "state.db-wal",
@@ -60,9 +59,9 @@ def test_files_of_a_folder_that_was_there_are_their_owners_or_its_group_s(tmp_pa
         "committed",
         "lock",
         "own.snapshot",
-    } <= set(found)
-    assert any(name.startswith("models/") for name in found) and any(name.startswith("log/") for name in found)
-    assert set(found.values()) == {file_mode}, {name: oct(mode) for name, mode in found.items()}
+    } <= set(mode_of)
+    assert any(name.startswith("models/") for name in mode_of) and any(name.startswith("log/") for name in mode_of)
+    assert set(mode_of.values()) == {file_mode}, {name: oct(mode) for name, mode in mode_of.items()}
     assert stat.S_IMODE(folder.stat().st_mode) == folder_mode, "the folder is its owner's business"
 
 
@@ -110,7 +109,7 @@ def test_a_lock_that_holds_something_else_is_refused_and_left(tmp_path):
 
 @pytest.mark.parametrize("content", [b'{"pi', b'{"pid": 71, "ho', b'{"pid": 71' + bytes(20), bytes(34)])
 def test_a_lock_that_a_power_failure_has_torn_is_taken(tmp_path, content):
-    """Nothing syncs it: it is cut off then, or ends in zeros."""
+    """Lock files are not synced: a power failure cuts them off or fills them with zeros."""
     (tmp_path / "lock").write_bytes(content)
     with memoire.Server(None, SCHEMA, state=tmp_path):
         assert f'"pid": {os.getpid()}'.encode() in (tmp_path / "lock").read_bytes()

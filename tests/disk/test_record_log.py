@@ -1,4 +1,4 @@
-"""Files that memoire replaces, appends to or checks: whole or refused by name, whatever was damaged, cut off, full or killed."""
+"""Tests of checked files and logs of records: whole or refused by name after damage, cuts, full disks and kills."""
 
 import os
 import shutil
@@ -11,8 +11,6 @@ from memoire.disk.record_file import FileKind
 from memoire.disk.record_log import RecordLog
 from memoire.errors import Closed, DataError, ForkedError
 from memoire.replay.files import replace_file, replacing
-
-# --- A log of records: an append that fails is cut back, what was not synced may go, forks write nothing
 
 KIND = FileKind(b"memotest", 3, "a file of a test")
 
@@ -91,10 +89,10 @@ def test_what_was_written_since_the_last_sync_may_be_zeros_or_gone(tmp_path):
             for damaged in (content[:keep], content[:keep] + bytes(len(content) - keep)):
                 shutil.copytree(copy, tmp_path / "damaged")
                 (tmp_path / "damaged" / "000000000000000.rec").write_bytes(damaged)
-                found = [tag for tag, _ in read(tmp_path / "damaged")]
+                tags = [tag for tag, _ in read(tmp_path / "damaged")]
                 shutil.rmtree(tmp_path / "damaged")
-                assert found in ([1], [1, 2])
-                assert found == [1, 2] or not is_synced
+                assert tags in ([1], [1, 2])
+                assert tags == [1, 2] or not is_synced
 
 
 def test_a_fork_writes_nothing_and_does_not_hold_the_folder(tmp_path):
@@ -170,9 +168,6 @@ def test_a_file_begins_when_it_is_asked_for_and_the_oldest_go(tmp_path):
     log.close()
     assert read(tmp_path) == [(4, b"x"), (5, b"x")]
     assert [path.name for path in tmp_path.glob("*.rec")] == ["000000000000004.rec"]
-
-
-# --- Files that memoire replaces or checks: whole or refused by name, whatever was damaged, cut off, full or killed
 
 
 def test_the_draft_of_another_writer_and_files_of_other_names_stay(tmp_path):

@@ -1,4 +1,4 @@
-"""What a server holds as a file and back: nothing twice, nothing lost without being counted, and drawn as before."""
+"""Tests of a server's snapshot and its restore: no entry twice, each loss counted, and draws as before."""
 
 import random
 import struct
@@ -65,17 +65,13 @@ def load(paths, *tables, **options):
 
 
 def content(memory):
-    """All episodes of a memory as comparable values."""
-    found = []
+    episodes = []
     for _, episode in dataset.walk(memory):
         arrays = [*episode.columns.values(), *(getattr(episode, fact) for fact in dataset.FACTS)]
         arrays += [] if episode.final_state is None else list(episode.final_state.values())
         arrays += [] if episode.bootstrap_value is None else [episode.bootstrap_value]
-        found.append((episode.multiplier, episode.terminated, *(array.tobytes() for array in arrays)))
-    return found
-
-
-# ---------------------------------------------------------------------------------------------------------- caches
+        episodes.append((episode.multiplier, episode.terminated, *(array.tobytes() for array in arrays)))
+    return episodes
 
 
 @pytest.mark.parametrize("drawn", [0, 7, 30])
@@ -128,7 +124,7 @@ def test_nothing_is_held_twice(tmp_path):
 
 @pytest.mark.parametrize("of", [1, 2, 3])
 def test_draws_are_spread_after_a_restore_as_before(tmp_path, of):
-    """Counts by client, over many batches from the same held caches: with reuse they do not run dry."""
+    """Draws are counted by client over many batches; reused caches do not run out."""
     reuse = Parameters(reuse_cache=True)
     pool = pool_of([5, 10, 15, 20, 25], reuse)  # total weights 10 to 50
     save(tmp_path / "a", table(pool))
@@ -147,7 +143,7 @@ def test_draws_are_spread_after_a_restore_as_before(tmp_path, of):
 
 
 def test_the_pool_goes_on_while_it_is_walked(tmp_path):
-    """Caches that come and go meanwhile: each client is there, and no cache twice."""
+    """While caches come and go, the walk yields each client, and no cache twice."""
     pool = pool_of([15, 15, 15])
     seen, clients = [], []
     for step, (kept, payload) in enumerate(pool.records()):
@@ -180,9 +176,6 @@ def test_a_closed_pool_takes_nothing_back(tmp_path):
     again.close()
     with pytest.raises(Closed):
         load([tmp_path / "a"], table(again))
-
-
-# --------------------------------------------------------------------------------------------------------- episodes
 
 
 @pytest.mark.parametrize("of", [1, 3])
@@ -236,7 +229,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tmp_path, change):
-    """Else they are laid out again; the largest priority and the newest model are as they were at any rate."""
+    """After a change, entries are laid out again; the largest priority and the newest model stay in any case."""
     pool = episodes_of(memory_of([5, 9, 4, 8], capacity=23, max_times_sampled=9))
     pool.memory.update_priorities([7], [100.0])
     pool.memory.update_priorities([7], [1.0])
@@ -254,7 +247,7 @@ def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tm
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_taken(tmp_path):
-    """Its checksums are right: a hostile or faulty program wrote it."""
+    """A hostile or faulty program may write a wrong layout with right checksums."""
     rng, verdicts = random.Random(3), Counter()
     save(tmp_path / "a", table(episodes_of(memory_of([5, 9, 4])), storage="episodes"))
     with SnapshotFile(tmp_path / "a") as file:
@@ -292,7 +285,7 @@ def test_no_episode_is_held_twice(tmp_path):
     pool.clear()
     assert load([tmp_path / "a"], table(pool, storage="episodes")).episodes == 3
     pool.limit(pool.byte_limit // 2)
-    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also where the memory was made anew"
+    assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also in a new memory"
 
 
 def test_an_episode_that_is_too_long_is_counted_and_the_others_are_taken(tmp_path):
@@ -310,7 +303,7 @@ def test_an_episode_that_cannot_be_is_refused():
     assert episode_records.unpack(body, payload, STATES).episode.columns["obs"].shape == (5, 3)
     broken = bytearray(payload)
     broken[0:4] = np.float32(np.nan).tobytes()
-    for said, held in [
+    for record, held in [
         (body, payload[:-1]),
         (body, payload + b"x"),
         (body, bytes(broken)),
@@ -319,35 +312,33 @@ def test_an_episode_that_cannot_be_is_refused():
         (episode_records.EpisodeRecord(owner=b"", number=1, length=5, multiplier=float("nan")), payload),
     ]:
         with pytest.raises(ProtocolError):
-            episode_records.unpack(said, held, STATES)
+            episode_records.unpack(record, held, STATES)
 
-
-# ---------------------------------------------------------------------------------------------------- what fits not
 
 MAKING = {
     "discount": 0.5, "multi_step": 3, "frame_stack": 2, "priority_exponent": 0.9, "priority_epsilon": 0.5,
     "prioritization": "rank", "prev": ("obs",), "next": (), "sequence_length": 4, "sequence_overlap": 1, "burn_in": 1,
     "sequence_first": ("action",), "sequence_max_share": 0.5, "start": "zero", "reward_coeff": 2.0, "mix_lambda": 0.5,
 }  # fmt: skip
-"""Parameters that finished samples were made with, each with another value than that of `MADE`."""
+"""Parameters that shape finished samples, each with a value that `made_with` does not use."""
 APART = {
     "importance_exponent", "importance_final", "importance_batches", "stratified", "cache_size", "rollout_length",
     "max_episode", "reuse_cache", "samples_per_insert", "samples_per_insert_tolerance", "min_size", "max_times_sampled",
     "max_age", "max_model_lag", "model_topic", "normalize", "compression",
 }  # fmt: skip
-"""Those that say how samples are drawn, paced or packed."""
+"""Parameters of drawing, pacing and packing, which leave samples unchanged."""
 VALUED = Schema({"obs": (np.float32, (3,)), "action": np.int32, "reward": np.float32, "value": np.float32})
 
 
 def made_with(field):
-    """Parameters under which this one matters."""
+    """Return parameters under which `field` matters."""
     if field in ("sequence_overlap", "burn_in", "sequence_first", "sequence_max_share"):
         return PLAIN.replace(sequence_length=4)
     return PLAIN.replace(frame_stack=2) if field == "start" else PLAIN
 
 
 def cached(parameters):
-    """A pool with one cache that a memory built, and the cache."""
+    """Return a pool with one cache that a memory built, and the cache."""
     memory = Memory(VALUED, 100, parameters, seed=1)
     for _ in range(2):
         with_episode(
@@ -368,26 +359,26 @@ def test_every_parameter_makes_samples_or_has_no_part_in_them():
 @pytest.mark.parametrize("field", MAKING)
 def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_door(tmp_path, field):
     parameters = made_with(field)
-    (pool, _), told = cached(parameters), parameters.replace(**{field: MAKING[field]})
+    (pool, _), changed = cached(parameters), parameters.replace(**{field: MAKING[field]})
     with pytest.raises(ParameterError, match=f"^{field} must be .* caches are held .* made with this value"):
-        pool.configure(told)
+        pool.configure(changed)
     assert pool.parameters == parameters and pool.stats().caches == 1, "nothing was changed"
     save(tmp_path / "a", table(pool))
-    other = Pool(VALUED, told)
+    other = Pool(VALUED, changed)
     with pytest.raises(SnapshotMismatch, match=f"made with .*{field}=.*, but this server has .*{field}="):
         load([tmp_path / "a"], table(other))
     assert load([tmp_path / "a"], table(other), discard_mismatched=True).refused == {"parameters": 1}
-    held, payload = cached(told)
-    with pytest.raises(ProtocolError) as refused:  # a client that has not heard of it, or was told something else
+    held, payload = cached(changed)
+    with pytest.raises(ProtocolError) as refused:  # the client's parameters differ from the pool's
         pool.add(name(2), 1, containers.check(payload, held.layout))
     assert refused.value.code == "parameters"
-    assert pool.configure(told, discard_mismatched=True) == 1 and pool.parameters == told
+    assert pool.configure(changed, discard_mismatched=True) == 1 and pool.parameters == changed
 
 
 @pytest.mark.parametrize("field", ["discount", "reward_coeff", "mix_lambda"])
 def test_priorities_of_restored_episodes_follow_from_what_the_server_is_told(tmp_path, field):
-    """But for those that a learner reported."""
-    pool, told = EpisodePool(VALUED, PLAIN, capacity=100), PLAIN.replace(**{field: MAKING[field]})
+    """Priorities that a learner reported stay as they were reported."""
+    pool, changed = EpisodePool(VALUED, PLAIN, capacity=100), PLAIN.replace(**{field: MAKING[field]})
     rng = np.random.default_rng(1)
     values = [rng.random((20, 3), np.float32), np.ones(20, np.int32), *rng.random((2, 20), np.float32)]
     pool.memory.open()
@@ -395,10 +386,10 @@ def test_priorities_of_restored_episodes_follow_from_what_the_server_is_told(tmp
     pool.memory.close()
     pool.memory.update_priorities(numbers[:3], [7.0, 8.0, 9.0])
     save(tmp_path / "a", table(pool, storage="episodes"))
-    again = EpisodePool(VALUED, told, capacity=100)
+    again = EpisodePool(VALUED, changed, capacity=100)
     assert load([tmp_path / "a"], table(again, storage="episodes")).episodes == 1
     before = pool.memory.weights(numbers)
-    pool.configure(told)
+    pool.configure(changed)
     assert (pool.memory.weights(numbers)[3:-1] != before[3:-1]).all(), "the value matters"
     np.testing.assert_array_equal(again.memory.weights(np.arange(20)), pool.memory.weights(numbers))
 
@@ -443,11 +434,8 @@ def test_paths_are_a_list(paths):
         snapshots.heads(paths)
 
 
-# ----------------------------------------------------------------------------------------------------------- damage
-
-
 def of_two(path):
-    """A file with caches and episodes, and what is in it."""
+    """Save a snapshot with caches and episodes, and return its bytes."""
     pools = table(pool_of([12, 18, 3])), table(episodes_of(memory_of([5, 9, 4])), "whole", "episodes")
     save(path, *pools)
     return path.read_bytes()
@@ -472,7 +460,7 @@ def test_damage_is_refused_or_skipped_with_exact_counts(tmp_path):
         try:
             done = load([path], *tables, skip_damaged=True)
         except DataError:
-            verdicts["useless"] += 1  # nobody knows what it is about
+            verdicts["useless"] += 1  # nothing tells what the file holds
             continue
         assert not done.refused, number
         there = done.caches + done.episodes
@@ -481,7 +469,7 @@ def test_damage_is_refused_or_skipped_with_exact_counts(tmp_path):
         verdicts["in part"] += 1
         verdicts["counted"] += "an unknown" not in text
     assert verdicts["in part"] > 80 and verdicts["counted"] > 40 and verdicts["useless"] > 5, verdicts
-    assert verdicts["whole"] < 90, verdicts  # what was changed lies behind the end, or was zeros before
+    assert verdicts["whole"] < 90, verdicts  # the change lies behind the end, or in zeros
 
 
 def test_other_files_are_refused_by_name(tmp_path):
@@ -506,9 +494,9 @@ def test_other_files_are_refused_by_name(tmp_path):
 def test_facts_say_what_a_file_holds(tmp_path):
     path = tmp_path / "a"
     whole = of_two(path)
-    found = snapshots.facts(path, check=True)
-    assert (found["server"], found["run"], found["damage"], found["complete"]) == ("home", "ant", "", True)
-    held, episodes = found["tables"]
+    facts = snapshots.facts(path, check=True)
+    assert (facts["server"], facts["run"], facts["damage"], facts["complete"]) == ("home", "ant", "", True)
+    held, episodes = facts["tables"]
     assert (held["name"], held["caches"], held["samples"], held["unused"], held["clients"]) == ("default", 8, 33, 33, 3)
     assert (episodes["name"], episodes["episodes"], episodes["entries"]) == ("whole", 3, 18)
     assert Schema.from_json(episodes["schema"]) == STATES

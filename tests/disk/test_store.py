@@ -1,4 +1,4 @@
-"""A server's files: what was acknowledged is there again, whatever ended the process; against slow models too."""
+"""Tests of a server's files: acknowledged data returns however the process ended; also against slow models."""
 
 import gc
 import itertools
@@ -37,8 +37,6 @@ from statekit import (
     text_of_log,
 )
 
-# ---------------------------------------------------------------------------------------------- what comes back
-
 
 def test_a_folder_knows_since_when_it_has_forgotten_nothing(tmp_path):
     lives = []
@@ -61,17 +59,14 @@ def test_a_life_of_a_program_that_does_not_know_since_when_is_the_one_since_when
 
 
 def test_epochs_grow_whatever_the_clock_does(tmp_path):
-    """Back after a wrong time was set, standing still, and far on after its host slept."""
+    """The clock steps back after a wrong setting, stands still, and jumps ahead after its host slept."""
     clocks, epochs = [2000.0, 1000.0, 1000.0, 1999.0, 900_000.0, 0.0], []
     for now in clocks:
         with Store(tmp_path / "state", clock=lambda now=now: now) as store:
             epochs.append(store.epoch)
     assert all(former < epoch for former, epoch in pairwise(epochs))
-    # No life is before its clock: the epochs of another folder in the place of a lost one go on above its last.
+    # Epochs are not before the clock: those of a folder that replaces a lost one continue above its last epoch.
     assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------ whose folder
 
 
 def test_a_second_server_is_refused_and_told_by_whom(tmp_path):
@@ -119,16 +114,16 @@ def test_old_text_goes_when_there_is_too_much_and_leaves_the_search_with_it(tmp_
         def is_small():
             try:
                 return sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) <= 17_100
-            except FileNotFoundError:  # it has gone in this moment
+            except FileNotFoundError:  # the file was removed meanwhile
                 return False
 
         until(is_small)
-        found = keeper.store.search(RUN, most=100)
+        entries = keeper.store.search(RUN, most=100)
         assert keeper.store.line_count(RUN) == 40 and lines_through(keeper.store) == {CLIENTS[0]: 40}
     assert all(path.name.startswith("ant_7.") for path in (tmp_path / "log").iterdir())
-    assert [entry.line.number for entry in found] == list(range(41 - len(found), 41)) and 10 <= len(found) <= 17
+    assert [entry.line.number for entry in entries] == list(range(41 - len(entries), 41)) and 10 <= len(entries) <= 17
     assert [line.split(b",")[2][:3] for line in text_of_log(tmp_path).splitlines()] == [
-        b"%03d" % entry.line.number for entry in found
+        b"%03d" % entry.line.number for entry in entries
     ]
 
 
@@ -141,7 +136,7 @@ def test_backups_are_made_now_and_then_while_something_changes(tmp_path):
 
 
 def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
-    """What SQLite has open must not be closed by a child, and the child outlives its parent's store."""
+    """A child must not close files that SQLite has open; the child outlives its parent's store."""
     keeper = keeper_of_all(tmp_path)
     reading, writing = os.pipe()
     child = fork()
@@ -167,7 +162,7 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         assert store.settings()["n"] == "2"
 
 
-# --- A store against slow models of it: what is there after any order of saving and restarting
+# --- A store against slow models: its content after any order of saves and restarts
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)
@@ -186,7 +181,7 @@ operations = st.one_of(
 
 
 class Model:
-    """What must be there, in dictionaries."""
+    """Expected content of a store, in dictionaries."""
 
     def __init__(self):
         self.runs, self.accounts, self.lines, self.models = {}, {}, {}, {}
@@ -194,19 +189,19 @@ class Model:
         self.brought, self.steps = {}, 0
 
     def group(self, operation):
-        """Do it here, and as a group to be saved."""
+        """Apply an operation to the model, and return the operation as a group to save."""
         kind, which, value = operation
         self.steps += 1
         run = f"run {self.steps % 2}"
         group = SavedGroup(runs=[] if run in self.runs else [RunFacts(run)])
         self.runs.setdefault(run, RunFacts(run))
         if kind == "account":
-            made = account(CLIENTS[which], self.steps, value, rejected={"a": value} if value else {})
-            made.received_caches, made.lines_through = value, self.through.get((run, CLIENTS[which]), 0)
-            made.report = msgspec.structs.replace(made.report, caches=value)
-            made.seen_caches = value
-            group.accounts = [(run, made)]
-            self.accounts[run, CLIENTS[which]] = made
+            changed = account(CLIENTS[which], self.steps, value, rejected={"a": value} if value else {})
+            changed.received_caches, changed.lines_through = value, self.through.get((run, CLIENTS[which]), 0)
+            changed.report = msgspec.structs.replace(changed.report, caches=value)
+            changed.seen_caches = value
+            group.accounts = [(run, changed)]
+            self.accounts[run, CLIENTS[which]] = changed
         elif kind == "lines":
             for _ in range(value):
                 client = CLIENTS[which]
@@ -215,18 +210,18 @@ class Model:
                 entry = LogEntry(index, client, float(self.steps), Line(number, 0.0, which, f"line {index}"))
                 self.lines[run].append(entry)
                 group.lines.append((run, entry))
-            made = self.accounts.get((run, client), account(client)).copy()
-            made.lines_through = number
-            self.accounts[run, client] = made
-            group.accounts = [(run, made)]
+            changed = self.accounts.get((run, client), account(client)).copy()
+            changed.lines_through = number
+            self.accounts[run, client] = changed
+            group.accounts = [(run, changed)]
         elif kind == "model":
             self.versions[which] = self.versions.get(which, 0) + 1
-            made = make(which, bytes([self.steps % 256]) * value, self.versions[which])
-            group.models = [(run, made)]
-            self.models[run, which] = made
+            model = make(which, bytes([self.steps % 256]) * value, self.versions[which])
+            group.models = [(run, model)]
+            self.models[run, which] = model
         elif kind == "inherit":
             group.inherited = [(run, rows(which, episodes=value))]
-            value = max(value, self.brought.get((run, which), 0))  # of one account the later row counts
+            value = max(value, self.brought.get((run, which), 0))  # the later row of an account counts
             self.brought[run, which] = value
             self.inherited[run, which] = rows(which, episodes=value)
         elif kind == "setting":
@@ -242,16 +237,16 @@ class Model:
         assert store.runs() == list(self.runs.values())
         assert store.settings() == self.settings
         assert store.versions() == {
-            topic: max(made.version for (_, other), made in self.models.items() if other == topic)
+            topic: max(model.version for (_, other), model in self.models.items() if other == topic)
             for topic in {topic for _, topic in self.models}
         }
         for run in self.runs:
             assert {one.client: one for one in own_accounts(store, run)} == {
-                client: made for (owner, client), made in self.accounts.items() if owner == run
+                client: stored for (owner, client), stored in self.accounts.items() if owner == run
             }
             assert store.search(run, most=10_000) == self.lines.get(run, [])
             assert store.line_count(run) == len(self.lines.get(run, []))
-            assert store.models(run) == [made for (owner, _), made in sorted(self.models.items()) if owner == run]
+            assert store.models(run) == [model for (owner, _), model in sorted(self.models.items()) if owner == run]
             assert inherited(store, run) == b"".join(
                 packed for (owner, _), packed in sorted(self.inherited.items()) if owner == run
             )
@@ -259,7 +254,7 @@ class Model:
 
 
 def killed(store):
-    """Let go of a store as the end of its process would."""
+    """Release a store as the end of its process does."""
     store._opened.close()
     store._closed = True
 
@@ -291,7 +286,7 @@ saves = st.tuples(st.dictionaries(keys, bodies, max_size=5), st.dictionaries(key
 @settings(max_examples=60, deadline=None)
 @given(st.lists(saves, max_size=8), st.integers(0, 4))
 def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, recent):
-    """Put, replaced and taken out; also after a transaction that failed, and one that is tried again."""
+    """Rows are inserted, replaced and removed, also after a failed transaction and in one that is tried again."""
     failing = []
 
     def at(point):
@@ -308,7 +303,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
             if fails:
                 failing.append("database or disk is full")
                 with pytest.raises(sqlite3.OperationalError):
-                    file.save([], [], prompts, accounts)  # the other way round: nothing of it may be remembered
+                    file.save([], [], prompts, accounts)  # swapped: no row of the failed save may be remembered
             was = there["table_rows"]
             gone = [was[name] for name in prompts if name in was]
             assert sorted(file.save([], [], accounts, prompts)) == sorted(body for body in gone if len(body) <= 64)
@@ -324,7 +319,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
         file.close()
 
 
-# --- A search, without a file; `tests/nodes/test_search.py` compares what it finds with a slow one
+# --- The condition of a search; `tests/nodes/test_search.py` compares results with a slow model
 
 
 def test_a_search_is_a_condition_of_all_that_is_wanted():

@@ -1,4 +1,4 @@
-"""Damaged, restored and meddled-with state folders: exact or refused, never reset without being asked."""
+"""Tests of damaged, restored and changed state folders: exact or refused, never reset without a request."""
 
 import logging
 import re
@@ -34,9 +34,9 @@ def in_memory():
 
 @pytest.fixture(scope="module")
 def folders(in_memory):
-    made = mutations.make_folders(in_memory)
-    assert (made[0] / "state.db-wal").stat().st_size > 100_000
-    return made
+    paths = mutations.make_folders(in_memory)
+    assert (paths[0] / "state.db-wal").stat().st_size > 100_000
+    return paths
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_damaged_folder_is_exact_or_refused(folders, in_memory, seed):
 
 
 def rows_of(folder, *commands):
-    """Execute commands of SQLite, each a text, or a text and its values; returns the rows of the last one."""
+    """Execute SQLite commands, each a text or a text with its values; return the rows of the last one."""
     connection = sqlite3.connect(folder / "state.db")
     with connection:
         for command in commands:
@@ -109,11 +109,8 @@ def test_a_strangers_database_is_left_alone(folders, tmp_path, change, words):
     assert (tmp_path / "state" / "state.db").read_bytes() == before
 
 
-# ------------------------------------------------------------------------------------------------------ backups
-
-
 def put_back(folder, which=1):
-    """What the error's text says."""
+    """Put a backup in place of the database, as the error's text advises."""
     (folder / "state.db").rename(folder / "state.db.damaged")
     for name in ("state.db-wal", "state.db-shm"):
         (folder / name).unlink(missing_ok=True)
@@ -131,21 +128,21 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
     put_back(state)
     with Keeper(state) as keeper:
         assert keeper.store.restored == 1 and keeper.store.since == keeper.store.epoch > epoch
-        since = keeper.store.since  # what came after the backup is forgotten
+        since = keeper.store.since  # changes after the backup are lost
         assert [one.report.episodes for one in own_accounts(keeper.store)] == [5, 7]
         assert lines_through(keeper.store) == {CLIENTS[0]: 1}
         keeper.save(accounts=[account(CLIENTS[0], 10)], lines=[(CLIENTS[0], 3, "three")])
         assert [one.report.episodes for one in own_accounts(keeper.store)] == [10, 7]
         assert [entry.line.text for entry in keeper.store.search(RUN)] == ["three"]
-        found = contents(keeper.store)
+        restored = contents(keeper.store)
     with Store(state) as store:
-        assert contents(store) == found and (store.restored, store.since) == (1, since)
+        assert contents(store) == restored and (store.restored, store.since) == (1, since)
     text = b"".join(path.read_bytes() for path in sorted((state / "log").iterdir()))
     assert [line.rpartition(b",")[2] for line in text.splitlines()] == [b"one", b"two", b"three"]
 
 
 def test_a_log_of_sqlite_beside_a_backup_is_set_aside(folders, tmp_path):
-    """It belongs to the file that was there before: SQLite would write its pages into the backup."""
+    """The log belongs to the former database: SQLite would write its pages into the backup."""
     shutil.copytree(folders[0], tmp_path / "state")
     shutil.copy(tmp_path / "state" / "state.db.backup-1", tmp_path / "state" / "state.db")
     with Store(tmp_path / "state", "home") as store:
@@ -185,8 +182,6 @@ def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
     assert (tmp_path / "state.db.backup-1").read_bytes() == good
 
 
-# ------------------------------------------------------------------------------------------------- lines and accounts
-
 COLUMNS = {
     "lines": ["id", "client", "number", "received", "label", "said", "text", "sum"],
     "accounts": ["part", "key", "body", "sum"],
@@ -198,7 +193,7 @@ DAMAGE = (
 
 
 def as_a_ledger(run):
-    """Reads accounts as a server does: it adds all of them up before it looks for one."""
+    """Return a function that reads accounts as a server does: first all sums, then single accounts."""
 
     def read(store):
         kept = store.accounts(run)
@@ -225,7 +220,7 @@ READS = [
 
 
 def all_reads(folder):
-    """What each read returns, or the damage that it names."""
+    """Return each read's result, or the text of its error for damage."""
 
     def read_by(read):
         try:
@@ -241,7 +236,6 @@ def all_reads(folder):
 
 
 def flipped(value, bit):
-    """The value, or its bytes, with another bit."""
     if isinstance(value, int):
         return value ^ 1 << bit
     data = bytearray(struct.pack("<d", value) if isinstance(value, float) else value)
@@ -279,16 +273,13 @@ def test_a_flipped_bit_of_a_line_or_an_account_is_refused_and_no_number_is_wrong
                 try:
                     rows_of(copy, (f"UPDATE {table} SET {column} = {change} WHERE {where}", [flipped(value, bit)]))
                 except sqlite3.IntegrityError:
-                    continue  # there is such a row: SQLite finds two of them
-                wrong = [found for found, right in zip(all_reads(copy), truth, strict=True) if found != right]
-                assert wrong and all(re.search(DAMAGE, str(found)) for found in wrong), (column, bit, wrong)
+                    continue  # SQLite refuses a second row of the same key
+                wrong = [result for result, right in zip(all_reads(copy), truth, strict=True) if result != right]
+                assert wrong and all(re.search(DAMAGE, str(result)) for result in wrong), (column, bit, wrong)
                 tried += 1
     shutil.rmtree(copy)
     shutil.copytree(tmp_path, copy)
     assert all_reads(copy) == truth and tried > 10
-
-
-# ------------------------------------------------------------------------------------------------- text and models
 
 
 def texts(folder):
@@ -310,10 +301,10 @@ def test_somebody_who_meddles_with_the_text_loses_nothing_of_the_log(tmp_path, h
         left = texts(tmp_path)
         keeper.save(lines=[(CLIENTS[0], 6, "after")])
         keeper.save(lines=[(CLIENTS[0], 7, "more")])
-        found = keeper.store.search(RUN)
-        assert [entry.line.number for entry in found] == list(range(1, 8))
+        entries = keeper.store.search(RUN)
+        assert [entry.line.number for entry in entries] == list(range(1, 8))
         now = texts(tmp_path)
-        assert {name: now[name] for name in left} == left, "what somebody else did stays as it is"
+        assert {name: now[name] for name in left} == left, "foreign changes stay"
         (fresh,) = set(now) - set(left)
         assert [line.rpartition(b",")[2] for line in now[fresh].splitlines()] == [b"after", b"more"]
     with Keeper(tmp_path) as keeper:

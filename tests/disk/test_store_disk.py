@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or failing under a server's files, and kills at every point of the store."""
+"""Tests of a full, read-only or failing disk under a server's files, and of kills at every point of the store."""
 
 import errno
 import os
@@ -37,14 +37,12 @@ from store_child import HITS, STEPS
 
 pytestmark = pytest.mark.slow
 
-# --- A disk that is full, read-only or failing under a server's files
-
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of one megabyte of its own."""
+    """Mount a file system of one megabyte, and yield its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     done = subprocess.run(
@@ -57,18 +55,15 @@ def small_disk(tmp_path):
 
 
 def room_left(disk, size):
-    """Fill a disk up to so many bytes; returns the file that does."""
+    """Fill a disk until `size` bytes are free; return the file that fills it."""
     ballast = disk / "ballast"
     ballast.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - size))
     return ballast
 
 
-# ------------------------------------------------------------------------------------------------------- full
-
-
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 200_000])
 def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
-    """`room` is left when the filling begins: the disk becomes full at another place each time."""
+    """`room` bytes are free at first, so that the disk becomes full at another place for each value."""
     keeper = Keeper(small_disk / "state", limits=Limits.of(log_bytes=1 << 20))
     ballast = room_left(small_disk, room)
     tickets = []
@@ -90,16 +85,16 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
     assert len(keeper.acknowledged) > before and not keeper.failures
     assert keeper.store.is_healthy
     keeper.save(lines=[(CLIENTS[0], n + 1, "more")])
-    found = contents(keeper.store)
+    saved = contents(keeper.store)
     assert keeper.close()
     with Store(small_disk / "state") as store:
-        assert contents(store) == found
-        assert found["accounts"][0].report.episodes == n and found["count"] == 8 * n + 1
-        assert text_of_log(small_disk / "state").count(b"\n") == found["count"]
+        assert contents(store) == saved
+        assert saved["accounts"][0].report.episodes == n and saved["count"] == 8 * n + 1
+        assert text_of_log(small_disk / "state").count(b"\n") == saved["count"]
 
 
 class Users:
-    """A server of prompts and caches in a state folder, and what its users ask for."""
+    """Users of a server that keeps prompts and caches in a state folder."""
 
     def __init__(self, cluster, folder):
         self._cluster, self.folder = cluster, folder
@@ -130,20 +125,20 @@ class Users:
         return self._cluster.server(schema=None, tables=tables, name="home", state=self.folder, limits=QUICK)
 
     def check_refused(self, trouble):
-        """Everything that would have to be saved is refused, with what is wrong, where, and what to do."""
+        """Check that each call that has to save is refused with the trouble and the folder."""
         for name, call in self.calls.items():
             for timeout in (0.3, 3.0, 30.0):  # a busy machine may not say in time why
                 with pytest.raises((Refused, MemoireTimeout, StateLost)) as caught:
                     call(timeout)
-                if found := re.search(trouble, str(caught.value)):
+                if match := re.search(trouble, str(caught.value)):
                     break
-            assert found, caught.value
+            assert match, caught.value
             assert str(self.folder) in str(caught.value), name
         (reason,) = re.findall(trouble, self.server.readiness()[0])
         assert reason and re.search(trouble, self.server.stats().folder.trouble)
 
     def check_kept(self):
-        """After a restart the acknowledged prompt is there, and nothing that was refused."""
+        """Check that after a restart the acknowledged prompt is present, and no refused one."""
         counts = self.start().table("p").calls().counts()
         assert sum(counts[state] for state in ("waiting", "leased", "answered", "ready", "drawn", "committed")) == 1
 
@@ -191,16 +186,14 @@ def test_users_of_a_server_whose_disk_fails_hear_why_and_nothing_acknowledged_is
 
 @pytest.fixture
 def failing_disk(tmp_path):
-    """A file system that the kernel makes read-only at its first error, while files on it are open; and how to have it
-    find one.
-    """
+    """Yield the folder of an ext4 file system, a function that makes it read-only by an error, and its mount command."""
     image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
     image.write_bytes(b"")
     os.truncate(image, 16 << 20)
-    made = subprocess.run(["mkfs.ext4", "-q", str(image)], capture_output=True, check=False) if MKFS else None
+    done = subprocess.run(["mkfs.ext4", "-q", str(image)], capture_output=True, check=False) if MKFS else None
     mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(folder)]
-    if made is None or made.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
+    if done is None or done.returncode or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small disk needs root")
     device = subprocess.run(["findmnt", "-no", "SOURCE", str(folder)], capture_output=True, text=True, check=True)
     trigger = Path("/sys/fs/ext4", Path(device.stdout.strip()).name, "trigger_fs_error")
@@ -226,7 +219,7 @@ def test_a_file_system_that_becomes_read_only_loses_nothing_and_is_gone_on_with_
 
 
 def in_checkpoint(keeper, disk):
-    """The database cannot grow when its log is written into it: it stays in the log."""
+    """Fill the disk so that the database cannot take over its log, which keeps the value."""
     keeper.save(settings={"a": "x" * 200_000})
     ballast = room_left(disk, 0)
     with pytest.raises(sqlite3.OperationalError, match="disk is full"):
@@ -236,7 +229,7 @@ def in_checkpoint(keeper, disk):
 
 
 def in_backup(keeper, disk):
-    """A backup cannot be written: the former one stays."""
+    """Fill the disk so that a backup fails and the former one stays."""
     keeper.store.back_up()
     keeper.save(settings={"a": "x" * 200_000})
     former = (disk / "state" / "state.db.backup-1").read_bytes()
@@ -254,10 +247,10 @@ def test_a_real_disk_that_is_full_at_a_write_of_sqlite_loses_nothing(small_disk,
     keeper.save(accounts=[account(CLIENTS[0], 1)], settings={"b": "before"})
     fill(keeper, small_disk)
     keeper.save(accounts=[account(CLIENTS[0], 2)])
-    found = contents(keeper.store)
+    saved = contents(keeper.store)
     assert not keeper.failures and keeper.close()
     with Store(small_disk / "state") as store:
-        assert contents(store) == found and store.settings() == {"a": "x" * 200_000, "b": "before"}
+        assert contents(store) == saved and store.settings() == {"a": "x" * 200_000, "b": "before"}
         assert [one.report.episodes for one in own_accounts(store)] == [2]
 
 
@@ -324,9 +317,6 @@ def test_text_that_cannot_be_written_holds_nobody_up_and_is_completed(tmp_path):
     assert b"two" in text_of_log(tmp_path) and b"three" in text_of_log(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------- failing
-
-
 @pytest.mark.parametrize("name", ["SQLITE_IOERR_FSYNC", "SQLITE_IOERR_WRITE", "SQLITE_CORRUPT"])
 def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, name):
     fault = Faulty("before commit")
@@ -369,15 +359,12 @@ print(keeper.failures[0])
 
 @pytest.mark.skipif(not COMPILER, reason="no C compiler to make a failing disk with")
 def test_an_error_of_the_systems_own_sync_is_never_forgiven(tmp_path):
-    """A library that is loaded before all others has fdatasync fail, as a dying disk would."""
+    """A preloaded library makes fdatasync fail, as a dying disk would."""
     library = powerkit.compiled(SHIM.replace("FLAG", f'"{tmp_path}/flag"'), tmp_path)
     done = powerkit.python("-c", VICTIM, tmp_path / "state", tmp_path / "flag", library=library)
     assert "SQLITE_IOERR_FSYNC" in done.stdout
     with Store(tmp_path / "state") as store:
         assert own_accounts(store)[0].report.episodes >= 1
-
-
-# --------------------------------------------------------------------------------------------------- read-only
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, request):
@@ -416,7 +403,7 @@ def test_network_file_systems_are_refused(kind, is_refused):
         check_file_system(Path("/no where/state"), mounts)
 
 
-# --- SIGKILL at every point between two steps of the store: nothing acknowledged is lost, nothing is half there
+# --- SIGKILL at every point between two steps of the store: acknowledged data stays, and no step is half done
 
 POINTS = [
     "before create", "after create", "before epoch", "before begin", "before commit", "after commit", "before text",
@@ -424,7 +411,7 @@ POINTS = [
     "before checkpoint", "after checkpoint",
 ]  # fmt: skip
 OF_FILES = ["write", "sync", "replace", "sync folder"]
-"""Of whatever is replaced; here snapshots."""
+"""Steps of replacing a file, here a snapshot."""
 
 
 @pytest.fixture
@@ -434,7 +421,7 @@ def in_memory():
 
 
 def check(folder):
-    """What is in the folder is a whole number of steps, all those acknowledged among them; returns how many."""
+    """Check that the folder holds whole steps, all acknowledged ones among them; return their number."""
     return check_state(folder / "state", (folder / "acks").stat().st_size)
 
 
@@ -463,11 +450,11 @@ def test_every_point_of_the_store_is_tried():
 
 @pytest.mark.skipif(not COMPILER, reason="no C compiler to make a failing disk with")
 def test_a_power_failure_at_any_moment_loses_nothing_that_was_acknowledged(in_memory, tmp_path):
-    """What was written and not synced is lost, in part or as a whole, and in any order."""
+    """Unsynced writes are lost, in part or as a whole, and in any order."""
     recorded = powerkit.record(in_memory, tmp_path, TESTS / "support" / "store_child.py", "steps", in_memory, 3)
     assert len(recorded) > 250
-    found = [
+    counts = [
         check_state(in_memory / "after" / "state", acknowledged)
         for _, acknowledged in powerkit.failures(recorded, in_memory, in_memory / "after", 40, seed=1)
     ]
-    assert found == sorted(found) and found[-1] >= 5
+    assert counts == sorted(counts) and counts[-1] >= 5

@@ -1,4 +1,4 @@
-"""A learner with collectors over real sockets: strict entries, checkpoints, and two ranks that stay equal."""
+"""Tests of a learner with collectors on real sockets: strict entries, checkpoints, and two ranks that stay equal."""
 
 import contextlib
 import multiprocessing
@@ -21,14 +21,13 @@ from memoire.rl.learner import Checkpoints
 pytestmark = pytest.mark.torch
 
 
-def made(envs, seed=0, hidden=(32, 32), kind=ActorCritic, **options):
+def mlp(envs, seed=0, hidden=(32, 32), kind=ActorCritic, **options):
     torch.manual_seed(seed)
     return kind.mlp(envs, hidden, **options)
 
 
 @contextlib.contextmanager
 def collecting(url, count=2):
-    """Collectors in threads, until the run is finished."""
     collectors = [Collector(url, make_envs("CartPole-v1", 4), seed=i) for i in range(count)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in collectors]
     for thread in threads:
@@ -42,7 +41,7 @@ def collecting(url, count=2):
 
 def test_ppo_learns_cartpole_from_strict_rollouts_with_normalization():
     envs = make_envs("CartPole-v1", 1)
-    net = made(envs, normalize_observations=True, normalize_rewards=True)
+    net = mlp(envs, normalize_observations=True, normalize_rewards=True)
     with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 1024, 128, seconds=90.0, discount=0.98) as learner:
         ppo = learner.keep(PPO(learner.net, 1e-3, 8, 128, lam=0.9, seed=0))
         with collecting(learner.server.endpoint):
@@ -69,7 +68,7 @@ with Collector(sys.argv[1], [make_envs(sys.argv[2], 2) for _ in range(2)], seed=
 
 
 class Certain(ActorCritic):
-    """Acts otherwise than the perceptrons that it has the parameters of."""
+    """Network that acts unlike the perceptrons with the same parameters."""
 
     def forward(self, observations):
         distribution, values = super().forward(observations)
@@ -81,7 +80,7 @@ class Certain(ActorCritic):
 )
 def test_collectors_without_torch_ask_the_learner(kind, env):
     envs = make_envs(env, 1)
-    net = made(envs, kind=kind, normalize_observations=True)
+    net = mlp(envs, kind=kind, normalize_observations=True)
     with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32, policy="remote") as learner:
         command = [sys.executable, "-c", CHILD, learner.server.endpoint, env]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -95,38 +94,37 @@ def test_collectors_without_torch_ask_the_learner(kind, env):
             ppo.update(rollouts)
             learner.publish()
         learner.server.finish()
-        said, _ = child.communicate(timeout=60.0)
-        assert child.returncode == 0 and "is_finished=True" in said
+        output, _ = child.communicate(timeout=60.0)
+        assert child.returncode == 0 and "is_finished=True" in output
         assert learner.inference.stats().failures == 0 and learner.inference.stats().rows >= 4 * 256
 
 
 class Pair(World):
-    """One of two ranks that are threads."""
+    """One of two ranks that run as threads."""
 
-    barrier, told = threading.Barrier(2, timeout=20.0), [[0], [0]]
+    barrier, reports = threading.Barrier(2, timeout=20.0), [[0], [0]]
 
     def least(self, values):
-        self.told[self.rank] = list(values)
+        self.reports[self.rank] = list(values)
         self.barrier.wait()
-        found = [min(each) for each in zip(*self.told, strict=True)]
+        minima = [min(each) for each in zip(*self.reports, strict=True)]
         self.barrier.wait()
-        return found
+        return minima
 
 
 FACTS = {"steps": 64, "iterations": 1, "version": 2, "settings": {"ranks": 1, "checkpoint_every": 1}}
 
 
 def saved_learner(folder, rank=0, facts=FACTS):
-    """Have the checkpoint of a rank in a folder."""
     files = Checkpoints(folder, rank)
-    files.save(1, made(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, facts)
+    files.save(1, mlp(make_envs("CartPole-v1", 1), hidden=(8,)), None, None, facts)
     files.close()
 
 
 def begun(folder, world=None):
     envs = make_envs("CartPole-v1", 1)
     options = {"checkpoint": folder, "world": world or World()}
-    return OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs, hidden=(8,)), 64, 16, **options)
+    return OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs, hidden=(8,)), 64, 16, **options)
 
 
 def test_a_learner_that_is_started_again_goes_on_from_its_counts(tmp_path):
@@ -136,21 +134,21 @@ def test_a_learner_that_is_started_again_goes_on_from_its_counts(tmp_path):
 
 
 def errors_of_two(folder):
-    """What each of two ranks says that is begun with this folder."""
-    found = {}
+    """Return the error of each of two ranks that begin with this folder, or None."""
+    errors = {}
 
     def begin(rank):
         try:
             begun(folder, Pair(rank, 2)).close()
         except Exception as error:
-            found[rank] = error
+            errors[rank] = error
 
     threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30.0)
-    return [found.get(rank) for rank in range(2)]
+    return [errors.get(rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -181,16 +179,16 @@ def test_each_of_several_ranks_refuses_what_one_of_them_cannot_go_on_with(tmp_pa
 def test_settings_that_do_not_fit_are_refused():
     envs = make_envs("CartPole-v1", 1)
     with pytest.raises(ParameterError, match="because max_lag is above 0"):
-        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), max_lag=1)
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), max_lag=1)
     with pytest.raises(ParameterError, match="did you mean 'remote'"):
-        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), policy="Remote")
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), policy="Remote")
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
-        OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, world=World(0, 3))
-    # Ranks of other machines are at the same port.
+        OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), 64, world=World(0, 3))
+    # Ranks on other machines use the same ports.
     assert [World(3, 4).place, World(3, 4, local_rank=1).place] == [3, 1]
     with pytest.raises(ParameterError, match="below .WORLD_SIZE"):
         World.from_environment({"RANK": "2", "WORLD_SIZE": "2"})
-    learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, made(envs), 64, 16, max_lag=2, correction="vtrace", seconds=0)
+    learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), 64, 16, max_lag=2, correction="vtrace", seconds=0)
     assert PPO(learner.net).correction == "vtrace" and learner.is_over
     with pytest.raises(NotEnoughSamples, match="waiting for 64 more entries"):
         learner.collect(0.05)
@@ -198,12 +196,12 @@ def test_settings_that_do_not_fit_are_refused():
 
 
 def rank_of(rank, port, results):
-    """One of two ranks: learns four times of its own collectors' entries."""
+    """Train one of two ranks, four times on the entries of its own collectors."""
     import os
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     envs = make_envs("CartPole-v1", 1)
-    net = made(envs, seed=rank, normalize_observations=True)
+    net = mlp(envs, seed=rank, normalize_observations=True)
     with OnPolicyLearner("tcp://127.0.0.1:*", envs, net, 256, 32) as learner:
         ppo = learner.keep(PPO(learner.net, 1e-2, 4, 32, target_kl=0.02))
         with collecting(learner.server.endpoint, 1):
@@ -214,11 +212,11 @@ def rank_of(rank, port, results):
             learner.server.finish()
         try:
             learner.world.check_equal(entries=128 + rank)
-            said = ""
+            message = ""
         except Exception as error:
-            said = str(error)
+            message = str(error)
         state = {name: tensor.detach().numpy().tobytes() for name, tensor in net.state_dict().items()}
-        results.put((rank, len(rollouts), net.version, state, said))
+        results.put((rank, len(rollouts), net.version, state, message))
     torch.distributed.destroy_process_group()
 
 
@@ -231,10 +229,10 @@ def test_two_ranks_have_the_same_parameters_bit_by_bit():
     for rank in ranks:
         rank.start()
     deadline = time.monotonic() + 100.0
-    found = sorted(results.get(timeout=max(0.1, deadline - time.monotonic())) for _ in ranks)
+    outcomes = sorted(results.get(timeout=max(0.1, deadline - time.monotonic())) for _ in ranks)
     for rank in ranks:
         rank.join(20.0)
         assert rank.exitcode == 0
-    first, second = found
+    first, second = outcomes
     assert first[1:3] == second[1:3] == (128, 5) and first[3] == second[3]
     assert "128 to 129 entries, and rank 0 has 128" in first[4] and "rank 1 has 129" in second[4]

@@ -1,4 +1,4 @@
-"""PPO in torch: of feed-forward and recurrent networks, and its ranks."""
+"""Tests of PPO in torch: feed-forward and recurrent networks, and the placement of ranks."""
 
 import threading
 
@@ -31,7 +31,7 @@ def net_of(*, is_continuous=False, seed=0, **options):
 
 
 def facts_of(lengths, terminated, bootstrap, version):
-    """What rollouts say of their fragments, of which those that did not terminate were cut off."""
+    """Return the facts of fragments, of which those that did not terminate were truncated."""
     fragments, count = len(lengths), sum(lengths)
     return {
         "lengths": np.array(lengths), "terminated": terminated, "truncated": ~terminated, "has_final": ~terminated,
@@ -41,7 +41,7 @@ def facts_of(lengths, terminated, bootstrap, version):
 
 
 def rollouts_of(net, *, count=256, lag=0, shift=0.0, seed=0, discount=(0.99,)):
-    """A bandit: action 1 earns 1, action 0 nothing; fragments of four, every second one terminated."""
+    """Return rollouts of a bandit: action 1 earns 1, action 0 nothing; every second fragment of four terminates."""
     random = np.random.default_rng(seed)
     obs = random.standard_normal((count, 3)).astype(np.float32)
     out = MlpPolicy(memoire.torch.body_of(net), 5, seed=seed).act(obs)
@@ -93,7 +93,7 @@ def test_old_rollouts_need_a_correction_by_name():
 
 
 def test_what_the_present_policy_would_hardly_do_weighs_little():
-    """Entries of a policy that was e**3 times as sure of its actions: without a correction they weigh fully."""
+    """Entries come from a policy e**3 times as sure of its actions; without a correction they weigh fully."""
     moved = {}
     for correction in ("none", "decoupled", "vtrace"):
         net = net_of()
@@ -132,7 +132,7 @@ LAST = 4
 
 
 class Recall(gymnasium.Env):
-    """A sign is shown at first, zeros follow; the last action earns 1 if it says which sign that was."""
+    """Environment that shows a sign, then zeros; the last action earns 1 if it names the sign."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -158,7 +158,7 @@ def recurrent_net(seed=0):
 
 
 def rollouts_of_recurrent(net, lengths=(4, 3, 4), seed=0):
-    """What a collector would record: each fragment with its own memory at the start."""
+    """Return rollouts as a collector records them: each fragment starts with its own memory."""
     random, count = np.random.default_rng(seed), sum(lengths)
     obs = random.standard_normal((count, 2)).astype(np.float32)
     memory, logp, value, at = np.zeros((count, 16), np.float32), np.zeros(count, np.float32), np.zeros(count), 0
@@ -191,8 +191,8 @@ def test_fragments_are_unrolled_from_their_own_memory_as_they_were_acted():
     np.testing.assert_array_equal(seen, np.arange(11))
     batch = ppo.prepared(rollouts)
     for index in ppo.minibatches(rollouts):
-        found = ppo.forward(batch, index)[0].log_prob(batch.action[index])
-        np.testing.assert_allclose(found.detach(), rollouts["logp"][index], rtol=1e-4, atol=1e-6)
+        replayed = ppo.forward(batch, index)[0].log_prob(batch.action[index])
+        np.testing.assert_allclose(replayed.detach(), rollouts["logp"][index], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
@@ -230,7 +230,7 @@ GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
     ("devices", "device", "backend"), [(0, "cpu", GLOO), (1, "cpu", GLOO), (2, "cuda:1", NCCL), (8, "cuda:1", NCCL)]
 )
 def test_nccl_is_chosen_if_each_rank_of_a_machine_has_a_gpu_and_one_learner_needs_no_torchrun(devices, device, backend):
-    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert World.placed(said, devices) == (World(3, 4, device), backend)
+    environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert World.placed(environment, devices) == (World(3, 4, device), backend)
     assert World.placed({}, devices)[0].device == ("cuda:0" if devices else "cpu")
     assert World.placed({}, 0) == (World(), GLOO)

@@ -1,4 +1,4 @@
-"""SAC: its policy's densities, one step against its equations, what it learns, and its checkpoints."""
+"""Tests of SAC: densities of its policy, one step against its equations, learning, and checkpoints."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ OBS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 ACT = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 
 
-def made(**options: Any) -> SAC:
+def new_agent(**options: Any) -> SAC:
     return SAC(OBS, ACT, **({"hidden": (16,), "seed": 0} | options))
 
 
@@ -50,30 +50,30 @@ def test_a_space_without_bounds_is_refused() -> None:
         GaussianPolicy(OBS, gymnasium.spaces.Box(-np.inf, np.inf, (1,)))
 
 
-def values(critic: torch.nn.Module, which: int, given: Any) -> np.ndarray[Any, Any]:
-    """One of the twins, in NumPy."""
+def values(critic: torch.nn.Module, which: int, inputs: Any) -> np.ndarray[Any, Any]:
+    """Return the values of one twin, computed in NumPy."""
     arrays = [each.detach().double().numpy()[which] for each in critic.parameters()]
     weights_of, biases = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
     for depth, (weight, bias) in enumerate(zip(weights_of, biases, strict=True), start=1):
-        given = given @ weight + bias
-        given = np.maximum(given, 0.0) if depth < len(weights_of) else given
-    return given[:, 0]
+        inputs = inputs @ weight + bias
+        inputs = np.maximum(inputs, 0.0) if depth < len(weights_of) else inputs
+    return inputs[:, 0]
 
 
 def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() -> None:
-    agent, given = made(polyak=0.9, alpha=0.5), batch()
-    given.discount[::4] = 0.0  # terminal states
+    agent, entries = new_agent(polyak=0.9, alpha=0.5), batch()
+    entries.discount[::4] = 0.0  # terminal states
     with torch.no_grad():  # targets that are not the critics
         for parameter in agent.target.parameters():
             parameter.add_(0.1)
     critic, target, policy = (copy.deepcopy(each) for each in (agent.critic, agent.target, agent.policy))
     torch.manual_seed(7)
     with torch.no_grad():
-        (next_action, next_logp), (action, logp) = policy(given.next_obs), policy(given.obs)
+        (next_action, next_logp), (action, logp) = policy(entries.next_obs), policy(entries.obs)
     torch.manual_seed(7)
-    figures = agent.train(given)
+    figures = agent.train(entries)
 
-    numbers = {name: np.asarray(each, np.float64) for name, each in vars(given).items()}
+    numbers = {name: np.asarray(each, np.float64) for name, each in vars(entries).items()}
     beside = np.hstack([numbers["next_obs"], next_action.double().numpy()])
     least = np.minimum(values(target, 0, beside), values(target, 1, beside))
     wanted = numbers["reward"] + numbers["discount"] * (least - 0.5 * next_logp.double().numpy())
@@ -92,28 +92,28 @@ def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() 
 
 @pytest.mark.parametrize(("wanted", "direction"), [(10.0, 1.0), (-10.0, -1.0)])
 def test_alpha_grows_while_the_policy_is_less_random_than_wanted_and_falls_else(wanted: float, direction: int) -> None:
-    agent = made(target_entropy=wanted, alpha=0.5, rate=1e-3)
+    agent = new_agent(target_entropy=wanted, alpha=0.5, rate=1e-3)
     assert float(agent.train(batch())["entropy_coef"]) == pytest.approx(0.5 * np.exp(1e-3 * direction), rel=1e-5)
-    assert made().target_entropy == -2.0
+    assert new_agent().target_entropy == -2.0
 
 
 def test_a_tuple_of_a_users_memory_trains_too() -> None:
-    given = batch()
-    rows = given.obs, given.action, given.reward, given.next_obs, torch.zeros(32)
-    figures = made(gamma=0.9).train(rows)
+    entries = batch()
+    rows = entries.obs, entries.action, entries.reward, entries.next_obs, torch.zeros(32)
+    figures = new_agent(gamma=0.9).train(rows)
     assert "priorities" not in figures and {"loss_actor", "loss_critic"} <= figures.keys()
     with pytest.raises(ParameterError, match=r"gamma must be a number in \[0, 1\]: batches that are tuples"):
-        made().train(rows)
+        new_agent().train(rows)
 
 
 def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Path) -> None:
-    agent = made()
+    agent = new_agent()
     for _ in range(3):
         agent.train(batch())
-    save_agent(tmp_path, agent, form_of(made()), {"epoch": 1})
+    save_agent(tmp_path, agent, form_of(new_agent()), {"epoch": 1})
     ahead = {name: float(value) for name, value in agent.train(batch()).items() if name != "priorities"}
     torch.manual_seed(5)
-    again = made(seed=None)
+    again = new_agent(seed=None)
     assert load_agent(tmp_path, again) == {"epoch": 1} and unsaved(agent) == []
     same = {name: float(value) for name, value in again.train(batch()).items() if name != "priorities"}
     assert same == ahead
@@ -124,16 +124,16 @@ def test_a_checkpoint_holds_networks_optimizers_and_random_numbers(tmp_path: Pat
 
 
 def test_a_network_that_is_made_while_training_is_named_and_refused(tmp_path: Path) -> None:
-    agent = made()
+    agent = new_agent()
     form = form_of(agent)
     agent.late = torch.nn.Linear(1, 1)  # type: ignore[attr-defined]
     assert save_agent(tmp_path, agent, form, {}) == ["late"]
     with pytest.raises(DataError, match="holds 'late' as a module of .* create it in the agent's __init__"):
-        load_agent(tmp_path, made())
+        load_agent(tmp_path, new_agent())
 
 
 class Reach(gymnasium.Env[Any, Any]):
-    """One step: the reward is how near the action is to the observation."""
+    """Environment of one step, which rewards an action near the observation."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)

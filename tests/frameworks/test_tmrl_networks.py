@@ -1,4 +1,4 @@
-"""Networks of memoire.tmrl share memory, stop learning, and act; batches become tensors."""
+"""Tests of memoire.tmrl with torch: shared copies, actors, agents of TMRL 0.7, and batches as tensors."""
 
 import functools
 
@@ -77,9 +77,9 @@ def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step
 
 def test_batches_become_tensors_of_the_same_memory():
     arrays = (np.zeros((4, 2), np.float32), {"a": np.arange(4)})
-    found = on_device(arrays, "cpu")
-    found[0][1, 1] = 7.0
-    assert arrays[0][1, 1] == 7.0 and found[1]["a"].dtype == torch.int64
+    tensors = on_device(arrays, "cpu")
+    tensors[0][1, 1] = 7.0
+    assert arrays[0][1, 1] == 7.0 and tensors[1]["a"].dtype == torch.int64
     assert on_device(arrays, None) is arrays
 
 

@@ -1,4 +1,4 @@
-"""Tensors are the batch's own memory, and an algorithm of Stable-Baselines3 learns from a buffer and from a cluster."""
+"""Tests of torch: batches as tensors without copies, networks as models, and algorithms of Stable-Baselines3."""
 
 import inspect
 import pickle
@@ -44,15 +44,15 @@ def buffer_of():
 
 def test_tensors_share_the_memory_of_the_batch_and_have_its_names_and_nesting():
     batch = buffer_of().sample(16)
-    made = memoire.torch.TorchBatch(batch)
-    assert set(made) == set(batch) - {"ids"} and made.ids is batch.ids
-    for name, tensor in made.items():
+    tensors = memoire.torch.TorchBatch(batch)
+    assert set(tensors) == set(batch) - {"ids"} and tensors.ids is batch.ids
+    for name, tensor in tensors.items():
         assert tensor.data_ptr() == batch[name].ctypes.data and tuple(tensor.shape) == batch[name].shape
-    assert made.obs["image"].dtype == torch.uint8 and made.next_obs["arm"] is made["next_obs.arm"]
-    made["reward"][0] = 7.0
+    assert tensors.obs["image"].dtype == torch.uint8 and tensors.next_obs["arm"] is tensors["next_obs.arm"]
+    tensors["reward"][0] = 7.0
     assert batch.reward[0] == 7.0
     with pytest.raises(AttributeError, match="has no 'other'. It has obs.image"):
-        _ = made.other
+        _ = tensors.other
 
 
 def test_ragged_columns_come_as_padded_tensors_with_lengths():
@@ -62,11 +62,11 @@ def test_ragged_columns_come_as_padded_tensors_with_lengths():
     with buffer.writer() as writer:
         for step in range(30):
             writer.step(states[step], step, 1.0, False, False, states[step + 1])
-    made = memoire.torch.TorchBatch(buffer.sample(16))
-    assert made.obs.shape == (16, 3, 2) and made["next_obs_length"].dtype == torch.int32
-    is_real = torch.arange(3) < made["obs_length"][:, None]
-    assert torch.equal(made["obs_length"], made.action.int() % 4)
-    assert (made.obs[..., 0] == torch.where(is_real, made.action[:, None], 0)).all()
+    tensors = memoire.torch.TorchBatch(buffer.sample(16))
+    assert tensors.obs.shape == (16, 3, 2) and tensors["next_obs_length"].dtype == torch.int32
+    is_real = torch.arange(3) < tensors["obs_length"][:, None]
+    assert torch.equal(tensors["obs_length"], tensors.action.int() % 4)
+    assert (tensors.obs[..., 0] == torch.where(is_real, tensors.action[:, None], 0)).all()
     room = memoire.torch.pinned(buffer.sample(16))
     assert "reward" in room and "obs" not in room and "next_obs_length" not in room
     assert buffer.sample(16, out=room)["reward"] is room["reward"]
@@ -74,10 +74,10 @@ def test_ragged_columns_come_as_padded_tensors_with_lengths():
 
 def test_errors_of_a_learner_become_priorities():
     buffer = buffer_of()
-    made = memoire.torch.TorchBatch(buffer.sample(16))
+    tensors = memoire.torch.TorchBatch(buffer.sample(16))
     errors = torch.linspace(1, 2, 16, requires_grad=True)
-    assert made.update_priorities(errors).applied == 16
-    last = {int(number): error for number, error in zip(made.ids, errors.tolist(), strict=True)}
+    assert tensors.update_priorities(errors).applied == 16
+    last = {int(number): error for number, error in zip(tensors.ids, errors.tolist(), strict=True)}
     for number, error in last.items():
         assert buffer.memory.weights([number])[0] == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
 
@@ -105,8 +105,8 @@ def test_batches_of_a_server_come_as_tensors_until_the_run_is_over():
 
 
 def test_a_device_that_is_none_is_refused():
-    for device, said in (("gpu", "one that torch knows"), (3.5, "one that torch knows")):
-        with pytest.raises(ParameterError, match=f"device must be {said}"):
+    for device, text in (("gpu", "one that torch knows"), (3.5, "one that torch knows")):
+        with pytest.raises(ParameterError, match=f"device must be {text}"):
             buffer_of().sample(2).to(device)
     if not torch.cuda.is_available():
         with pytest.raises(ParameterError, match="torch finds no GPU that it can use, got 'cuda'"):
@@ -114,8 +114,8 @@ def test_a_device_that_is_none_is_refused():
 
 
 def test_a_batch_on_another_device_keeps_its_names_and_reports_from_there():
-    made = buffer_of().sample(4).to("cpu").to("meta")
-    assert made.device.type == "meta" and made.obs["image"].device.type == "meta" and made.source is not None
+    moved = buffer_of().sample(4).to("cpu").to("meta")
+    assert moved.device.type == "meta" and moved.obs["image"].device.type == "meta" and moved.source is not None
 
 
 @needs_gpu
@@ -171,9 +171,9 @@ def test_a_network_travels_from_a_server_to_an_actor():
 def test_every_dtype_travels_bit_by_bit(dtype):
     raw = torch.arange(64, dtype=torch.uint8) % 2
     state = {"a": raw.view(dtype), "one": raw.view(dtype)[0], "none": torch.empty(0, 3, dtype=dtype)}
-    found = memoire.torch.tensors(memoire.torch.body_of(state))
-    assert found.keys() == state.keys()
-    for one, other in zip(found.values(), state.values(), strict=True):
+    tensors = memoire.torch.tensors(memoire.torch.body_of(state))
+    assert tensors.keys() == state.keys()
+    for one, other in zip(tensors.values(), state.values(), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
 
@@ -187,7 +187,7 @@ def test_tensors_that_are_views_or_shared_travel_as_what_they_show():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         (lambda state: state.pop("0.bias"), "lacks '0.bias'"),
         (lambda state: state.update(extra=torch.ones(1)), "has 'extra', which the network lacks"),
@@ -195,11 +195,11 @@ def test_tensors_that_are_views_or_shared_travel_as_what_they_show():
         (lambda state: state.update({"2.bias": torch.ones(2, 1)}), r"'2.bias' as F32\[2, 1\], .*Nothing was loaded"),
     ],
 )
-def test_a_network_of_another_form_is_refused_and_nothing_is_changed(change, said):
+def test_a_network_of_another_form_is_refused_and_nothing_is_changed(change, text):
     net, state = network(2), dict(network(1).state_dict())
     change(state)
     before = values(net)
-    with pytest.raises(WrongModel, match=said):
+    with pytest.raises(WrongModel, match=text):
         memoire.torch.load(memoire.torch.body_of(state), net)
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
@@ -218,7 +218,7 @@ def test_what_is_no_network_is_refused():
         memoire.torch.load(None, network(1))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of itself while it compiles
+@pytest.mark.filterwarnings("ignore")  # torch itself warns while it compiles
 def test_the_wrapper_of_compile_is_looked_through():
     net, there = network(1), network(2)
     memoire.torch.load(memoire.torch.body_of(torch.compile(net)), torch.compile(there))
@@ -226,7 +226,7 @@ def test_the_wrapper_of_compile_is_looked_through():
 
 
 class TestStableBaselines:
-    """These take seconds each: a few hundred steps of a real environment."""
+    """Tests that take seconds each: a few hundred steps of a real environment."""
 
     @pytest.fixture(autouse=True)
     def one_thread(self):
@@ -281,7 +281,7 @@ class TestStableBaselines:
 
     @pytest.mark.filterwarnings("ignore")
     def test_losses_are_those_of_stable_baselines_where_importance_is_one(self):
-        """Uniform draws: what is learned from the same batches is what Stable-Baselines3's own algorithms learn."""
+        """With uniform draws, the same batches teach the same as in Stable-Baselines3's own algorithms."""
         for name, env in (("SAC", "Pendulum-v1"), ("TD3", "Pendulum-v1"), ("DQN", "CartPole-v1")):
             options = {"learning_starts": 1000, "seed": 1, "replay_buffer_class": memoire.sb3.ReplayBuffer}
             ours = getattr(memoire.sb3, name)("MlpPolicy", env, **options, replay_buffer_kwargs={"sampler": Uniform()})
@@ -299,7 +299,7 @@ class TestStableBaselines:
 
     @pytest.mark.parametrize("num_envs", [1, 3])
     def test_the_loop_of_cleanrl_runs_and_stores_what_the_buffer_of_stable_baselines_stores(self, num_envs):
-        """next_obs is the next episode's first at a termination, and `infos` are Gymnasium's."""
+        """At a termination, next_obs is the first observation of the next episode, and `infos` are Gymnasium's."""
         envs = SyncVectorEnv([lambda: Short()] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         spaces = envs.single_observation_space, envs.single_action_space
         options = {"device": "cpu", "n_envs": num_envs, "handle_timeout_termination": False}
@@ -339,7 +339,7 @@ class TestStableBaselines:
         return np.where(mask.reshape(-1, *[1] * (ones.ndim - 1)), ones, others)
 
     def table(self, samples):
-        """The samples of a batch, each once, without what is never used; and the form of each field."""
+        """Return the set of a batch's samples without unused values, and the form of each field."""
 
         def parts(value):
             return [each for part in value.values() for each in parts(part)] if isinstance(value, dict) else [value]
@@ -359,16 +359,16 @@ class TestStableBaselines:
     def test_samples_are_those_of_the_buffers_of_stable_baselines_wherever_episodes_end(
         self, obs, num_envs, n_steps, ends
     ):
-        """Also where next_obs is the first one of the next episode, in episodes of one step each."""
+        """Episodes of one step, whose next_obs is the first observation of the next episode, agree as well."""
         rng, space = np.random.default_rng(1), self.OBS[obs]
-        told = {"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {}
+        options = {"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {}
         kind = {1: buffers.ReplayBuffer, 3: buffers.NStepReplayBuffer}[n_steps]
         if obs == "dict":
-            kind, told = buffers.DictReplayBuffer, {}
+            kind, options = buffers.DictReplayBuffer, {}
         actions = self.ACTIONS[len(ends) % 3]
         for part in (space, actions):
             part.seed(1)
-        ours, theirs = (made(500, space, actions, "cpu", num_envs, **told) for made in (ReplayBuffer, kind))
+        ours, theirs = (cls(500, space, actions, "cpu", num_envs, **options) for cls in (ReplayBuffer, kind))
         now = self.draws(space, num_envs)
         for _ in range(40):
             after, fresh, action = (self.draws(each, num_envs) for each in (space, space, actions))
@@ -381,9 +381,9 @@ class TestStableBaselines:
                 # Copies: theirs gives arrays of the dicts that it gets another shape.
                 each.add(copy(now), copy(after), action, rewards, done.astype(np.float32), infos)
             now = self.chosen(done, fresh, after)
-        found, expected = (self.table(each.sample(6000)) for each in (ours, theirs))
-        assert found == expected and len(found[0]) > 30
-        assert not told or (ours.n_steps, ours.gamma) == (theirs.n_steps, theirs.gamma)
+        drawn, expected = (self.table(each.sample(6000)) for each in (ours, theirs))
+        assert drawn == expected and len(drawn[0]) > 30
+        assert not options or (ours.n_steps, ours.gamma) == (theirs.n_steps, theirs.gamma)
 
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("n_steps", [1, 3])
@@ -392,8 +392,8 @@ class TestStableBaselines:
     def test_who_loads_draws_and_learns_what_the_one_that_saved_does(self, module, name, n_steps, tmp_path):
         kind, env = getattr(module, name), "CartPole-v1" if name == "DQN" else "Pendulum-v1"
         steps = {"n_steps": n_steps, "gamma": 0.99} if n_steps > 1 else {}
-        told = {"replay_buffer_class": ReplayBuffer, "replay_buffer_kwargs": steps, "learning_starts": 20}
-        model = kind("MlpPolicy", env, seed=1, train_freq=4, policy_kwargs={"net_arch": [8]}, **told).learn(230)
+        options = {"replay_buffer_class": ReplayBuffer, "replay_buffer_kwargs": steps, "learning_starts": 20}
+        model = kind("MlpPolicy", env, seed=1, train_freq=4, policy_kwargs={"net_arch": [8]}, **options).learn(230)
         model.save(tmp_path / "model.zip")
         model.save_replay_buffer(tmp_path / "replay.pkl")
         again = kind.load(tmp_path / "model.zip", env=model.env)
@@ -401,7 +401,7 @@ class TestStableBaselines:
         again.set_logger(model.logger)
 
         def go_on(each):
-            """Learn, see more of the episode that is open and of others, and learn again."""
+            """Add the rest of the open episode and further ones with training between; return weights and samples."""
             torch.manual_seed(5)
             rng, obs = np.random.default_rng(5), each.replay_buffer._last
             for turn in range(60):
@@ -418,7 +418,7 @@ class TestStableBaselines:
         for one, other in zip(go_on(model), go_on(again), strict=True):
             assert torch.equal(one, other)
         assert len(again.replay_buffer.memory) == len(model.replay_buffer.memory) == again.replay_buffer.size() > 290
-        again.learn(9, reset_num_timesteps=False)  # in an environment that was reset: what was open ends
+        again.learn(9, reset_num_timesteps=False)  # a reset environment, which ends the open episode
 
     @pytest.mark.filterwarnings("ignore")
     def test_the_file_of_another_replay_buffer_is_refused_and_changes_nothing(self, tmp_path):
@@ -433,10 +433,10 @@ class TestStableBaselines:
     def test_rewards_under_vec_normalize_are_those_of_stable_baselines(self, n_steps):
         env = VecNormalize(DummyVecEnv([Short]), norm_obs=False, clip_reward=0.4)
         env.ret_rms.var = 0.25
-        told = {"n_steps": n_steps, "gamma": 0.5}
+        options = {"n_steps": n_steps, "gamma": 0.5}
         spaces = Short.observation_space, Short.action_space
-        ours = ReplayBuffer(500, *spaces, **(told if n_steps > 1 else {}))
-        theirs = buffers.NStepReplayBuffer(500, *spaces, **told)
+        ours = ReplayBuffer(500, *spaces, **(options if n_steps > 1 else {}))
+        theirs = buffers.NStepReplayBuffer(500, *spaces, **options)
         obs = env.venv.reset()
         for _ in range(200):
             after, rewards, dones, infos = env.venv.step(np.zeros(1, int))
@@ -450,18 +450,18 @@ class TestStableBaselines:
         assert len(one) > 150 and one == other, "with the newest steps"
         source = SimpleNamespace(get_batch=lambda size, timeout: ours.memory.sample(size))
         if n_steps > 1:
-            far = ReplayBuffer(500, *spaces, writer=object(), source=source, **told)
+            far = ReplayBuffer(500, *spaces, writer=object(), source=source, **options)
             with pytest.raises(ParameterError, match="multi_step must be 1 for rewards that VecNormalize clips"):
                 far.sample(8, env)
 
     SIDES = {"gamma": 0.9, "n_steps": 3}
 
-    def model_told(self, way, gamma, n_steps, tmp_path):
-        """A DQN of gamma 0.9 and three steps whose replay has these, by one of the ways in which it can come to it."""
+    def model_with(self, way, gamma, n_steps, tmp_path):
+        """Return a DQN of gamma 0.9 and three steps whose replay gets these values in one of several ways."""
         env = gymnasium.make("CartPole-v1")
         if way in ("n_steps and gamma", "multi_step and discount"):
-            told = dict(zip(way.split(" and "), (n_steps, gamma), strict=True))
-            return DQN("MlpPolicy", env, **self.SIDES, replay_buffer_kwargs=told)
+            settings = dict(zip(way.split(" and "), (n_steps, gamma), strict=True))
+            return DQN("MlpPolicy", env, **self.SIDES, replay_buffer_kwargs=settings)
         if way == "load_replay_buffer":
             DQN("MlpPolicy", env, gamma=gamma, n_steps=n_steps).save_replay_buffer(tmp_path / "replay.pkl")
             model = DQN("MlpPolicy", env, **self.SIDES)
@@ -501,23 +501,23 @@ class TestStableBaselines:
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("way", WAYS)
     def test_gamma_and_n_steps_of_the_algorithm_and_of_its_replay_are_equal_or_refused(self, way, tmp_path):
-        model = self.model_told(way, 0.9, 3, tmp_path)
+        model = self.model_with(way, 0.9, 3, tmp_path)
         replay = getattr(model, "replay_buffer", model)
         assert (replay.parameters.discount, replay.parameters.multi_step) == ((0.9,), 3)
-        if way == "load":  # nothing was told of n_steps: it follows the algorithm
-            model = self.model_told(way, 0.9, 2, tmp_path)
+        if way == "load":  # without n_steps, the replay follows the algorithm
+            model = self.model_with(way, 0.9, 2, tmp_path)
             assert model.replay_buffer.parameters.multi_step == 3
         for gamma, n_steps, name in ((0.8, 3, "gamma|discount"), (0.9, 2, "n_steps|multi_step")):
             if (way, n_steps) != ("load", 2):
                 with pytest.raises(ParameterError, match=name):
-                    self.model_told(way, gamma, n_steps, tmp_path)
+                    self.model_with(way, gamma, n_steps, tmp_path)
 
     OF_BOTH = {  # name: a value other than the algorithm's own
         "action_space": None, "buffer_size": 5, "device": "meta", "discount": 0.5,
         "gamma": 0.5, "multi_step": 2, "n_envs": 2, "n_steps": 2, "observation_space": None,
         "optimize_memory_usage": True,
     }  # fmt: skip
-    OF_THE_BUFFER = {  # what no algorithm has; its seed is that of other draws
+    OF_THE_BUFFER = {  # no algorithm has these; the buffer's seed is that of other draws
         "burn_in", "cache_size", "compression", "fields", "frame_stack", "handle_timeout_termination",
         "importance_batches", "importance_exponent", "importance_final", "is_corrected", "max_age", "max_episode",
         "max_model_lag", "max_times_sampled", "min_size", "mix_lambda", "model_topic", "next", "normalize", "prev",
@@ -534,10 +534,10 @@ class TestStableBaselines:
             shared = names & set(inspect.signature(getattr(stable_baselines3, name)).parameters)
             assert shared - {"seed"} <= self.OF_BOTH.keys()
         env = gymnasium.make("CartPole-v1")
-        told = {"gamma": 0.9, "n_steps": 3, "device": "cpu"}
+        options = {"gamma": 0.9, "n_steps": 3, "device": "cpu"}
         for name, value in self.OF_BOTH.items():
             with pytest.raises((ParameterError, TypeError), match=name.removesuffix("_factor")):
-                memoire.sb3.DQN("MlpPolicy", env, **told, replay_buffer_kwargs={name: value})
+                memoire.sb3.DQN("MlpPolicy", env, **options, replay_buffer_kwargs={name: value})
         source = Buffer(memoire.sb3.schema_of(env), 100)
         kept = {"multi_step", "discount"}  # compared, as the test of each way shows
         for name in (NAMES | {"seed", "sampler"}) - kept:
@@ -548,9 +548,9 @@ class TestStableBaselines:
     def test_quantile_losses_are_those_of_sb3_contrib(self):
         torch.manual_seed(0)
         ours, theirs = torch.randn(16, 7), torch.randn(16, 7)
-        made = memoire.sb3.quantile_losses(ours, theirs)
-        assert made.shape == (16,)
-        torch.testing.assert_close(made.mean(), sb3_contrib.common.utils.quantile_huber_loss(ours, theirs))
+        losses = memoire.sb3.quantile_losses(ours, theirs)
+        assert losses.shape == (16,)
+        torch.testing.assert_close(losses.mean(), sb3_contrib.common.utils.quantile_huber_loss(ours, theirs))
 
     def test_settings_that_do_not_go_with_the_algorithm_are_refused(self):
         with pytest.raises(ParameterError, match="replay_buffer_class must be memoire.sb3.ReplayBuffer"):
@@ -561,13 +561,13 @@ class TestStableBaselines:
 
     def test_the_replay_of_a_cluster_is_saved_by_its_servers(self):
         env = gymnasium.make("CartPole-v1")
-        made = ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=object())
+        replay = ReplayBuffer(10, env.observation_space, env.action_space, writer=object(), source=object())
         with pytest.raises(NotCopied, match=r"Its entries are at the servers: server.snapshot\(path\)"):
-            pickle.dumps(made)
+            pickle.dumps(replay)
 
 
 class Short(gymnasium.Env):
-    """Episodes of one to six steps, which end either way, and whose observations never repeat."""
+    """Environment whose episodes last one to six steps, end either way, and never repeat an observation."""
 
     observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -582,7 +582,7 @@ class Short(gymnasium.Env):
 
 
 class Replayed:
-    """Batches that were drawn before, in the same order for everybody."""
+    """Batches that were drawn before, in the same order for each algorithm."""
 
     def __init__(self, batches):
         self.batches = batches

@@ -1,4 +1,4 @@
-"""TransferQueue's calls on memoire: what TransferQueue 0.1.11 answered to each, values of all kinds, and many processes."""
+"""Tests of TransferQueue's calls on memoire: recorded answers of 0.1.11, values of all kinds, and many processes."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ TensorDict = tensordict.TensorDict
 HERE = "tcp://127.0.0.1:*"
 
 BETTER = {'tq.kv_batch_get("h", "p")': "z", 'tq.kv_batch_get("u", "p")': "u"}
-"""Calls after which TransferQueue leaves out a field that was put, and which: the eighth one of a partition."""
+"""Field that TransferQueue leaves out of an answer, by call: the eighth field of a partition."""
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def servers():
 def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
     record = json.loads(tq_calls.RECORD.read_text(encoding="utf-8"))
     assert [call for call, _ in record["answers"]] == tq_calls.CALLS, "python tests/frameworks/tq_calls.py"
-    for (call, theirs), found in zip(record["answers"], tq_calls.answers(queue, tmp_path), strict=True):
-        ours = json.loads(json.dumps(found))
+    for (call, theirs), answer in zip(record["answers"], tq_calls.answers(queue, tmp_path), strict=True):
+        ours = json.loads(json.dumps(answer))
         if call in BETTER:
             ours["fields"].pop(BETTER[call])
         assert ours == theirs, call
@@ -57,7 +57,7 @@ def test_each_call_returns_or_raises_what_transfer_queue_did(queue, tmp_path):
 
 @pytest.fixture
 def far(servers, monkeypatch):
-    """Calls whose rows are at two servers."""
+    """Yield an interface whose rows are on two servers."""
     monkeypatch.delenv("MEMOIRE_TQ", raising=False)
     tq.init({"memoire": {"servers": [server.endpoint for server in servers]}})
     yield tq
@@ -72,8 +72,8 @@ def test_more_long_values_than_a_server_takes_at_once_all_arrive():
         rows = [PutRow(f"k{i}", {}, {"x": values.encode(bytes([i]) * 30_000)}) for i in range(80)]
         with ThreadPoolExecutor(80) as threads:
             assert len(list(threads.map(lambda row: client.put("p", [row]), rows))) == 80
-        found = client.values("p", [row.key for row in rows], [])
-        assert [values.decode(row.fields["x"]) for row in found] == [bytes([i]) * 30_000 for i in range(80)]
+        stored = client.values("p", [row.key for row in rows], [])
+        assert [values.decode(row.fields["x"]) for row in stored] == [bytes([i]) * 30_000 for i in range(80)]
         client.close()
 
 
@@ -85,9 +85,9 @@ KINDS = [
 
 @pytest.mark.parametrize("value", KINDS, ids=repr)
 def test_a_plain_value_comes_back_as_it_was(value):
-    found = values.decode(values.encode(value))
-    assert type(found) is type(value)
-    np.testing.assert_equal(found, value)
+    decoded = values.decode(values.encode(value))
+    assert type(decoded) is type(value)
+    np.testing.assert_equal(decoded, value)
 
 
 def test_a_tuple_comes_back_as_a_list():
@@ -119,8 +119,8 @@ def test_values_longer_than_a_message_come_whole(servers):
     ]
     with contextlib.closing(KeyedClient([server.endpoint for server in servers], limits=limits)) as client:
         client.put("p", raw)
-        found = client.values("p", [row.key for row in raw], ())
-    assert [each.fields for each in found] == [row.fields for row in raw]
+        stored = client.values("p", [row.key for row in raw], ())
+    assert [each.fields for each in stored] == [row.fields for row in raw]
 
 
 def test_rows_spread_over_servers_and_a_checkpoint_goes_into_another_number_of_them(
@@ -176,9 +176,9 @@ def test_a_column_of_any_kind_gives_each_row_its_own_value_with_a_parser_or_with
     queue.kv_batch_put(keys, "parsed", batch, data_parser=lambda columns: columns)
     for partition in ("plain", "parsed"):
         for key, value in zip(keys, rows, strict=True):
-            found = queue.kv_batch_get(key, partition).get("x")
-            (found,) = found.unbind() if isinstance(found, torch.Tensor) else found.tolist()
-            np.testing.assert_equal(np.asarray(found), np.asarray(value))
+            stored = queue.kv_batch_get(key, partition).get("x")
+            (stored,) = stored.unbind() if isinstance(stored, torch.Tensor) else stored.tolist()
+            np.testing.assert_equal(np.asarray(stored), np.asarray(value))
 
 
 def test_a_column_of_another_length_is_refused_before_a_row_is_written(queue):
@@ -215,7 +215,7 @@ def test_rows_by_number_are_read_and_written_as_verls_workers_do(far):
     fields = TensorDict({"x": torch.arange(12), "name": tensordict.NonTensorStack(*keys)}, batch_size=12)
     tq.kv_batch_put(keys, "train", fields, [{"place": place} for place in range(12)])
     tq.kv_put("other", "val", {"x": torch.zeros(1)})
-    client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # on a loop of the caller's
+    client, order, run = tq.get_client(), [7, 0, 11, 3], asyncio.run  # run on the caller's event loop
     assert len(client.by_home("train", keys)) == 2, "both servers have some of them"
     batch = run(client.async_kv_retrieve_meta([*(keys[place] for place in order), "gone"], "train"))
     assert batch.is_ready and batch.field_names == ["name", "x"] and batch.custom_meta[1] == {"place": 0}
@@ -274,8 +274,8 @@ def test_writers_of_different_fields_of_one_row_lose_nothing(queue):
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     [thread.start() for thread in threads]
     [thread.join(30.0) for thread in threads]
-    found = queue.kv_batch_get([f"k{i}" for i in range(20)], "p")
-    assert all(torch.equal(found[name], torch.arange(20)) for name in "abcd")
+    batch = queue.kv_batch_get([f"k{i}" for i in range(20)], "p")
+    assert all(torch.equal(batch[name], torch.arange(20)) for name in "abcd")
     assert list(queue.kv_list("p")["p"].values()) == [dict.fromkeys("abcd", i) for i in range(20)]
 
 

@@ -1,4 +1,4 @@
-"""TRL's trainers draw groups from memoire: its own consumers run, and a protocol that has moved is named."""
+"""Tests of TRL's trainers, which draw groups from memoire: TRL's own consumers run, and a changed protocol is named."""
 
 import os
 import sys
@@ -26,12 +26,12 @@ GROUP = 4
 def prompts():
     table = memoire.Table(adapter.schema(), storage="prompts", group=GROUP, capacity=10_000)
     with memoire.Server("tcp://127.0.0.1:*", tables={"sums": table}) as server:
-        with memoire.Prompts(server.endpoint, "sums", timeout=20.0) as made:
-            yield made
+        with memoire.Prompts(server.endpoint, "sums", timeout=20.0) as client:
+            yield client
 
 
 def answer(prompts, count, version=0, rewards=(1.0, 0.0, 0.0, 0.0)):
-    """Give and answer so many prompts, whose index is their first token."""
+    """Add and answer `count` prompts, whose index is their first token."""
     known = sum(prompts.counts().values())
     prompts.add({known + place: b"2+2=" for place in range(count)})
     left = count
@@ -48,11 +48,11 @@ def answer(prompts, count, version=0, rewards=(1.0, 0.0, 0.0, 0.0)):
 
 def test_advantages_are_rewards_beside_those_of_their_group():
     rewards, group = np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), np.array([0, 0, 1, 1, 2, 2])
-    made = adapter.advantages_of(rewards, group)
+    advantages = adapter.advantages_of(rewards, group)
     expected = torch.tensor(rewards).view(3, 2)
     spread = expected.std(1, keepdim=True)
     expected = (expected - expected.mean(1, keepdim=True)) / (spread + 1e-4)
-    np.testing.assert_allclose(made, expected.reshape(-1).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(advantages, expected.reshape(-1).numpy(), rtol=1e-6)
 
 
 def test_a_protocol_that_has_moved_is_named():
@@ -61,7 +61,7 @@ def test_a_protocol_that_has_moved_is_named():
 
 
 def taken(worker, count, version=lambda: 0, health=None):
-    """So many samples, by the data set with which TRL's trainer takes them."""
+    """Return `count` samples that the data set of TRL's trainer takes."""
     from collections import defaultdict
 
     from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
@@ -115,10 +115,10 @@ def test_a_rollout_func_gives_trls_batch_from_the_table(prompts):
     answer(prompts, 3)
     rollouts = adapter.Rollouts(prompts)
     trainer = type("Trainer", (), {"num_generations": GROUP, "model": torch.nn.Linear(1, 1).train()})()
-    made = rollouts(["any"] * (2 * GROUP), trainer)
-    assert made["prompt_ids"][::GROUP] == [[0, 7], [1, 7]]
-    assert made["completion_ids"][:2] == [[8], [8, 9]] and made["logprobs"][1] == [-0.5, -1.5]
-    assert adapter.reward([None] * 8, reward=made["reward"]) == [1.0, 0.0, 0.0, 0.0] * 2
+    batch = rollouts(["any"] * (2 * GROUP), trainer)
+    assert batch["prompt_ids"][::GROUP] == [[0, 7], [1, 7]]
+    assert batch["completion_ids"][:2] == [[8], [8, 9]] and batch["logprobs"][1] == [-0.5, -1.5]
+    assert adapter.reward([None] * 8, reward=batch["reward"]) == [1.0, 0.0, 0.0, 0.0] * 2
     trainer.num_generations = 2
     with pytest.raises(ParameterError, match=r"^group must be 2 \(TRL's num_generations\) .* 1 groups .* got \[4\]"):
         rollouts(["any"] * 2, trainer)
@@ -141,5 +141,5 @@ def test_grpo_trainer_learns_and_its_checkpoint_commits(prompts, tmp_path):
         sums.model(0), adapter.reward, args=config, train_dataset=rows, processing_class=sums.tokenizer(),
         rollout_func=rollouts, callbacks=[rollouts.commits],
     ).train()  # fmt: skip
-    found = prompts.counts()
-    assert found["committed"] == 10 and found["ready"] == 2, "the last checkpoint is that of step 5"
+    counts = prompts.counts()
+    assert counts["committed"] == 10 and counts["ready"] == 2, "the last checkpoint is that of step 5"

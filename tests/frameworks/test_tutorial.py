@@ -1,4 +1,4 @@
-"""The tutorial of TMRL: its script, unchanged, in three processes; the words of TMRL 0.7; what torch modules get and give."""
+"""Tests of TMRL's tutorial: its unchanged script in three processes, scripts of TMRL 0.7, and torch modules."""
 
 import contextlib
 import json
@@ -38,18 +38,18 @@ def start(role: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
 
 def test_the_script_of_the_tutorial_runs_unchanged_in_three_processes(tmp_path: Path) -> None:
     with held(3) as port, contextlib.ExitStack() as stack:
-        made = {}
+        processes = {}
         for role in ("server", "worker", "trainer"):
-            made[role] = start(role, tmp_path, port)
-            stack.callback(made[role].wait, 20.0)
-            stack.callback(made[role].kill)
+            processes[role] = start(role, tmp_path, port)
+            stack.callback(processes[role].wait, 20.0)
+            stack.callback(processes[role].kill)
         logs = lambda: "\n".join(path.read_text() for path in tmp_path.glob("*.log"))  # noqa: E731
-        assert until(lambda: made["trainer"].poll() is not None, 100.0)
-        assert made["trainer"].returncode == 0, logs()
-        assert made["worker"].poll() is None
-        made["worker"].send_signal(signal.SIGINT)
-        assert until(lambda: made["worker"].poll() is not None, 20.0)
-        assert made["worker"].returncode == 130, logs()
+        assert until(lambda: processes["trainer"].poll() is not None, 100.0)
+        assert processes["trainer"].returncode == 0, logs()
+        assert processes["worker"].poll() is None
+        processes["worker"].send_signal(signal.SIGINT)
+        assert until(lambda: processes["worker"].poll() is not None, 20.0)
+        assert processes["worker"].returncode == 130, logs()
     assert {"tutorial.pth", "tutorial_t.pth"} <= {path.name for path in (tmp_path / "weights").iterdir()}
     lines = (tmp_path / "checkpoints" / "tutorial_t.cpt_metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 and {"loss_actor", "loss_critic", "memory_len"} <= json.loads(lines[-1]).keys()
@@ -65,9 +65,9 @@ def test_a_script_of_tmrl_0_7_runs_by_the_substitution_of_the_page_and_unchanged
         subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=20.0)
         assert " tmrl" not in "".join(each for each in script.read_text().splitlines() if "import" in each)
     with held(3) as port:
-        told = {"MEMOIRE_TMRL": str(tmp_path), "MEMOIRE_TMRL_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        environment = {"MEMOIRE_TMRL": str(tmp_path), "MEMOIRE_TMRL_PORT": str(port), "OMP_NUM_THREADS": "1"}
         command += [str(script), which]
-        done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, timeout=100.0)
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=100.0)
     assert done.returncode == 0 and "transitions compared: " in done.stdout, done.stdout + done.stderr
     assert int(done.stdout.rpartition(": ")[2]) > 100
     assert {f"{which}.tmod", f"{which}_t.tmod"} <= {path.name for path in (tmp_path / "weights").iterdir()}

@@ -1,4 +1,4 @@
-"""Settings that two sides have: equal, or named and refused. Table and trainer, worker and learner, checkpoint and agent."""
+"""Tests of settings on two sides, as of table and trainer, worker and learner, checkpoint and agent."""
 
 import contextlib
 import inspect
@@ -36,14 +36,11 @@ ACT = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 SPACES = SimpleNamespace(observation_space=OBS, action_space=ACT, close=lambda: None)
 
 
-def names_of(made: Any) -> set[str]:
-    """Its arguments."""
-    return set(inspect.signature(made).parameters)
+def names_of(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
-# -------------------------------------------------------------------------------------------------- table and trainer
-
-OF_BOTH: dict[Any, dict[str, str]] = {  # by their names here, those of the table
+OF_BOTH: dict[Any, dict[str, str]] = {  # the table's name, by the trainer's name
     SAC: {"gamma": "discount"},
     PPO: {"gamma": "discount"},
     RecurrentPPO: {"gamma": "discount"},
@@ -80,9 +77,9 @@ OF_THE_TRAINER[RecurrentPPO] = OF_THE_TRAINER[PPO]
 
 def test_every_setting_of_table_and_trainer_is_listed() -> None:
     table = {*names_of(Table), *TABLE_NAMES}
-    for made, alone in OF_THE_TRAINER.items():
-        both = OF_BOTH[made]
-        assert names_of(made) == both.keys() | alone, f"list what {made.__name__} takes with that of both, or not"
+    for cls, alone in OF_THE_TRAINER.items():
+        both = OF_BOTH[cls]
+        assert names_of(cls) == both.keys() | alone, f"list what {cls.__name__} takes with that of both, or not"
         assert set(both.values()) <= table and not both.keys() & alone
         assert not alone & table, "a setting of this name is the table's, too"
 
@@ -95,14 +92,13 @@ def served(**options: Any) -> Iterator[Server]:
 
 
 def record(writer: Any, steps: int = 40) -> None:
-    """Episodes of five steps."""
     places = np.random.default_rng(0).uniform(-1.0, 1.0, (steps + 1, 2)).astype(np.float32)
     for step, obs in enumerate(places[:-1]):
         writer.step(obs, obs[:1], float(obs[0]), step % 5 == 4, False, places[step + 1])
 
 
 class Plain(Counter):
-    """An agent without networks that has a discount of some name."""
+    """Agent without networks that has a discount of some name."""
 
     def __init__(self, **discount: Any) -> None:
         super().__init__(OBS, ACT, None)
@@ -138,8 +134,8 @@ def test_a_learner_makes_its_table_as_it_was_told_and_keeps_no_algorithm_of_anot
     with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, net, correction="none", **options) as learner:
         table = learner.server.table("rollouts")
         for name, of_table in OF_BOTH[OnPolicyLearner].items():
-            found = table.stats().capacity if of_table == "capacity" else getattr(table.parameters, of_table)
-            assert np.all(np.ravel(found) == options[name]), name
+            value = table.stats().capacity if of_table == "capacity" else getattr(table.parameters, of_table)
+            assert np.all(np.ravel(value) == options[name]), name
         with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has, or left out, got 0\.9"):
             learner.keep(PPO(learner.net, gamma=0.9))
         assert learner.keep(PPO(learner.net, gamma=0.5)).gamma == 0.5
@@ -153,7 +149,7 @@ def with_default(observation_space: Any, action_space: Any, device: Any, gamma: 
     return Plain(gamma=gamma)
 
 
-DISCOUNTS = [  # the agent, what the table is told, and the discount of both
+DISCOUNTS = [  # agent, settings of the table, discount of both
     (rl.partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (SAC, {}, 0.99),
     (rl.partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
     (lambda **spaces: Plain(gamma=None), {"discount": 0.8}, 0.8),
@@ -164,9 +160,9 @@ DISCOUNTS = [  # the agent, what the table is told, and the discount of both
 def test_a_pipeline_has_one_discount(agent: Any, table: dict[str, Any], discount: float) -> None:
     run = pipeline(agent, rl.replay(100, **table))
     assert run.make_table().parameters.discount == (discount,)
-    made = run.make_agent()
-    with Server("tcp://127.0.0.1:*", tables={"replay": run.make_table()}) as server, Trainer(made, server.endpoint):
-        assert made.gamma == discount
+    instance = run.make_agent()
+    with Server("tcp://127.0.0.1:*", tables={"replay": run.make_table()}) as server, Trainer(instance, server.endpoint):
+        assert instance.gamma == discount
 
 
 def test_a_pipeline_of_two_discounts_is_refused() -> None:
@@ -199,12 +195,12 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
 
 # -------------------------------------------------------------------------------------------------- worker and learner
 
-OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # by their names here, what a table or learner has of it
+OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # the name at the table or learner, by the name here
     rl.RolloutWorker: {"env": "action_space", "policy": "policy", "topic": "topic", "is_paced": "samples_per_insert_tolerance"},
     rl.Collector: {"envs": "env", "policy": "net", "topic": "model_topic"},
 }  # fmt: skip
 OF_EACH_PROCESS = {"url", "table", "keys", "name", "timeout", "seed", "device", "model_path"}
-"""What each of both has for itself under the same name: another value says nothing else of samples or models."""
+"""Names that each side has for itself: different values change no samples or models."""
 OF_THE_WORKER: dict[Any, set[str]] = {
     rl.RolloutWorker: {
         "recording", "max_samples_per_episode", "model_path_history", "model_history", "obs_preprocessor", "cpus",
@@ -215,15 +211,15 @@ OF_THE_WORKER: dict[Any, set[str]] = {
 
 def test_every_setting_of_worker_and_learner_is_listed() -> None:
     learners = set[str]().union(TABLE_NAMES, *map(names_of, (Table, Trainer, Training, SAC, PPO, OnPolicyLearner)))
-    for made, both in OF_THE_LEARNER.items():
-        alone = names_of(made) - both.keys() - OF_EACH_PROCESS
-        assert alone == OF_THE_WORKER[made], f"list what {made.__name__} takes with that of both, or not"
+    for cls, both in OF_THE_LEARNER.items():
+        alone = names_of(cls) - both.keys() - OF_EACH_PROCESS
+        assert alone == OF_THE_WORKER[cls], f"list what {cls.__name__} takes with that of both, or not"
         assert set(both.values()) <= learners
         assert not alone & learners, "a setting of this name is a learner's, too"
 
 
 class Numbers(Numbered):
-    """Episodes of five steps, whose observations lie in the space of the networks."""
+    """Environment of five-step episodes whose observations lie in the space of the networks."""
 
     observation_space = OBS
 
@@ -234,9 +230,7 @@ class Numbers(Numbered):
         return super().observe() * np.float32([0.0, 0.001])
 
 
-class Loads(Actor):
-    """Takes any model."""
-
+class AnyModelActor(Actor):
     def load(self, body: bytes, version: int) -> None:
         pass
 
@@ -255,7 +249,7 @@ OTHER_ACTIONS = (
     ("env", "policy", "error", "says"),
     [
         (Wide, GaussianPolicy, ParameterError, OTHER_ACTIONS),
-        (Wide, Loads, ParameterError, OTHER_ACTIONS),
+        (Wide, AnyModelActor, ParameterError, OTHER_ACTIONS),
         (Numbers, SMALL, WrongModel, r"'net.0.weight' as F32\[256, 2\], but the network has F32\[8, 2\]"),
         (Numbers, GaussianPolicy, None, ""),
     ],
@@ -298,27 +292,27 @@ def worker_of(url: str, **topic: Any) -> rl.RolloutWorker:
     return rl.RolloutWorker(Numbers, SMALL, url, **topic)
 
 
-@pytest.mark.parametrize("made", [worker_of, lambda url, **topic: Trainer(Plain(), url, **topic)])
-def test_a_worker_or_trainer_of_another_topic_than_the_tables_is_refused_if_old_models_are(made: Any) -> None:
+@pytest.mark.parametrize("side", [worker_of, lambda url, **topic: Trainer(Plain(), url, **topic)])
+def test_a_worker_or_trainer_of_another_topic_than_the_tables_is_refused_if_old_models_are(side: Any) -> None:
     with served(model_topic="weights") as server:
-        made(server.endpoint).close()
+        side(server.endpoint).close()
     with served(model_topic="weights", max_model_lag=2) as server:
-        made(server.endpoint, topic="weights").close()
+        side(server.endpoint, topic="weights").close()
         with pytest.raises(ParameterError, match="^topic must be 'weights', the model_topic of the table"):
-            made(server.endpoint)
+            side(server.endpoint)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoint and agent
 
 
 class Second(World):
-    """The second rank of two, before it talks to the first."""
+    """Second of two ranks, before its first exchange with the first rank."""
 
     def least(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
 
-TOLD: dict[Any, dict[str, Any]] = {  # another value than the default: it stays, and the log names both
+OVERRIDES: dict[Any, dict[str, Any]] = {  # values other than the defaults, which stay; the log names both
     SAC: {"gamma": 0.5, "polyak": 0.9, "rate": 1e-2, "target_entropy": -7.0},
     PPO: {
         "rate": 1e-2, "epochs": 9, "minibatch": 7, "clip": 0.4, "value_coef": 2.0, "entropy_coef": 0.1, "gamma": 0.5,
@@ -346,20 +340,20 @@ REFUSED: dict[Any, dict[str, Any]] = {
     OnPolicyLearner: {"net": ActorCritic(2, 1, is_continuous=True, hidden=(4,)), "world": Second(0, 2)},
     rl.StartStates: {"seed": 5, "first": {"sum": np.int32(3)}},
 }  # fmt: skip
-OF_THE_PROCESS: dict[Any, set[str]] = {  # where and by what it runs: no checkpoint has it
+OF_THE_PROCESS: dict[Any, set[str]] = {  # settings of the process, which no checkpoint has
     SAC: {"device"},
     PPO: {"net"},  # the learner's
     Training: {"agent_scheduler"},
     OnPolicyLearner: {"endpoint", "env", "seconds", "checkpoint", "keys", "run", "logger"},
     rl.StartStates: {"name", "schema", "key"},
 }
-for listed in (TOLD, REFUSED, OF_THE_PROCESS):
+for listed in (OVERRIDES, REFUSED, OF_THE_PROCESS):
     listed[RecurrentPPO] = listed[PPO]
 CALLED = {"critic": "critic.weights", "hidden": "critic.weights", "rate": "'lr'", "world": "ranks", "net": "net.",
           "observation_space": "policy.", "action_space": "action_bounds", "first": "first state"}  # fmt: skip
-"""What messages say for a name, if it is not the name."""
+"""Text in messages for a setting, if other than its name."""
 AGENTS = (SAC, PPO, RecurrentPPO)
-ROWS = [(made, name) for made in TOLD for name in TOLD[made]]
+ROWS = [(cls, name) for cls in OVERRIDES for name in OVERRIDES[cls]]
 
 
 def optimizer_of(owner: Any) -> Any:
@@ -367,26 +361,26 @@ def optimizer_of(owner: Any) -> Any:
 
 
 class Run:
-    """A life of an agent: made with what it is told, its checkpoint taken or gone on from."""
+    """One life of an agent: built with settings, and resumed from its checkpoint if there is one."""
 
-    def __init__(self, made: Any, folder: Path, told: dict[str, Any], change: Any = lambda owner: None) -> None:
-        self.made, self.folder = made, folder
-        getattr(self, {PPO: "algorithm", RecurrentPPO: "algorithm"}.get(made, made.__name__.lower()))(told, change)
+    def __init__(self, cls: Any, folder: Path, extra: dict[str, Any], change: Any = lambda owner: None) -> None:
+        self.cls, self.folder = cls, folder
+        getattr(self, {PPO: "algorithm", RecurrentPPO: "algorithm"}.get(cls, cls.__name__.lower()))(extra, change)
 
     def __getitem__(self, name: str) -> Any:
         return optimizer_of(self.owner).param_groups[0]["lr"] if name == "rate" else getattr(self.owner, name)
 
-    def sac(self, told: dict[str, Any], change: Any) -> None:
-        options = {"observation_space": OBS, "action_space": ACT, "hidden": (8,), "seed": 0} | told
+    def sac(self, extra: dict[str, Any], change: Any) -> None:
+        options = {"observation_space": OBS, "action_space": ACT, "hidden": (8,), "seed": 0} | extra
         self.owner = SAC(**options)
         form = form_of(self.owner)
         load_agent(self.folder, self.owner)
         change(self.owner)
         save_agent(self.folder, self.owner, form, {})
 
-    def algorithm(self, told: dict[str, Any], change: Any) -> None:
-        net = net_of() if self.made is PPO else rl.RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
-        self.owner = self.made(net, **({"seed": 0} | told))
+    def algorithm(self, extra: dict[str, Any], change: Any) -> None:
+        net = net_of() if self.cls is PPO else rl.RecurrentActorCritic(2, 1, is_continuous=False, hidden=8)
+        self.owner = self.cls(net, **({"seed": 0} | extra))
         form = form_of(self.owner, SAVED_APART)
         with contextlib.closing(Checkpoints(self.folder)) as files:
             if files.newest() >= 0:
@@ -398,23 +392,23 @@ class Run:
             facts = {"steps": 0, "iterations": 0, "version": 1, "settings": settings}
             files.save(files.newest() + 1, net, self.owner, form, facts)
 
-    def training(self, told: dict[str, Any], change: Any) -> None:
+    def training(self, extra: dict[str, Any], change: Any) -> None:
         with served() as server:
-            with Trainer(Plain(), server.endpoint, Training(**told), checkpoint_path=self.folder) as trainer:
+            with Trainer(Plain(), server.endpoint, Training(**extra), checkpoint_path=self.folder) as trainer:
                 self.owner = trainer.loop.plan
                 trainer.save()
 
-    def onpolicylearner(self, told: dict[str, Any], change: Any) -> None:
+    def onpolicylearner(self, extra: dict[str, Any], change: Any) -> None:
         net = ActorCritic(2, 1, is_continuous=True, hidden=(8,))
-        options = {"net": net, "steps": 64, "rollout_length": 16, "world": World(), "checkpoint": self.folder} | told
-        options |= {"correction": "none"} if told.get("max_lag") else {}
+        options = {"net": net, "steps": 64, "rollout_length": 16, "world": World(), "checkpoint": self.folder} | extra
+        options |= {"correction": "none"} if extra.get("max_lag") else {}
         with OnPolicyLearner("tcp://127.0.0.1:*", SPACES, **options) as learner:
             self.owner = SimpleNamespace(**learner.settings)
             for _ in range(options.get("checkpoint_every", 1)):
                 learner.publish()
 
-    def startstates(self, told: dict[str, Any], change: Any) -> None:
-        options = {"first": {"sum": np.int32(0)}, "keep": 5, "seed": 0} | told
+    def startstates(self, extra: dict[str, Any], change: Any) -> None:
+        options = {"first": {"sum": np.int32(0)}, "keep": 5, "seed": 0} | extra
         starts = rl.StartStates("a", {"sum": np.int32}, key=lambda columns: float(columns["sum"]), **options)
         path = self.folder / "starts.safetensors"
         if path.exists():
@@ -424,41 +418,41 @@ class Run:
 
 
 def test_every_setting_of_an_agent_and_its_checkpoint_is_listed() -> None:
-    for made in TOLD:
-        rows = TOLD[made].keys(), REFUSED[made].keys(), OF_THE_PROCESS[made]
-        assert names_of(made) == set().union(*rows), f"say what a checkpoint of {made.__name__} does with it"
-        assert sum(map(len, rows)) == len(names_of(made)), "each in one list"
+    for cls in OVERRIDES:
+        rows = OVERRIDES[cls].keys(), REFUSED[cls].keys(), OF_THE_PROCESS[cls]
+        assert names_of(cls) == set().union(*rows), f"say what a checkpoint of {cls.__name__} does with it"
+        assert sum(map(len, rows)) == len(names_of(cls)), "each in one list"
 
 
-@pytest.mark.parametrize(("made", "name"), ROWS, ids=lambda each: getattr(each, "__name__", each))
-def test_what_an_agent_is_told_stays_beside_its_checkpoint(made: Any, name: str, tmp_path: Path, caplog: Any) -> None:
-    former, value = Run(made, tmp_path, {})[name], TOLD[made][name]
+@pytest.mark.parametrize(("cls", "name"), ROWS, ids=lambda each: getattr(each, "__name__", each))
+def test_what_an_agent_is_told_stays_beside_its_checkpoint(cls: Any, name: str, tmp_path: Path, caplog: Any) -> None:
+    former, value = Run(cls, tmp_path, {})[name], OVERRIDES[cls][name]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        assert Run(made, tmp_path, {name: value})[name] == value != former
+        assert Run(cls, tmp_path, {name: value})[name] == value != former
     line = next(line for line in caplog.messages if line.startswith("going on with "))
     assert all(each in line for each in (CALLED.get(name, name), f" = {value!r}, as set on this", f" has {former!r}"))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        Run(made, tmp_path, {name: value})  # told so before, too
+        Run(cls, tmp_path, {name: value})  # the same setting as before
     assert not [line for line in caplog.messages if line.startswith("going on with ")]
 
 
 @pytest.mark.parametrize(
-    ("made", "name"), [(made, name) for made in REFUSED for name in REFUSED[made]],
+    ("cls", "name"), [(cls, name) for cls in REFUSED for name in REFUSED[cls]],
     ids=lambda each: getattr(each, "__name__", each),
 )  # fmt: skip
-def test_what_a_checkpoint_cannot_go_on_with_is_refused_by_name(made: Any, name: str, tmp_path: Path) -> None:
-    Run(made, tmp_path, {})
+def test_what_a_checkpoint_cannot_go_on_with_is_refused_by_name(cls: Any, name: str, tmp_path: Path) -> None:
+    Run(cls, tmp_path, {})
     with pytest.raises((ParameterError, DataError), match=re.escape(CALLED.get(name, name))):
-        Run(made, tmp_path, {name: REFUSED[made][name]})
-    Run(made, tmp_path, {"seed": None} if name == "seed" else {})
+        Run(cls, tmp_path, {name: REFUSED[cls][name]})
+    Run(cls, tmp_path, {"seed": None} if name == "seed" else {})
 
 
 @pytest.mark.parametrize(
-    ("made", "name"), [row for row in ROWS if row[0] in AGENTS], ids=lambda each: getattr(each, "__name__", each)
+    ("cls", "name"), [row for row in ROWS if row[0] in AGENTS], ids=lambda each: getattr(each, "__name__", each)
 )
-def test_what_training_has_changed_and_a_caller_too_is_refused_by_name(made: Any, name: str, tmp_path: Path) -> None:
+def test_what_training_has_changed_and_a_caller_too_is_refused_by_name(cls: Any, name: str, tmp_path: Path) -> None:
     trained = {"correction": "decoupled", "epochs": 3, "minibatch": 3}.get(name, 0.3)
 
     def change(owner: Any) -> None:
@@ -467,17 +461,17 @@ def test_what_training_has_changed_and_a_caller_too_is_refused_by_name(made: Any
         else:
             setattr(owner, name, trained)
 
-    Run(made, tmp_path, {}, change)
+    Run(cls, tmp_path, {}, change)
     with pytest.raises(ParameterError, match=re.escape(CALLED.get(name, name))) as refused:
-        Run(made, tmp_path, {name: TOLD[made][name]})
-    assert repr(trained) in str(refused.value) and repr(TOLD[made][name]) in str(refused.value)
-    assert Run(made, tmp_path, {})[name] == trained  # told what it was told before, it goes on where training was
+        Run(cls, tmp_path, {name: OVERRIDES[cls][name]})
+    assert repr(trained) in str(refused.value) and repr(OVERRIDES[cls][name]) in str(refused.value)
+    assert Run(cls, tmp_path, {})[name] == trained  # with the former settings, the agent keeps the trained value
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_versions(dtype: Any, tmp_path: Path):
-    """Also if it saves more often than before, and has published models since its last checkpoint."""
-    found, versions = [], []
+    """The second learner saves more often, and the first published models after its last checkpoint."""
+    states, versions = [], []
     for every, models in ((5, 9), (1, 0)):
         net = ActorCritic(2, 1, is_continuous=True, hidden=(8,)).to(dtype)
         options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": every}
@@ -488,17 +482,17 @@ def test_a_learner_goes_on_with_all_generators_of_the_process_and_above_all_vers
                 ppo.optimizer.step()
                 learner.publish()
                 if learner.iterations == 5:
-                    found.append(state_of(net, ppo))
+                    states.append(state_of(net, ppo))
             if not models:
                 assert learner.iterations == 5
-                found.append(state_of(net, ppo))
+                states.append(state_of(net, ppo))
             versions.append(net.version)
-    assert found[0] == found[1] and versions[1] > versions[0] == 10
+    assert states[0] == states[1] and versions[1] > versions[0] == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-5.safetensors", "rank-0.lock"]
 
 
 def state_of(net: Any, ppo: Any) -> list[Any]:
-    """The next number of each generator, the network's parameters, and the moments of what it is trained by."""
+    """Return the next number of each generator, the optimizer's moments, and the network's parameters."""
     moments = [each["exp_avg"].tolist() for each in ppo.optimizer.state.values()]
     drawn = [torch.rand(1).item(), np.random.random(), random.random(), ppo.random.random()]  # noqa: NPY002
     return [drawn, moments, *(each.tolist() for each in net.parameters())]
@@ -507,8 +501,8 @@ def state_of(net: Any, ppo: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------- a run that is stopped and resumed
 
 
-class Tells(SAC):
-    """SAC that notes each batch and a number of each generator, one of which it makes when it is first trained."""
+class RecordingSAC(SAC):
+    """SAC that records each batch and a number of each generator, one of them created at the first step."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
         super().__init__(observation_space, action_space, device, hidden=(8,), gamma=0.9, seed=0)
@@ -532,43 +526,43 @@ PLAN: dict[str, Any] = {"rounds": 2, "steps": 3, "max_training_steps_per_env_ste
 
 @contextlib.contextmanager
 def own_memory() -> Iterator[Callable[[int, Path], Any]]:
-    """A trainer with a memory of its own, whose 40 transitions came before its first step."""
+    """Yield a function that creates a trainer with its own memory, filled with 40 transitions before the first step."""
     cls = rl.partial(
-        TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=Tells, start_training=40, device="cpu",
+        TrainingOffline, env_cls=(OBS, ACT), training_agent_cls=RecordingSAC, start_training=40, device="cpu",
         memory_cls=rl.partial(GenericMemory, batch_size=4), **PLAN,
     )  # fmt: skip
     with SampleServer(port=0) as server, PipelineWorker(Numbers, Actor, port=server.port, model_path=None) as worker:
         worker.run(0, 8)
 
-        def made(epochs: int, folder: Path) -> Any:
+        def new_trainer(epochs: int, folder: Path) -> Any:
             options = {"port": server.port, "model_path": None, "checkpoint_path": folder, "flush_every": 0.1}
             return PipelineTrainer(rl.partial(cls, epochs=epochs), **options)
 
-        yield made
+        yield new_trainer
 
 
 @contextlib.contextmanager
 def drawing_servers() -> Iterator[Callable[[int, Path], Any]]:
-    """A trainer whose server draws: all entries are equal, so that the order of draws says nothing."""
+    """Yield a function that creates a trainer whose server draws; equal entries hide the order of draws."""
     same = np.zeros(2, np.float32), np.zeros(1, np.float32)
     with served(sampler=Uniform()) as server, connect(server.endpoint) as client, client.writer() as writer:
         for step in range(40):
             writer.step(*same, 1.0, False, step == 39, same[0].copy())
 
-        def made(epochs: int, folder: Path) -> Any:
+        def new_trainer(epochs: int, folder: Path) -> Any:
             plan = Training(epochs=epochs, start_training=40, batch_size=4, **PLAN)
-            return Trainer(Tells(OBS, ACT), server.endpoint, plan, checkpoint_path=folder)
+            return Trainer(RecordingSAC(OBS, ACT), server.endpoint, plan, checkpoint_path=folder)
 
-        yield made
+        yield new_trainer
 
 
 def trained(make: Any, folder: Path, lives: Sequence[int]) -> Any:
-    """The agent after lives of a trainer, each ended when so many epochs are over; each a process with other numbers."""
-    with make() as made:
+    """Return the trainer after several lives, each ended at a number of epochs and begun with other random numbers."""
+    with make() as new_trainer:
         for number, epochs in enumerate(lives):
             for seed in (random.seed, np.random.seed, torch.manual_seed):
                 seed(number)
-            with made(epochs, folder) as trainer:
+            with new_trainer(epochs, folder) as trainer:
                 if not number:
                     for seed in (random.seed, np.random.seed, torch.manual_seed):
                         seed(7)

@@ -1,4 +1,4 @@
-"""Calls of TransferQueue's key-value interface, and what TransferQueue 0.1.11 itself answered to each of them.
+"""Calls of TransferQueue's key-value interface, with the recorded answers of TransferQueue 0.1.11.
 
     python tests/frameworks/tq_calls.py        in an environment with TransferQueue and Ray: writes tests/recordings/transfer_queue.json
 
@@ -78,7 +78,7 @@ CALLS = [
     'tq.kv_list()',
     'tq.kv_list("p")',
     'tq.kv_list(partition_id="nowhere")',
-    # by what a put returned
+    # with the metadata that a put returned
     'setattr(box, "meta", tq.kv_batch_put(["k1", "k2"], "q", tags=[{"z": 9}, {"z": 8}]))',
     'box.meta',
     'tq.kv_batch_get_by_meta(box.meta)',
@@ -100,7 +100,7 @@ CALLS = [
     'tq.save_checkpoint(box.folder / "one")',
     'sorted(each.name for each in box.folder.iterdir())',
     'tq.load_checkpoint(box.folder / "none")',
-    # taking away
+    # removal
     'tq.kv_clear("k1", "q")',
     'tq.kv_clear(["zz", "k2"], "q")',
     'tq.kv_clear("zz", "nowhere")',
@@ -120,7 +120,7 @@ CALLS = [
     'run(tq.async_kv_clear(["x", "y"], "as"))',
     'run(tq.async_kv_list("as"))',
     'run(tq.async_kv_batch_get("x", "as"))',
-    # what describes a batch
+    # metadata of a batch
     'tq.KVBatchMeta(keys=["a"], tags=[])',
     'tq.KVBatchMeta(keys=["a", "a"], tags=[{}, {}])',
     'tq.KVBatchMeta(keys=["a"], tags=[{}], fields=["f", "f"])',
@@ -163,31 +163,31 @@ CALLS = [
 
 
 class Box:
-    """What calls leave for later ones."""
+    """Namespace in which calls leave values for later ones."""
 
 
 def answers(tq: Any, folder: Path) -> list[Any]:
-    """What each call returns or raises, as JSON has it."""
+    """Return the result or error of each call as JSON values."""
     box = Box()
     box.folder = folder  # type: ignore[attr-defined]
     known = {"tq": tq, "box": box, "run": asyncio.run, "torch": torch, "np": np, "json": json}
     known |= {"TensorDict": TensorDict, "NonTensorStack": NonTensorStack}
-    made = []
+    results = []
     for call in CALLS:
         try:
-            made.append(shown(eval(call, known)))  # noqa: S307 (the calls above)
+            results.append(shown(eval(call, known)))  # noqa: S307 (the calls above)
         except Exception as error:  # the errors are what is compared
-            made.append({"raises": said(error, folder)})
-    return made
+            results.append({"raises": message_of(error, folder)})
+    return results
 
 
-def said(error: Exception, folder: Path) -> str:
+def message_of(error: Exception, folder: Path) -> str:
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
     return f"{kinds[0]}: {error}".replace(str(folder), "FOLDER")
 
 
 def shown(value: Any) -> Any:
-    """A result as JSON has it: types, dtypes, shapes and all numbers."""
+    """Return a result as JSON values: types, dtypes, shapes and all numbers."""
     if isinstance(value, TensorDict):
         return {
             "batch": list(value.batch_size),
@@ -219,10 +219,10 @@ def main() -> None:
     tq.init()
     folder = Path(tempfile.mkdtemp())
     try:
-        found = answers(tq, folder)
+        results = answers(tq, folder)
     finally:
         shutil.rmtree(folder)
-    record = {"version": "0.1.11", "answers": [list(pair) for pair in zip(CALLS, found, strict=True)]}
+    record = {"version": "0.1.11", "answers": [list(pair) for pair in zip(CALLS, results, strict=True)]}
     RECORD.write_text(json.dumps(record, indent=0, ensure_ascii=False) + "\n")
     print(f"{len(CALLS)} calls recorded", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Requests that are made and answered in the shortest way, and who may ask an inference node."""
+"""Tests of prepared inference requests and their answers, and of the roles that may ask a node."""
 
 import threading
 import time
@@ -19,8 +19,6 @@ from memoire.wire.row_container import exact_rows, pack_rows, unpack_rows
 from netkit import dealer
 
 pytestmark = pytest.mark.slow
-
-# --- Requests that are made and answered in the shortest way: the same bytes, and whatever is unusual is left to others
 
 INPUTS, OUTPUTS = {"obs": (np.float32, (2,))}, {"value": np.float32}
 HERE = "tcp://127.0.0.1:0"
@@ -111,10 +109,10 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(keep):
             assert time.monotonic() < deadline
 
 
-# --- Who may ask an inference node, and what becomes of frames that are no requests
+# --- Roles that may ask an inference node, and frames that are no requests
 
 ECHO = RowSchema(INPUTS)
-"""Inputs and outputs of nodes that answer what they were asked."""
+"""Inputs and outputs of nodes that return their inputs."""
 OBS = {"obs": np.float32([[1, 2]])}
 
 
@@ -199,16 +197,16 @@ def test_hostile_frames_are_refused_and_the_next_one_is_answered(open_node):
         "short": [b"x"],
     }
     node = open_node()
-    with dealer(node.endpoint) as made:
+    with dealer(node.endpoint) as socket:
         for frames in (*bad.values(), infer(sequence=9)):
-            made.send_multipart([b"", *frames])
-        found = {}
+            socket.send_multipart([b"", *frames])
+        replies = {}
         deadline = time.monotonic() + 10.0
-        while 9 not in found and time.monotonic() < deadline:
-            if made.poll(100):
-                answer = parse(made.recv_multipart()[1:])
-                found[answer.header.sequence] = answer.body
-    assert isinstance(found[9], messages.Inferred)
+        while 9 not in replies and time.monotonic() < deadline:
+            if socket.poll(100):
+                answer = parse(socket.recv_multipart()[1:])
+                replies[answer.header.sequence] = answer.body
+    assert isinstance(replies[9], messages.Inferred)
     refused = node.stats().refused
     assert set(refused) <= {*bad, "parameters", "schema"} and sum(refused.values()) == len(bad)
     assert refused["value"] == refused["unexpected"] == refused["client"] == refused["payload"] == 1
@@ -223,23 +221,23 @@ def test_a_request_that_comes_twice_is_computed_once_and_answered_twice(open_nod
         return {"obs": columns["obs"]}
 
     node = open_node(function)
-    with dealer(node.endpoint) as made:
+    with dealer(node.endpoint) as socket:
         for _ in range(3):
-            made.send_multipart([b"", *infer()])
-            assert made.poll(10_000)
-            assert parse(made.recv_multipart()[1:]).header.sequence == 1
+            socket.send_multipart([b"", *infer()])
+            assert socket.poll(10_000)
+            assert parse(socket.recv_multipart()[1:]).header.sequence == 1
     assert seen == [1] and node.stats().resends == 2 and node.stats().rows == 1
 
 
 def test_an_answer_belongs_to_the_key_that_asked(keys, open_node):
-    """Another key that uses a client's id gets neither its answer nor a place in its queue."""
-    node, found = open_node(keys=keys / "inference"), []
+    """Another key that uses a client's id gets neither the client's answer nor a place in the client's queue."""
+    node, bodies = open_node(keys=keys / "inference"), []
     listening = Keys(keys / "inference").own.public
     for role in ("actor", "learner"):
         own = Keys(keys / role).own
-        with dealer(node.endpoint, own.public, own.secret, listening) as made:
-            made.send_multipart([b"", *infer()])
-            assert made.poll(10_000)
-            found.append(parse(made.recv_multipart()[1:]).body)
-    assert isinstance(found[0], messages.Inferred)
-    assert isinstance(found[1], messages.Refused) and found[1].code == "owner"
+        with dealer(node.endpoint, own.public, own.secret, listening) as socket:
+            socket.send_multipart([b"", *infer()])
+            assert socket.poll(10_000)
+            bodies.append(parse(socket.recv_multipart()[1:]).body)
+    assert isinstance(bodies[0], messages.Inferred)
+    assert isinstance(bodies[1], messages.Refused) and bodies[1].code == "owner"

@@ -1,4 +1,4 @@
-"""Inference nodes and their clients over real sockets, also in processes of their own."""
+"""Tests of inference nodes and their clients on real sockets, also in separate processes."""
 
 import contextlib
 import gc
@@ -50,7 +50,7 @@ def open_policy(keep):
 
 
 def after(event, seen):
-    """A function that notes the first numbers of its rows, and waits for an event."""
+    """Return a function that records the first numbers of its rows and waits for an event."""
 
     def function(columns):
         seen.extend(columns["obs"][:, 0].tolist())
@@ -67,9 +67,9 @@ def obs(*rows):
 def test_rows_go_there_and_outputs_come_back(open_node, open_policy):
     node = open_node()
     policy = open_policy(node)
-    found = policy.act(obs([1, 2], [3, 4]))
-    np.testing.assert_array_equal(found["value"], np.float32([3, 7]))
-    assert found["action"].dtype == np.int64 and list(found["action"]) == [0, 1]
+    outputs = policy.act(obs([1, 2], [3, 4]))
+    np.testing.assert_array_equal(outputs["value"], np.float32([3, 7]))
+    assert outputs["action"].dtype == np.int64 and list(outputs["action"]) == [0, 1]
     stats = node.stats()
     assert (stats.rows, stats.clients, stats.failures) == (2, 1, 0)
     assert stats.batches == {"full": 0, "everyone": 1, "wait": 0}
@@ -85,9 +85,9 @@ def test_ragged_columns_are_padded_for_the_function_and_not_on_the_way(open_node
 
     policy = open_policy(open_node(function, inputs=graph, outputs=graph), inputs=graph, outputs=graph)
     values = [np.full((length, 2), length + 1, np.int32) for length in (1, 4, 0)]
-    found = policy.act({"nodes": values, "last": np.int32([5, 6, 7])})
-    assert list(found["nodes_length"]) == [1, 4, 0] and found["nodes"].shape == (3, 4, 2)
-    assert found["nodes"][1, 3, 0] == 10 and found["nodes"][0, 1, 0] == 0
+    outputs = policy.act({"nodes": values, "last": np.int32([5, 6, 7])})
+    assert list(outputs["nodes_length"]) == [1, 4, 0] and outputs["nodes"].shape == (3, 4, 2)
+    assert outputs["nodes"][1, 3, 0] == 10 and outputs["nodes"][0, 1, 0] == 0
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_many_threads_share_batches_or_a_policy_and_each_gets_its_own_rows(open_
 
     def act(policy, number):
         for step in range(30):
-            found = policy.act(obs([number, step], [number, 0]))
-            if list(found["value"]) != [number + step, number]:
+            outputs = policy.act(obs([number, step], [number, 0]))
+            if list(outputs["value"]) != [number + step, number]:
                 wrong.append((number, step))
 
     threads = [threading.Thread(target=act, args=each) for each in zip(policies, range(4), strict=True)]
@@ -151,11 +151,11 @@ def test_outputs_that_do_not_fit_are_an_error_that_names_them(open_node, open_po
 def test_outputs_larger_than_a_reply_are_refused_and_leave_memory_without_a_collection_of_garbage(
     open_node, open_policy
 ):
-    made = []
+    pictures = []
 
     def function(columns):
         picture = np.zeros((len(columns["obs"]), 1 << 19), np.uint8)
-        made.append(weakref.ref(picture))
+        pictures.append(weakref.ref(picture))
         return {"picture": picture}
 
     outputs = {"picture": (np.uint8, (1 << 19,))}
@@ -166,7 +166,7 @@ def test_outputs_larger_than_a_reply_are_refused_and_leave_memory_without_a_coll
         for _ in range(2):
             with pytest.raises(Refused, match=r"too_large.*outputs of 3 rows have 15\d+ bytes; 1048576 are allowed"):
                 policy.act(obs(*[(1, 2)] * 3))
-        until(lambda: not any(each() is not None for each in made))
+        until(lambda: not any(each() is not None for each in pictures))
     finally:
         gc.enable()
     assert policy.act(obs([0, 0]))["picture"].shape == (1, 1 << 19)
@@ -174,7 +174,7 @@ def test_outputs_larger_than_a_reply_are_refused_and_leave_memory_without_a_coll
 
 
 def test_a_batch_that_fails_outside_of_the_function_is_answered_and_the_node_lives_on(open_node, open_policy):
-    node = open_node(sizes=[1 << 44])  # no machine has room for so many rows
+    node = open_node(sizes=[1 << 44])  # no machine has memory for so many rows
     policy = open_policy(node, timeout=10.0)
     for _ in range(2):
         with pytest.raises(Refused, match=r"failed.*a batch of 1 rows failed: \w*MemoryError"):
@@ -261,9 +261,9 @@ def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
 def test_clients_move_when_a_node_closes_and_come_back_when_it_returns(open_node, open_policy):
     nodes = {}
     for name in "ab":
-        made = open_node(lambda columns, name=name: double(columns, ord(name)), name=name)
-        nodes[made.endpoint] = name, made
-    policy = open_policy(*(made for _, made in nodes.values()), timeout=10.0)
+        node = open_node(lambda columns, name=name: double(columns, ord(name)), name=name)
+        nodes[node.endpoint] = name, node
+    policy = open_policy(*(node for _, node in nodes.values()), timeout=10.0)
 
     def asked():
         return chr(int(policy.act(obs([1, 0]))["value"][0]))
@@ -291,7 +291,7 @@ def test_a_silent_node_is_passed_over(open_node, open_policy):
 
 @contextlib.contextmanager
 def process_of_node(endpoint):
-    """An agent in a process of its own: it answers rows as any node does."""
+    """Run an agent, which answers rows as any node does, in its own process; yield the process."""
     command = [sys.executable, observer_child.__file__, "agent", endpoint]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         process.endpoint = process.stdout.readline().strip()
@@ -367,7 +367,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(open_node, open_policy):
 
 
 NODE_AND_POLICY = {"inputs": "inputs", "outputs": "outputs", "timeout": "patience of limits"}
-"""By their names at a policy, what a node has of it: equal, or refused. Each has its own keys, limits and context."""
+"""Setting of a node by the policy's name for the setting: equal, or refused. Keys, limits and context are separate."""
 NODE_ALONE = {
     "endpoint", "function", "weights", "topic", "connect", "max_batch", "max_wait", "alive", "queue_rows", "sizes",
     "name", "service",
@@ -375,14 +375,14 @@ NODE_ALONE = {
 
 
 def test_every_setting_of_node_and_policy_is_listed():
-    node, policy = (inspect.signature(made).parameters.keys() for made in (memoire.Inference, memoire.RemotePolicy))
+    node, policy = (inspect.signature(side).parameters.keys() for side in (memoire.Inference, memoire.RemotePolicy))
     own = {"keys", "limits", "context"}
     assert policy == NODE_AND_POLICY.keys() | own | {"urls", "fallback"}, "list what both have"
     assert node == {"inputs", "outputs"} | own | NODE_ALONE, "list what both have"
 
 
 @pytest.mark.parametrize(
-    ("told", "rows", "says"),
+    ("settings", "rows", "says"),
     [
         ({"inputs": {"obs": np.float32}}, 1, r"inputs of the node are .*float32\[2\].* this policy .*\(obs: float32"),
         ({"inputs": {"obs": (np.float64, (2,))}}, 1, r"inputs of the node are .*float32\[2\].*float64\[2\]"),
@@ -392,11 +392,11 @@ def test_every_setting_of_node_and_policy_is_listed():
     ],
 )
 def test_a_policy_that_was_told_otherwise_than_its_node_is_refused_by_both_values(
-    open_node, open_policy, told, rows, says
+    open_node, open_policy, settings, rows, says
 ):
     node = open_node(limits=Limits.of(patience=5.0))
-    policy = open_policy(node, **{"timeout": 2.0} | told)
-    column = RowSchema(told.get("inputs", INPUTS))["obs"]
+    policy = open_policy(node, **{"timeout": 2.0} | settings)
+    column = RowSchema(settings.get("inputs", INPUTS))["obs"]
     asked = {"obs": np.zeros((rows, *column.shape), column.dtype)}
     for ask in (policy.act, lambda columns: policy.ask(columns).result()):
         with pytest.raises(Refused, match=says) as caught:
@@ -452,7 +452,7 @@ def test_the_doctor_asks_a_row_and_says_what_came_of_it(capsys, keep, open_node,
     else:
         node = open_node(function, inputs=ROWS, outputs={"value": np.float32})
     assert main.main(["doctor", "--inference", node.endpoint]) == status
-    said = capsys.readouterr().out
-    assert all(each in said for each in says)
+    output = capsys.readouterr().out
+    assert all(each in output for each in says)
     node.close()
     assert main.main(["doctor", "--inference", node.endpoint, "--timeout", "1"]) == doctor.NOTHING_LISTENS

@@ -1,4 +1,4 @@
-"""Who gets in over TCP: with the right key, in the right role, for his own client ids, for as long as he may."""
+"""Tests of access over TCP: with the right key, in the right role, for the key's own client ids, until revoked."""
 
 import contextlib
 import re
@@ -31,7 +31,7 @@ from tcpkit import CutWay, place
 
 @pytest.fixture(autouse=True)
 def quick_looks(times):
-    """Keys are looked at more often than once a second."""
+    """Read keys more often than once a second."""
     times(keys_reread=0.05, refused_pause=0.05, refused_max_pause=0.5, denied=0.5, second_key=120.0)
 
 
@@ -43,18 +43,17 @@ def keys(tmp_path):
 
 @pytest.fixture
 def context():
-    with KeepingContext() as made:
-        yield made
+    with KeepingContext() as keeping:
+        yield keeping
 
 
 @pytest.fixture
 def server(keys, context):
-    with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, process=Process(context=context), limits=QUICK) as made:
-        yield made
+    with Server("tcp://127.0.0.1:0", SCHEMA, keys=keys, process=Process(context=context), limits=QUICK) as node:
+        yield node
 
 
 def refused(node):
-    """Who was refused there."""
     return Counter(node.stats().security.refused)
 
 
@@ -63,22 +62,19 @@ def push(client):
     assert client.push_cache(100.0), client.push_reason
 
 
-# ------------------------------------------------------------------------------------------- who does not get in
-
-
 def another_key(keys, role="actor", name="other"):
-    """A keys folder that nobody has authorized."""
+    """Create a keys folder that no server has authorized."""
     folder = keys.parent / f"{role}-{name}"
     key_writer.write_one(folder, keypairs.make(role, name), (keys / "actor" / "server.pub").read_text())
     return folder
 
 
 def raw(address, data, seconds=100.0):
-    """Send bytes to a port and wait until it hangs up; what it said."""
+    """Send bytes to a port, and return the port's reply until it hangs up."""
     heard = b""
-    with socket.create_connection(place(address), seconds) as made, contextlib.suppress(ConnectionResetError):
-        made.sendall(data)
-        while more := made.recv(4096):
+    with socket.create_connection(place(address), seconds) as connection, contextlib.suppress(ConnectionResetError):
+        connection.sendall(data)
+        while more := connection.recv(4096):
             heard += more
     return heard
 
@@ -96,7 +92,7 @@ STRANGERS = {
 
 
 def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, times):
-    times(handshake=1.0)  # for who says nothing
+    times(handshake=1.0)  # for silent peers
     options = {"keys": keys, "context": context, "limits": QUICK}
     with (
         server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server,
@@ -110,7 +106,7 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, tim
             waiting = [in_thread(raw, at, STRANGERS[name]) for at, name in tried]
             for (thread, box), (at, name) in zip(waiting, tried, strict=True):
                 thread.join(100.0)
-                # The greeting, which says that keys are asked for; a stranger's own words are never answered.
+                # Only the greeting, which asks for keys; the messages of a stranger get no answer.
                 assert len(box["value"]) <= 64, f"{name} heard {box['value']!r} at {at}"
             for node, count in zip((server, proxy), before, strict=True):
                 until(lambda: refused(node).total() >= count + 3 * len(STRANGERS))  # noqa: B023
@@ -157,10 +153,10 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
         why = r"denied: not let in at tcp://.*: it does not know the key proxy/other [0-9a-f]{16} .*memoire keys auth"
         for node in (relay, behind):
             until(lambda: re.search(why, " ".join(node.readiness())))  # noqa: B023
-            said = []
-            assert doctor.examine(node.endpoint, timeout=100.0, say=said.append) == doctor.REFUSED
+            lines = []
+            assert doctor.examine(node.endpoint, timeout=100.0, say=lines.append) == doctor.REFUSED
             assert re.search(
-                "FAIL its servers deny the proxy or relay access: not let in at tcp://.*proxy/other", said[-2]
+                "FAIL its servers deny the proxy or relay access: not let in at tcp://.*proxy/other", lines[-2]
             )
             until(lambda: re.search(r"\(denied\): not let in at tcp://.*proxy/other", sent_away(node)))  # noqa: B023
         warnings = [each.message for each in caplog.records if each.name == "memoire.net.channel"]
@@ -207,7 +203,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         assert server.total_episodes == 2 and refused(server)["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
-        key_writer.authorize(keys / "server", Keys(folder).own)  # and back: nothing of what it did is lost
+        key_writer.authorize(keys / "server", Keys(folder).own)  # authorized again: its work is not lost
         until(lambda: server.total_episodes == 4)
         until(lambda: leaving.model("policy").newest().body == b"2")
         push(leaving)
@@ -221,12 +217,12 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
         connect(proxy.endpoint, keys=mine, context=context, limits=QUICK) as actor,
     ):
         push(actor)
-        for role in ("actor", "proxy"):  # a new key is let in, taken up, and the old one revoked
+        for role in ("actor", "proxy"):  # a new key is authorized and used, and the old one revoked
             former, new = Keys(keys / role).own, keypairs.make(role)
             for folder in (keys / "server", keys / "proxy"):
                 key_writer.authorize(folder, new)
             until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
-            if role == "proxy":  # others know it by its key
+            if role == "proxy":  # other roles know a proxy by its key
                 for other in roles.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
@@ -241,7 +237,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
             push(actor)
         actor.update(100.0)
         assert server.total_episodes == 5 and server._dispatcher.ledger.find(actor.client_id).owner == "actor/actors"
-        push(actor)  # by which the home learns what was on the way when connections ended
+        push(actor)  # the home learns of caches that were on the way when connections ended
         until(lambda: server.total_caches + server.totals().lost_caches == 6)
         assert server.stats().faults == proxy.stats().faults == 0
 
@@ -251,33 +247,28 @@ def test_classic_classes_take_keys(keys, context):
         assert server.server.keys.own.role == "server" and server.server.stats().security.keys
 
 
-# ------------------------------------------------------------------------------------------------------- roles
-
-
 class Sender:
-    """Messages of any kind, by the key of any role."""
-
     def __init__(self, context, server, folder):
         self.context, self.server, self.keys = context, server, Keys(folder)
         self.client, self.number = np.random.default_rng().bytes(16), 0
         self.sockets = []
 
     def open(self, kind, address):
-        made = self.context.socket(kind)
-        made.linger, made.rcvtimeo, made.sndtimeo = 0, 20_000, 20_000
+        connection = self.context.socket(kind)
+        connection.linger, connection.rcvtimeo, connection.sndtimeo = 0, 20_000, 20_000
         own = self.keys.own
-        sockets.use_keys(made, own.public, own.secret, self.server.keys.own.public)
-        made.connect(address)
-        self.sockets.append(made)
-        return made
+        sockets.use_keys(connection, own.public, own.secret, self.server.keys.own.public)
+        connection.connect(address)
+        self.sockets.append(connection)
+        return connection
 
     def ask(self, body, *, payload=None, client=None, extra=()):
         self.number += 1
         facts = {"run": name_hash(self.server.run), "home": name_hash(self.server.name)}
         sent = encode(body, client=client or self.client, sequence=self.number, payload=payload, **facts)
-        made = self.open(zmq.DEALER, self.server.endpoint)
-        made.send_multipart([*extra, b"", *sent])
-        frames = made.recv_multipart()
+        connection = self.open(zmq.DEALER, self.server.endpoint)
+        connection.send_multipart([*extra, b"", *sent])
+        frames = connection.recv_multipart()
         return parse(frames[frames.index(b"") + 1 :]).body
 
 
@@ -299,13 +290,13 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
     for role in ("actor", "reader", "proxy", "inference", "learner"):
         sender = Sender(context, server, keys / role)
         for kind, body in BODIES.items():
-            said = sender.ask(body)
-            is_refused = isinstance(said, messages.Refused) and said.code == "role"
-            assert is_refused == (role not in kind.sent_by), (role, kind.name, said)
-        said = sender.ask(messages.Feedback(), payload=b"x")
-        assert (isinstance(said, messages.Refused) and said.code == "role") == (role != "learner")
+            answer = sender.ask(body)
+            is_refused = isinstance(answer, messages.Refused) and answer.code == "role"
+            assert is_refused == (role not in kind.sent_by), (role, kind.name, answer)
+        answer = sender.ask(messages.Feedback(), payload=b"x")
+        assert (isinstance(answer, messages.Refused) and answer.code == "role") == (role != "learner")
     assert server.finished  # by the learner
-    server.resume()  # or its close would wait until everybody knows
+    server.resume()  # else its close would wait until all clients know
     wrong = sum(role not in kind.sent_by for role in roles.ROLES for kind in BODIES)
     assert refused(server)["role"] == wrong + 4
 
@@ -316,9 +307,9 @@ def test_a_reader_cannot_push_and_an_actor_cannot_be_a_reader(server, keys, cont
 
     for role, is_taken in (("reader", False), ("proxy", False), ("actor", True)):
         sender = Sender(context, server, keys / role)
-        made = sender.open(zmq.PUSH, server.push_endpoint)
+        connection = sender.open(zmq.PUSH, server.push_endpoint)
         before = counts()
-        made.send_multipart(encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
+        connection.send_multipart(encode(messages.Cache(number=1), client=sender.client, sequence=1, payload=b"x" * 64))
         until(lambda: counts() != before)  # noqa: B023
         assert counts()[is_taken] > before[is_taken]
     with pytest.raises(Refused, match="'actors' is an actor's, but a reader has used it"):
@@ -335,10 +326,10 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
         mine, other = Sender(context, server, keys / "actor"), Sender(context, server, folder)
         assert isinstance(mine.ask(messages.Hello()), messages.Welcome)
         assert isinstance(mine.ask(messages.Update(episodes=1)), messages.Updated)
-        said = other.ask(messages.Update(episodes=1000), client=mine.client)
-        assert said.code == "owner" and "belongs to the key actor/actors, not actor/other" in said.text
-        made = other.open(zmq.PUSH, server.push_endpoint)
-        made.send_multipart(encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
+        answer = other.ask(messages.Update(episodes=1000), client=mine.client)
+        assert answer.code == "owner" and "belongs to the key actor/actors, not actor/other" in answer.text
+        connection = other.open(zmq.PUSH, server.push_endpoint)
+        connection.send_multipart(encode(messages.Cache(number=9), client=mine.client, sequence=9, payload=b"x" * 64))
         until(lambda: refused(server).get("owner", 0) == 2)
         assert server.total_episodes == 1
     with server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server:
@@ -349,8 +340,8 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
 
 def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
     forged = roles.passport(roles.Peer("learner", "learners"))
-    said = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
-    assert isinstance(said, messages.Taken)
+    answer = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
+    assert isinstance(answer, messages.Taken)
     for role in ("actor", "reader"):
         sender = Sender(context, server, keys / role)
         before = refused(server).get("passport", 0)
@@ -362,8 +353,8 @@ def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
             until(lambda: refused(server).get("passport", 0) > before)  # noqa: B023
             sender.sockets[-1].recv_multipart()
     damaged = Sender(context, server, keys / "proxy")
-    made = damaged.open(zmq.DEALER, server.endpoint)
-    made.send_multipart([b"MEMP\x01\x09x", b"", *encode(messages.Hello(), client=damaged.client, sequence=1)])
+    connection = damaged.open(zmq.DEALER, server.endpoint)
+    connection.send_multipart([b"MEMP\x01\x09x", b"", *encode(messages.Hello(), client=damaged.client, sequence=1)])
     until(lambda: refused(server)["passport"] == 3)
 
 
@@ -371,17 +362,17 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     recorded = []
 
     class Recorder(CutWay):
-        def _read(self, made):
-            data = made.recv(1 << 16, socket.MSG_PEEK)
-            recorded.append((made, data))
-            super()._read(made)
+        def _read(self, connection):
+            data = connection.recv(1 << 16, socket.MSG_PEEK)
+            recorded.append((connection, data))
+            super()._read(connection)
 
     way = Recorder(place(server.endpoint))
     try:
         sender = Sender(context, server, keys / "learner")
-        made = sender.open(zmq.DEALER, way.endpoint)
-        made.send_multipart([b"", *encode(messages.Control(run="second"), client=sender.client, sequence=1)])
-        made.recv_multipart()
+        connection = sender.open(zmq.DEALER, way.endpoint)
+        connection.send_multipart([b"", *encode(messages.Control(run="second"), client=sender.client, sequence=1)])
+        connection.recv_multipart()
     finally:
         way.close()
     dialler = recorded[0][0]
@@ -389,9 +380,6 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(server, ke
     raw(server.endpoint, b"".join(data for end, data in recorded if end is dialler))
     until(lambda: refused(server).total() >= 1)
     assert server.run == "third"
-
-
-# ----------------------------------------------------------------------------------------------- who decides
 
 
 def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypatch):
@@ -404,7 +392,7 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
         until(lambda: not deciding.worker.is_alive)
         with pytest.raises((MemoireTimeout, AuthError)):
             connect(server.endpoint, keys=keys, context=context, timeout=0.5)
-        push(actor)  # who was in goes on
+        push(actor)  # an admitted client continues
         until(lambda: server.total_caches == 2)
         monkeypatch.undo()
         with connect(server.endpoint, keys=keys, context=context, timeout=100.0):
@@ -413,10 +401,10 @@ def test_nobody_new_gets_in_while_nobody_decides(server, keys, context, monkeypa
 
 def test_the_doctor_tells_what_is_wrong_with_keys(server, keys, context, capsys):
     assert doctor.examine(server.endpoint, keys=keys / "actor", roundtrip=True, timeout=100.0) == doctor.WELL
-    said = capsys.readouterr().out
-    assert "keys: actor/actors" in said and "asks for a key" in said and "came back unchanged" in said
+    output = capsys.readouterr().out
+    assert "keys: actor/actors" in output and "asks for a key" in output and "came back unchanged" in output
     with Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=context)) as careless:
         wrong = (server, None, "Connect with keys"), (careless, keys, "uses no keys")
-        for node, given, words in (*wrong, (server, another_key(keys), "does not know the key actor/other")):
-            assert doctor.examine(node.endpoint, keys=given, timeout=2.0) == doctor.REFUSED
+        for node, own_keys, words in (*wrong, (server, another_key(keys), "does not know the key actor/other")):
+            assert doctor.examine(node.endpoint, keys=own_keys, timeout=2.0) == doctor.REFUSED
             assert words in capsys.readouterr().out

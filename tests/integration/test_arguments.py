@@ -1,4 +1,4 @@
-"""Wrong arguments of every public call: an error that says which, and nothing else is disturbed."""
+"""Tests of wrong arguments to every public call: an error names the argument, and other calls go on."""
 
 import contextlib
 import gc
@@ -60,7 +60,7 @@ ODD = [
 SKIPPED = {"close", "__init__", "wait_closed"}
 LOOPS = {"run_request_proxy", "run_pull_proxy", "rep_worker_main", "pull_worker_main", "rep_proxy_main", "pull_proxy_main"}  # fmt: skip
 PATHS = {"set_logfile", "save", "snapshot"}  # anything is a path
-TOLD = {"on_entries", "on_episode"}  # called by a writer, with what it counted itself
+REPORTED = {"on_entries", "on_episode"}  # called by a writer with its own counts
 CALLS_EACH = 40
 
 
@@ -86,10 +86,10 @@ def nodes(shared_cluster):
 
 
 def methods(kind):
-    left_out = SKIPPED | LOOPS | PATHS | TOLD
+    left_out = SKIPPED | LOOPS | PATHS | REPORTED
     for name in dir(kind):
-        found = inspect.getattr_static(kind, name)
-        if not name.startswith("_") and inspect.isfunction(found) and name not in left_out:
+        member = inspect.getattr_static(kind, name)
+        if not name.startswith("_") and inspect.isfunction(member) and name not in left_out:
             yield name
 
 
@@ -105,30 +105,30 @@ def test_odd_arguments_are_taken_or_refused_with_an_error_of_ours(nodes, case):
     strange = []
     calls = 5 if name == "batches" else CALLS_EACH if parameters else 1
     for _ in range(calls):
-        given = {
+        args = {
             each.name: rng.choice(ODD)
             for each in parameters
             if each.kind is not each.VAR_POSITIONAL and (each.default is each.empty or rng.random() < 0.5)
         }
         waits = "timeout" in inspect.signature(call).parameters
-        if waits and not isinstance(given.get("timeout"), (str, bytes, list, dict)):
-            given["timeout"] = 0.0  # nobody waits here
+        if waits and not isinstance(args.get("timeout"), (str, bytes, list, dict)):
+            args["timeout"] = 0.0  # no call waits here
         began = time.monotonic()
         try:
-            result = call(**given)
+            result = call(**args)
             if inspect.isgenerator(result):
                 next(result, None)
-        except (MemoireError, TypeError):  # a type so wrong that Python itself says so
+        except (MemoireError, TypeError):  # Python itself rejects the type
             pass
         except Exception as error:
-            strange.append((given, repr(error)))
+            strange.append((args, repr(error)))
         if time.monotonic() - began > 30.0:
-            strange.append((given, "took long"))
-    assert not strange, "\n".join(f"{error} for {given}" for given, error in strange[:10])
+            strange.append((args, "took long"))
+    assert not strange, "\n".join(f"{error} for {args}" for args, error in strange[:10])
 
 
 def test_afterwards_everything_works_as_before(nodes):
-    """After the calls above, which run before this one in every order that keeps a file together."""
+    """The other tests of the file run first in every order that keeps a file together."""
     for kind in (Client, Server, Proxy, Reader):
         assert nodes[kind].stats().faults == 0, kind
     client = nodes[Client]
@@ -145,7 +145,7 @@ def test_any_number_is_a_timeout_but_nan():
 
 
 def constructors(cluster, server, proxy):
-    """What makes a node, with sound arguments; each is replaced by odd ones in turn."""
+    """Return the class and sound arguments of each node; tests replace each argument by odd ones."""
     here = {"context": cluster.context}
     return {
         "Server": (Server, {"endpoint": "tcp://127.0.0.1:0", "schema": SCHEMA} | here),
@@ -162,7 +162,7 @@ def constructors(cluster, server, proxy):
 
 NAMES = ("state_buf", "action_buf", "reward_buf", "prob_buf", "value_buf", "qvest_buf", "info_buf")
 NOT_ODD = {"context", "clock", "limits", "process", "state", "name", "self", "input_uuid"}
-"""Objects of other kinds, files, and what may be anything."""
+"""Parameters for objects of other kinds, for files, and for any value."""
 
 
 @pytest.mark.parametrize("which", ["Server", "Proxy", "Reader", "Client", "ReplayMemoryServer", "Buffer"])
@@ -173,30 +173,30 @@ def test_a_node_that_cannot_be_made_says_why_and_leaves_nothing_behind(nodes, wh
     rng, before, strange = random.Random(which), threading.active_count(), []
     for name in names:
         for odd in rng.sample(ODD, 8):
-            given = sound | {name: odd}
-            if "timeout" in given:
-                given["timeout"] = odd if name == "timeout" and not isinstance(odd, (int, float)) else 0.05
+            args = sound | {name: odd}
+            if "timeout" in args:
+                args["timeout"] = odd if name == "timeout" and not isinstance(odd, (int, float)) else 0.05
             try:
-                made = kind(**given)
+                node = kind(**args)
             except (MemoireError, TypeError):
                 pass
             except Exception as error:
                 strange.append(f"{error!r} for {name}={odd!r}")
             else:
-                made.close(*([] if kind is Buffer else [0.1]))
+                node.close(*([] if kind is Buffer else [0.1]))
     gc.collect()
     until(lambda: threading.active_count() <= before)
     assert not strange, "\n".join(strange)
 
 
 LONE = "weights-\udcff.bin"
-"""Text that UTF-8 cannot encode, as Python makes it of the name of a file."""
+"""Text that UTF-8 cannot encode, as Python reads from the name of a file."""
 ROWS = RowSchema({"tokens": Column(np.int32, (None,)), "reward": Column(np.float32)})
 NO_TEXT = {
     "out", "bodies", "batch_size", "keys", "prompts", "answers", "path", "paths", "logfile_path", "mode", "columns",
     "of",
 }  # fmt: skip
-"""Parameters of which no text is sent or saved; `columns` are compared with the schema."""
+"""Parameters whose text is neither sent nor saved; `columns` are compared with the schema."""
 IN_MEMORY_ONLY = {
     "Server.clients", "Server.lines", "Server.model", "Server.search", "Server.totals", "Server.accounts", "Server.account_page",
     "Server.table", "Server.sample_episodes",
@@ -204,7 +204,7 @@ IN_MEMORY_ONLY = {
     "Reader.accounts servers", "Reader.ask", "Reader.tell", "Reader.servers_at", "Reader.trouble_at",
     "Prompts.list state", "Prompts.draw balance",
 }  # fmt: skip
-"""Compared with what is there."""
+"""Calls and parameters whose text is only compared with existing names."""
 ADDRESSES = {
     "Server.add_pull_worker", "Server.add_request_worker", "Server.run_pull_proxy", "Server.run_request_proxy",
     "Server.show_pages",
@@ -249,12 +249,12 @@ TEXTS = {
     "Prompts session": lambda it: Prompts(it.server.endpoint, table="p", session=LONE),
     "Inference topic": lambda it: Inference("inproc://node", SCHEMA, SCHEMA, lambda columns: columns, topic=LONE),
 }  # fmt: skip
-"""Every text that a public call sends or saves."""
+"""Public calls that send or save a text, by the parameter of the text."""
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory, shared_cluster):
-    """A server with a state folder, and its users."""
+    """Return the users of a server with a state folder, with remote and local prompts."""
     folder, cluster = tmp_path_factory.mktemp("state"), shared_cluster
     tables = {"t": Table(SCHEMA), "p": Table(ROWS, storage="prompts", group=1)}
     server = cluster.server(schema=None, tables=tables, state=folder)
@@ -267,7 +267,7 @@ def texts(tmp_path_factory, shared_cluster):
 
 @pytest.mark.parametrize("which", TEXTS)
 def test_a_text_that_cannot_travel_is_refused_by_name_and_nothing_else_ends(texts, which):
-    for it in texts:  # prompts from far and near
+    for it in texts:  # remote and local prompts
         with pytest.raises(MemoireError) as caught:
             TEXTS[which](it)
         assert not isinstance(caught.value, (MemoireTimeout, Closed))
@@ -275,15 +275,15 @@ def test_a_text_that_cannot_travel_is_refused_by_name_and_nothing_else_ends(text
 
 
 def test_a_body_that_cannot_be_encoded_is_dropped_and_its_caller_hears_of_it(texts):
-    """What a check has missed: the I/O thread goes on with what others send."""
+    """After a body that no check refused, the I/O thread goes on with messages of other callers."""
     reader, server = texts[0].reader, texts[0].server
-    told = reader.ask({server.name: messages.Control(run=LONE)}, 20.0)[server.name]
-    assert isinstance(told, Refused) and "CONTROL was not sent, since it cannot be encoded" in str(told)
+    answer = reader.ask({server.name: messages.Control(run=LONE)}, 20.0)[server.name]
+    assert isinstance(answer, Refused) and "CONTROL was not sent, since it cannot be encoded" in str(answer)
     assert reader.totals(timeout=20.0).run == server.run
 
 
 def test_after_refused_texts_everybody_is_served(texts):
-    """After the calls above. Lines, and reasons of other programs, are sent with the character escaped."""
+    """Log lines, and reasons of other programs, are sent with characters that UTF-8 lacks escaped."""
     for it in texts:
         assert it.prompts.counts()["leased"] == 2
         assert it.prompts.add({7: "ok"}, tags={"split": "é"}) + it.prompts.add({7: "ok"}) <= 1
@@ -347,8 +347,8 @@ def of_programs(path, leave, absolute):
     nodes = Nodes(schema=SCHEMA, state_dir=path, keys=path)
     leave()
     flags = nodes.server(0)
-    told = [flags[flags.index(name) + 1] for name in ("--state-dir", "--keys")]
-    return lambda _: told == [f"{absolute}/server-0", str(absolute)]
+    folders = [flags[flags.index(name) + 1] for name in ("--state-dir", "--keys")]
+    return lambda _: folders == [f"{absolute}/server-0", str(absolute)]
 
 
 def of_samples(path, leave, _):
@@ -387,13 +387,13 @@ SHOWN = {
     "LaunchOptions.logs": lambda path: LaunchOptions(learner=("x",), actor=(), logs=path).logs,
     "LaunchOptions.keys": lambda path: LaunchOptions(learner=("x",), actor=(), keys=path).keys,
 }  # fmt: skip
-"""What shows its path."""
+"""Objects that show their path."""
 LEAVES = {
     "Server.state": of_a_server, "Tokens.path": of_tokens, "History.path": of_curves, "ProcessOutput.folder": of_output,
     "Nodes.state_dir": of_programs, "Nodes.keys": of_programs, "SampleJournal.folder": of_samples,
     "GenericMemory.folder": of_columns, "ModelFiles.path": of_model_files, "ModelFiles.history": of_model_files,
 }  # fmt: skip
-"""What uses a path after it was made, and does not show it."""
+"""Uses of a path after construction that no attribute shows."""
 THROUGH = {
     "ModelFiles": ["Trainer.model_path", "RolloutWorker.model_path", "RolloutWorker.model_path_history"],
     "Server": ["State.folder"],
@@ -404,13 +404,13 @@ THROUGH = {
 
 
 def test_each_path_that_a_class_takes_is_tried_or_goes_through_one_that_is():
-    known, found = {*SHOWN, *LEAVES, *itertools.chain(*THROUGH.values())}, set()
+    known, paths = {*SHOWN, *LEAVES, *itertools.chain(*THROUGH.values())}, set()
     folders = r"memoire\.(client|dashboard|inference|loggers|nodes|proxy|reader|rl|security|server)"
     for module in pkgutil.walk_packages(memoire.__path__, "memoire."):
         if re.match(folders, module.name):
             with contextlib.suppress(ImportError):
-                found |= set(paths_of(importlib.import_module(module.name)))
-    assert found <= known, found - known
+                paths |= set(paths_of(importlib.import_module(module.name)))
+    assert paths <= known, paths - known
 
 
 def paths_of(module):

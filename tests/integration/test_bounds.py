@@ -1,4 +1,4 @@
-"""One step on each side of bounds that are kept inside: how much is asked for at once, accepted, kept."""
+"""Tests one step on each side of internal bounds: requests at once, accepted peers, kept episodes."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
     node.now += 2 * fetcher.QUICK_TIME
     for place in range(5):
         node.now += 1.1 * fetcher.ALONE_TIME if place == 4 else 0.0
-        node.answer()  # those that were asked for before are slow, too
+        node.answer()  # earlier requests are slow, too
         at_once.append(len(node.asked))
     node.answer_all()
     assert at_once == [2, 3, 4, 4, 4, 4, 3, 2, 1, 1, 2] and node.newest.body == body
@@ -66,14 +66,14 @@ def test_an_episode_of_one_entry_and_of_no_weight_is_kept():
     (kept,) = episodes_of(memory_of([1])).walk()
     body, payload = episode_records.pack(kept, STATES)
     weightless = msgspec.structs.replace(body, multiplier=0.0)
-    found = episode_records.unpack(weightless, payload, STATES).episode
-    assert found.columns["obs"].shape == (1, 3) and found.multiplier == 0.0
+    episode = episode_records.unpack(weightless, payload, STATES).episode
+    assert episode.columns["obs"].shape == (1, 3) and episode.multiplier == 0.0
     with pytest.raises(ProtocolError):
         episode_records.unpack(msgspec.structs.replace(body, multiplier=-1.0), payload, STATES)
 
 
 def test_a_reset_of_some_environments_says_nothing_of_where_the_others_are():
-    """What reset returns for them is not where their last step led: without a next step their last entry has no end."""
+    """States from `reset` are not those after the last step: without a next step, the last entry has no end."""
     schema = Schema({"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32})
     buffer = Buffer(schema, 100, seed=0)
     writer = buffer.writer(num_envs=2, autoreset="disabled")

@@ -1,6 +1,4 @@
-"""No call hangs: each one that waits returns its error within its timeout while nobody answers, ends at once when its
-owner is closed by another thread, and lets a KeyboardInterrupt out. docs/errors.md has the table.
-"""
+"""Tests that each waiting call of docs/errors.md ends at its timeout, at its owner's close, and at KeyboardInterrupt."""
 
 import contextlib
 import inspect
@@ -48,11 +46,11 @@ EPISODE = {"obs": np.zeros((5, 4), np.float32), "action": np.zeros(5, np.int32),
 
 
 class Alone:
-    """One of each, that knew each other once; now nobody answers anybody."""
+    """A node and a client of each kind that were connected once; no peer answers any more."""
 
     def __init__(self):
         self.cluster = Cluster()
-        stalled = self.cluster.context.socket(zmq.PULL)  # takes a cache, and tells nobody
+        stalled = self.cluster.context.socket(zmq.PULL)  # receives a cache and acknowledges none
         port = stalled.bind_to_random_port("tcp://127.0.0.1")
         push = f"tcp://127.0.0.1:{port}"
         self.server = self.cluster.server(limits=FEW_LINES, parameters=Parameters(cache_size=8))
@@ -62,7 +60,7 @@ class Alone:
         self.reader = self.cluster.reader([self.way.endpoint])
         self.proxy = self.cluster.proxy([self.way.endpoint])
         record(self.client, length=20)
-        assert self.client.push_cache(100.0)  # and from now on its window is full
+        assert self.client.push_cache(100.0)  # the window is full from now on
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
         self.rollouts = self.cluster.server(storage="rollouts", capacity=1000)
         self.taker = self.cluster.reader([self.rollouts])
@@ -104,7 +102,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Waits:
-    """A call that waits: how it is made, what comes of it when nobody answers, and what ends it when it is closed."""
+    """A call that waits, with its outcome without an answer and its outcome at a close."""
 
     call: object
     gives: object = MemoireTimeout
@@ -121,7 +119,7 @@ WAITS = {
     (Client, "push_cache"): Waits(lambda at, t: at.client.push_cache(t), gives=False),
     (Client, "push_episode"): Waits(lambda at, t: at.shipper.push_episode(EPISODE, timeout=t), False, owner="shipper"),
     (Client, "sync"): Waits(lambda at, t: at.client.sync(timeout=t)),
-    (Client, "log"): Waits(lambda at, t: at.client.log("one too many", t), gives=False),
+    (Client, "log"): Waits(lambda at, t: at.client.log("beyond the limit", t), gives=False),
     (Client, "batches"): Waits(lambda at, t: first(at.client.batches(8, t)), ended="no batch"),
     (Client, "close"): Waits(lambda at, t: at.client.close(t), gives=False, ended=None),
     (ModelHandle, "wait"): Waits(lambda at, t: at.client.model("m").wait(t)),
@@ -170,7 +168,7 @@ WAITS = {
     (ReplayMemoryClient, "sync_sizes"): Waits(lambda at, t: at.classic.sync_sizes(100, timeout=t)),
     (ReplayMemoryClient, "update_counter"): Waits(lambda at, t: at.classic.update_counter(timeout=t)),
     (ReplayMemoryClient, "push_cache"): Waits(lambda at, t: at.classic.push_cache(timeout=t), gives=-1, ended=-1),
-    (ReplayMemoryClient, "write_log"): Waits(lambda at, t: at.classic.write_log("one too many", timeout=t), gives=None),
+    (ReplayMemoryClient, "write_log"): Waits(lambda at, t: at.classic.write_log("beyond the limit", timeout=t), gives=None),
     (ReplayMemoryClient, "sub_bytes"): Waits(lambda at, t: at.classic.sub_bytes("m", timeout=t)),
     (ReplayMemoryClient, "close"): Waits(lambda at, t: at.classic.close(t), gives=None, ended=None),
     (ReplayMemoryServer, "get_batch"): Waits(lambda at, t: at.classic_server.get_batch(8, timeout=t), NotEnoughSamples),
@@ -182,7 +180,7 @@ LOOPS = {
     (ReplayMemoryServer, "pull_proxy_main"), (ReplayMemoryServer, "rep_worker_main"),
     (ReplayMemoryServer, "pull_worker_main"),
 }  # fmt: skip
-"""Work until their server is closed, as a thread's whole life: tests/classic/test_contract_cluster.py ends each of them so."""
+"""Methods that work until their server is closed; tests/classic/test_contract_cluster.py ends each of them."""
 
 NEVER = {
     Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness report room run scalars
@@ -204,7 +202,7 @@ NEVER = {
     ReplayMemoryClient: "client rem",
     ReplayMemoryServer: """logfile pub_bytes rem server set_logfile total_caches total_episodes total_steps""",
 }
-"""Wait for nobody on the other side: what they do is here, or is done in the background."""
+"""Members that wait for no peer: their work is local or runs in the background."""
 
 NAMES = [f"{kind.__name__}.{name}" for kind, name in WAITS]
 
@@ -215,17 +213,17 @@ def public(kind):
 
 @pytest.fixture
 def alone():
-    made = Alone()
-    yield made
-    made.close()
+    nodes = Alone()
+    yield nodes
+    nodes.close()
 
 
 @pytest.fixture(scope="module")
 def long_alone():
-    """For calls that change nothing of what they belong to."""
-    made = Alone()
-    yield made
-    made.close()
+    """Yield nodes for calls that change no state of their owner."""
+    nodes = Alone()
+    yield nodes
+    nodes.close()
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -250,7 +248,7 @@ def test_the_documented_table_has_every_call_that_waits():
 
 
 def says_enough(error, seconds):
-    """What was waited for, for how long, where, and what to do."""
+    """Return True if an error names the awaited reply, the seconds, the address and advice."""
     if isinstance(error, NotEnoughSamples):
         return error.wanted == 8 and abs(error.waited - seconds) < LATE and "Wait for actors" in str(error)
     says_all = error.waited_for and len(error.advice) > 20 and error.endpoint in str(error)
@@ -258,10 +256,10 @@ def says_enough(error, seconds):
 
 
 def inside(value):
-    """The errors of an answer that names what came of each server."""
-    found = [each for each in value.values() if isinstance(each, Exception)]
-    assert found
-    return found
+    """Return the errors in an answer that has a value for each server."""
+    failures = [each for each in value.values() if isinstance(each, Exception)]
+    assert failures
+    return failures
 
 
 @pytest.mark.parametrize("which", WAITS, ids=NAMES)
@@ -294,7 +292,7 @@ CLOSING = [which for which in WAITS if which[1] != "close"]
 
 
 def holder_of(which):
-    """What is closed to end this call: an attribute of `Alone`."""
+    """Return the attribute of `Alone` whose close ends this call."""
     return WAITS[which].owner or HOLDERS[which[0]]
 
 
@@ -307,7 +305,7 @@ def test_a_close_by_another_thread_ends_every_call_that_waits(alone, holder):
     began = time.monotonic()
     for which, (thread, box) in calls.items():
         thread.join(LONG / 2)
-        assert time.monotonic() - began < LATE, which  # also while the close itself goes on telling the server
+        assert time.monotonic() - began < LATE, which  # also while the close still reports to the server
         outcome, ended = box.get("error", box.get("value")), WAITS[which].ended
         assert isinstance(outcome, ended) if isinstance(ended, type) else outcome == ended, (which, box)
     closing.join(LONG / 2)
@@ -315,7 +313,9 @@ def test_a_close_by_another_thread_ends_every_call_that_waits(alone, holder):
 
 
 def is_waiting(frame):
-    """Whether a function of ours waits there, for another thread or for a socket: Python's, or by our compiled `wait`."""
+    """Return True if a function of ours waits in a frame for another thread or a socket, in Python or in compiled
+    `wait`.
+    """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     if frame.f_globals["__name__"].startswith("memoire.") and re.search(r"\.(_?changed|told)\.wait(_for)?\(", line):
         return True
@@ -328,7 +328,7 @@ def is_waiting(frame):
 
 @contextlib.contextmanager
 def interrupted(every=0.1):
-    """SIGINT to this thread again and again, until one has come while a call of ours waited."""
+    """Send SIGINT to this thread repeatedly, until one arrives while a call of ours waits."""
     ended = threading.Event()
 
     def interrupt(number, frame):
@@ -359,7 +359,7 @@ def test_a_keyboard_interrupt_leaves_every_call_that_waits(alone):
         assert time.monotonic() - began < 0.1 + LATE, which
     for holder in dict.fromkeys(map(HOLDERS.get, CLASSES)):
         owner = getattr(alone, holder)
-        owner.close(0.1)  # and it is in a state that can be closed
+        owner.close(0.1)  # the owner can still be closed
         assert not hasattr(owner, "closed") or owner.closed
 
 

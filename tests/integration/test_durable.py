@@ -1,4 +1,4 @@
-"""A server with a state folder says nothing that is not on disk, and goes on where it ended. The disk is a fake here."""
+"""Tests of a server with state on a fake disk: replies wait for the disk, and a restart continues from saved state."""
 
 import pytest
 import zmq
@@ -28,16 +28,16 @@ class Durable:
 
     def start(self, **options):
         asked = {"name": "home", "state": "here"} | self.places | options
-        made = self.cluster.server(**asked)
-        self.places = {name: getattr(made, name) for name in ("endpoint", "push_endpoint", "pub_endpoint")}
-        return made
+        server = self.cluster.server(**asked)
+        self.places = {name: getattr(server, name) for name in ("endpoint", "push_endpoint", "pub_endpoint")}
+        return server
 
     def saved(self, client, run="default"):
-        """The client's account as it is on disk; None where it has none."""
+        """Return the client's account on disk, or None."""
         return self.stores[-1].accounts(run).find(client)
 
     def kill(self, server):
-        """Nothing is saved or said any more, from this moment on."""
+        """Kill a server, which saves and sends no more."""
         self.stores[-1].cut()
         server.close(0.0)
 
@@ -47,8 +47,8 @@ def durable(cluster, store_by, tmp_path):
     return Durable(cluster, store_by, tmp_path)
 
 
-def told(client):
-    """Says everything, and gives up soon."""
+def acknowledged(client):
+    """Report all counts, and return True if the server acknowledges them soon."""
     try:
         client.update(timeout=0.2)
     except MemoireTimeout:
@@ -63,11 +63,11 @@ def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, dur
     client.update()
     durable.disk.may_save.clear()
     client.on_episode(0, 20, 1.0)
-    assert not told(client)
+    assert not acknowledged(client)
     assert server.total_episodes == 1, "it has heard of it"
     assert durable.saved(client.client_id) is None
     client.log("a line")
-    assert reader.stats() and server.model("topic") is None  # what needs no disk goes on
+    assert reader.stats() and server.model("topic") is None  # requests that need no disk are served
     durable.disk.may_save.set()
     client.update()
     assert durable.saved(client.client_id).report.episodes == 1
@@ -105,7 +105,7 @@ def test_what_was_not_saved_when_the_server_was_killed_is_said_again(cluster, du
     durable.disk.may_save.clear()
     client.on_episode(0, 20, 1.0)
     client.log("once")
-    assert not told(client)
+    assert not acknowledged(client)
     durable.kill(server)
     durable.disk.may_save.set()
     server = durable.start(limits=QUICK)
@@ -125,7 +125,7 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     assert runs == [("a", False, True), ("b", True, False)]
     server.resume()
     server.close()
-    server = durable.start(run="c")  # another one than was asked for before
+    server = durable.start(run="c")  # another run than before
     assert (server.run, server.finished, [facts.name for facts in server.runs()]) == ("c", False, ["a", "b", "c"])
     assert [facts.ended > 0 for facts in server.runs()] == [True, True, False]
     server.begin_run("d")
@@ -139,11 +139,11 @@ def test_a_server_whose_disk_is_lost_acknowledges_nothing_and_says_so(cluster, d
     client.update()
     durable.disk.error = MemoireError("the disk is gone")
     record(client)
-    assert not told(client)
+    assert not acknowledged(client)
     for call in (lambda: server.get_batch(1, timeout=100.0), lambda: server.publish("t", b""), server.resume):
         with pytest.raises(MemoireError, match="disk is gone"):
             call()
-    assert not told(client)
+    assert not acknowledged(client)
     durable.disk.error = None
     server.close()
     server = durable.start(limits=QUICK)
@@ -157,7 +157,7 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
     server.set_logfile(tmp_path / "log")
     durable.disk.may_save.clear()
     client.log("x")
-    assert not told(client)
+    assert not acknowledged(client)
     server._io.lines.turn(float("inf"))
     assert (tmp_path / "log").read_text() == ""
     durable.disk.may_save.set()
@@ -189,7 +189,7 @@ def test_a_new_run_begins_at_zero_and_the_former_one_stays_readable(cluster, dur
 
 
 def test_a_model_is_nobodys_before_it_is_on_disk(cluster, durable):
-    """Else a client might have a version that its server has forgotten, and hear of an older one afterwards."""
+    """A client with a model that is not on disk might hold a version that its server forgets, and receive an older one."""
     server = durable.start(limits=QUICK)
     client = cluster.client(server, limits=QUICK)
     model = client.model("policy")
@@ -247,13 +247,13 @@ CONTROLS = {"parameters": {"parameters": {"cache_size": 7}}, "run": {"run": "nex
 
 
 def promised():
-    """Requests whose replies say that something is on disk, in the order in which they can be asked."""
+    """Yield requests whose replies promise that data is on disk, in a possible order."""
     model = b"model"
     publish = messages.Publish(topic="t", size=len(model), checksum=_bytes.checksum(model), version=3)
     yield "UPDATE", messages.Update(episodes=1, steps=20), None
     yield "WELCOME of a client whose account is not saved", messages.Hello(), None
     yield "PUBLISHED", publish, model
-    yield "PUBLISHED, to somebody who asks again", publish, model
+    yield "PUBLISHED, to a resend", publish, model
     empty = messages.Publish(topic="u", size=0, checksum=_bytes.checksum(b""))
     yield "PUBLISHED of a model that has no bytes", empty, None
     yield "TAKEN of accounts", messages.Inherit(run_name="former", accounts=statekit.rows(5, 6)), None
@@ -278,7 +278,7 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
         client = b"m" * 16 if what.startswith(("UPDATE", "WELCOME")) else bytes([number]) * 16
         held.append((what, ask(client, number, body, payload)))
     last = ask(b"r" * 16, len(held) + 1, messages.Hello(role="reader"))
-    last.recv_multipart()  # it promises nothing
+    last.recv_multipart()  # this reply promises nothing
     for what, asker in held:
         assert not asker.poll(0), f"{what} left before the disk"
     assert len(durable.disk.saved) == before

@@ -1,4 +1,4 @@
-"""What networks do, what is too long for the other side, what another version says, and what bytes cost."""
+"""Tests of network faults, oversized messages, other protocol versions, and the cost of bytes."""
 
 import random
 import re
@@ -25,7 +25,7 @@ from wirekit import golden
 
 
 def in_version(frame: bytes, version: int) -> bytes:
-    """Frame 0 of another version, whose checksum nobody has to know here."""
+    """Return frame 0 in another protocol version, with an unchanged checksum."""
     return frame[:4] + version.to_bytes(2, "little") + frame[6:]
 
 
@@ -50,15 +50,15 @@ def test_a_client_of_another_version_is_told_why_it_is_refused(cluster, where):
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_a_client_is_told_that_the_other_side_speaks_another_version(cluster, version):
-    """The other side answers by a REFUSED of its own version."""
+    """The server answers with a REFUSED of its own version."""
     with cluster.context.socket(zmq.ROUTER) as router, ThreadPoolExecutor(1) as threads:
         router.linger, router.rcvtimeo = 0, 60_000
         endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
         connecting = threads.submit(connect, endpoint, timeout=60.0, context=cluster.context)
         way, empty, asked = router.recv_multipart()
         (refused,) = golden("refused")
-        said = in_version(refused, version)
-        router.send_multipart([way, empty, said[:16] + asked[16:56] + said[56:]])
+        frame = in_version(refused, version)
+        router.send_multipart([way, empty, frame[:16] + asked[16:56] + frame[56:]])
         with pytest.raises(Refused, match=f"version {version} of the protocol; this node speaks 2") as raised:
             connecting.result(60.0)
     assert (raised.value.code, raised.value.endpoint) == ("version", endpoint)
@@ -98,13 +98,18 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
 
 
 class Asking:
-    """A channel to a node, without a client's thread; `answers` to what it asks."""
+    """Channel to a node without a client's thread; `answers` holds the replies."""
 
     def __init__(self, cluster, node, client=1, limits=None):
         limits = limits or Limits()
-        self.doors, self.answers = Poller(), []
+        self.poller, self.answers = Poller(), []
         self.channel = Channel(
-            self.doors, cluster.context, node.endpoint, client=bytes([client] * 16), limits=limits, rng=random.Random(1)
+            self.poller,
+            cluster.context,
+            node.endpoint,
+            client=bytes([client] * 16),
+            limits=limits,
+            rng=random.Random(1),
         )
 
     def ask(self, body, **options):
@@ -112,7 +117,7 @@ class Asking:
 
     def wait(self, count):
         def answered():
-            self.channel.turn(self.doors.wait(time.monotonic() + 0.01))
+            self.channel.turn(self.poller.wait(time.monotonic() + 0.01))
             return len(self.answers) == count
 
         until(answered)
@@ -129,7 +134,7 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     assert isinstance(answer.body, messages.Welcome) and asking.channel.connections == 1
     asking.channel.learned(answer.header, msgspec.structs.replace(answer.body, limits={"request_bytes": 1000}))
     assert asking.channel.longest == 1000
-    asking.doors.close()
+    asking.poller.close()
 
 
 def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_where_it_comes(cluster):
@@ -144,12 +149,12 @@ def test_a_reply_that_is_too_large_ends_its_request_by_name_at_the_server_and_wh
         assert isinstance(refused, Refused) and refused.code == "too_large" and asking.channel.resends == 0
         text = rf"{name}, whose tail takes \d{{4}} bytes; client .* has room for 4096 \(tail_bytes\)"
         assert re.search(text, str(refused)), refused
-        asking.doors.close()
+        asking.poller.close()
 
 
 @pytest.fixture
 def pair():
-    """(sender, receiver), connected inside of this process, without other threads of ZeroMQ between them."""
+    """Yield a connected (sender, receiver) inside this process, without threads of ZeroMQ between them."""
     context = zmq.Context()
     receiver = sockets.data_receiver(context, 1 << 24)
     sockets.bind(receiver, "inproc://pair")

@@ -1,7 +1,7 @@
-"""Garbage at every address of a cluster at once: server, proxy and relay refuse it, count it by code, and stay as they were.
+"""Tests of garbage at every address of a cluster: server, proxy and relay refuse it and count it by code.
 
-Golden messages of tests/vectors as they are (they are of another run, schema and home), cut, flipped, multiplied, with
-absurd lengths; other protocols; messages that never end. Meanwhile a client behind all of it goes on counting exactly.
+Garbage is golden messages of another run, whole, cut, flipped, multiplied or with absurd lengths, other protocols, and
+endless messages. Meanwhile a client behind all nodes keeps exact counts.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from wirekit import MESSAGES
 
 
 def garbage(rng, messages):
-    """Endless messages; what is wrong with each is drawn anew."""
     while True:
         message = list(messages[rng.integers(len(messages))])
         place = int(rng.integers(len(message)))
@@ -33,7 +32,7 @@ def garbage(rng, messages):
         elif kind == 1:  # flipped
             frame[rng.integers(len(frame))] ^= 1 << int(rng.integers(8))
             message[place] = bytes(frame)
-        elif kind == 2:  # lengths that cannot be, of payload or tail
+        elif kind == 2:  # impossible lengths of payload or tail
             message[0] = message[0][:64] + rng.bytes(8) + message[0][72:80] + rng.bytes(4) + message[0][84:]
         elif kind == 3:
             message *= int(rng.integers(2, 40))
@@ -52,34 +51,33 @@ def resident():
 
 
 class Attack:
-    """Sends the same garbage to the request and data addresses of nodes, and odd subscriptions to their notices."""
+    """Sender of the same garbage to the request and data addresses of nodes, and of odd subscriptions to their notices."""
 
     def __init__(self, cluster, nodes):
         self.rng = np.random.default_rng(1)
         self.stream = garbage(self.rng, MESSAGES)
-        self.doors = []
+        self.targets = []
         for node in nodes:
             for kind, at in zip((zmq.DEALER, zmq.PUSH, zmq.SUB), ports_of(node), strict=True):
-                made = cluster.context.socket(kind)
-                made.linger = 0
-                sockets.connect(made, at)
-                self.doors.append((kind, made))
+                connection = cluster.context.socket(kind)
+                connection.linger = 0
+                sockets.connect(connection, at)
+                self.targets.append((kind, connection))
 
     def send(self, count):
         for number, frames in zip(range(count), self.stream, strict=False):
-            for kind, made in self.doors:
+            for kind, connection in self.targets:
                 if kind == zmq.SUB:
                     if number % 50 == 0:
-                        made.setsockopt(zmq.SUBSCRIBE, self.rng.bytes(12))
+                        connection.setsockopt(zmq.SUBSCRIBE, self.rng.bytes(12))
                     continue
-                made.send_multipart(([b""] if kind == zmq.DEALER and number % 8 else []) + frames)
-                while kind == zmq.DEALER and made.poll(0):
-                    made.recv_multipart()
+                connection.send_multipart(([b""] if kind == zmq.DEALER and number % 8 else []) + frames)
+                while kind == zmq.DEALER and connection.poll(0):
+                    connection.recv_multipart()
 
 
 @pytest.fixture
 def chain(cluster, tmp_path):
-    """Server, proxy and relay, one behind the other, and a client at the end."""
     server = cluster.server()
     proxy = cluster.proxy([server])
     relay = cluster.proxy([proxy], front=f"ipc://{tmp_path}/relay")
@@ -87,7 +85,7 @@ def chain(cluster, tmp_path):
 
 
 def goes_on(nodes, client, turn):
-    """The client is still served, and counted exactly."""
+    """Check that the client is still served and counted exactly."""
     record(client, episodes=2)
     client.log(f"turn {turn}")
     client.update(100.0)
@@ -119,7 +117,7 @@ def test_garbage_everywhere_is_counted_by_code_and_nobody_else_notices(cluster, 
     assert resident() - before < 30_000_000
     for node in nodes:
         assert {"short", "magic", "frames", "checksum", "unexpected"} <= set(node.stats().refused) <= {*CODES, "other"}
-    assert nodes[0].stats().refused["run"] > 0  # the golden messages as they are
+    assert nodes[0].stats().refused["run"] > 0  # the unchanged golden messages
     goes_on(nodes, client, 3)
 
 
@@ -136,29 +134,29 @@ def test_other_protocols_and_half_connections_are_closed_or_left_alone(chain):
 
 
 def never_ending(nodes):
-    """Connections to the request and data addresses, each with 12 MB of one message that has no end."""
-    frame = b"\x03" + struct.pack(">Q", 60_000) + bytes(60_000)  # a long one, and more to come
+    """Open connections to the request and data addresses, each with 12 MB of a message without an end."""
+    frame = b"\x03" + struct.pack(">Q", 60_000) + bytes(60_000)  # a long frame, and more to come
     held = [
         connect(place(at), kind)
         for node in nodes
         for kind, at in zip((b"DEALER", b"PUSH"), ports_of(node), strict=False)
     ]
-    for made in held:
+    for connection in held:
         for _ in range(200):
-            made.sendall(frame)
+            connection.sendall(frame)
     return held
 
 
 def test_a_message_that_never_ends_reaches_nobody_and_is_given_back(chain):
-    """ZeroMQ keeps what has come of a message until it is whole; what bounds it is that the connection ends."""
+    """ZeroMQ keeps the received part of a message until the rest arrives or the connection ends."""
     nodes, client = chain
     goes_on(nodes, client, 1)
     sizes = []
     for turn in range(2, 7):
         held = never_ending(nodes[:2])
         goes_on(nodes, client, turn)
-        for made in held:
-            made.close()
+        for connection in held:
+            connection.close()
         sizes.append(resident())
     assert not sum(refused(nodes))
-    assert sizes[-1] - sizes[1] < 48_000_000  # one round's; three more have come
+    assert sizes[-1] - sizes[1] < 48_000_000  # one round's bytes; three more rounds have come

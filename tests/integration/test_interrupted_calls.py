@@ -1,4 +1,4 @@
-"""After a call of a server, reader, client or policy that is interrupted anywhere, as by Ctrl+C, all threads go on."""
+"""Tests of interrupted calls of a server, reader, client or policy, as by Ctrl+C: all threads go on."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rollouts": {"storage": "rollouts", "capacity": 100_000, "rollout_length": 8},
 }
 TABLES = {f"{where}-{kind}": memoire.Table(SCHEMA, **KINDS[kind]) for kind in KINDS for where in ("near", "far")}
-"""The server draws from those that are near, and readers from the others: what a reader has drawn ahead is its own."""
+"""Near tables, from which the server draws, and far tables for readers, which prefetch batches of their own."""
 ENDS = 20.0
 """Seconds in which a call of another thread ends."""
 
@@ -48,7 +48,7 @@ class Run:
         self.batch = self.server.table("near-caches").get_batch(4, ENDS)
 
     def record(self, steps: int) -> None:
-        """Episodes of four steps in all tables, and more in those whose entries are taken once."""
+        """Record episodes of four steps in all tables, and more where entries are drawn once."""
         for name, writer in self.writers.items():
             for step in range(20 * steps if "rollouts" in name else steps):
                 obs, is_last = np.full(2, step, np.float32), step % 4 == 3
@@ -95,13 +95,13 @@ CALLS: dict[str, Callable[[Run], Any]] = {
 }
 
 LONG = {"a server's stats": 67, "accounts": 17}
-"""Calls of many lines: of so many one is interrupted."""
+"""Stride of interrupted lines in calls of many lines."""
 
 
 @pytest.mark.parametrize("opcodes", [False, True] if "INTERRUPTED_OPCODES" in os.environ else [False])
 @pytest.mark.parametrize("name", CALLS)
 def test_after_a_call_that_is_interrupted_other_threads_and_this_one_go_on(run: Run, name: str, opcodes: bool) -> None:
-    """Each opcode, too, if INTERRUPTED_OPCODES says how many there are to one that is interrupted."""
+    """INTERRUPTED_OPCODES, if set, is the stride of the interrupted opcodes."""
     call = CALLS[name]
     for interrupted in everywhere(opcodes, LONG.get(name, 1)):
         place = interrupted(lambda: call(run))

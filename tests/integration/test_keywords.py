@@ -1,4 +1,4 @@
-"""Names and settings, from where they are given to where they hold or are refused."""
+"""Tests of names and settings, from the call that takes them to the object that holds or refuses them."""
 
 import functools
 import inspect
@@ -33,44 +33,44 @@ from memoire.tables.table import TABLE_NAMES, table_settings
 from memoire.wire.byte_budget import ByteBudget
 from netkit import SCHEMA, in_thread, record, until
 
-FACES = (memoire.Buffer, memoire.Table)
+CLASSES = (memoire.Buffer, memoire.Table)
 OF_ONE = {
     memoire.Buffer: {"ragged_limit"},
     memoire.Table: {"on_full", "storage", "cache_limit", "client_capacity", "byte_limit"},
 }  # fmt: skip
-"""What a face takes that a buffer, or a buffer alone, has nothing like."""
+"""Keywords of one class that the other class lacks."""
 
 
-def keywords(face):
-    return {each.name: each for each in inspect.signature(face).parameters.values() if each.name not in OF_ONE[face]}
+def keywords(cls):
+    return {each.name: each for each in inspect.signature(cls).parameters.values() if each.name not in OF_ONE[cls]}
 
 
 def test_a_buffer_and_a_table_take_the_same_keywords_and_a_server_those_of_its_table():
-    buffer, table = map(keywords, FACES)
+    buffer, table = map(keywords, CLASSES)
     assert set(table) == set(buffer) - {"seed"}
     assert set(table) - {"schema", "fields"} <= table_settings({})
     for name in set(buffer) - {"schema", "capacity"}:
-        found = [each[name] for each in (buffer, table) if name in each]
-        same = {(each.kind, each.default, each.annotation) for each in found}
+        parameters = [each[name] for each in (buffer, table) if name in each]
+        same = {(each.kind, each.default, each.annotation) for each in parameters}
         assert len(same) == 1, (name, same)
 
 
 def test_all_fields_of_parameters_are_keywords_of_each_and_mean_the_same():
-    given = {"sampler": memoire.Prioritized(0.7), "multi_step": 3, "discount": 0.9, "min_size": 7, "max_age": 5.0}
+    settings = {"sampler": memoire.Prioritized(0.7), "multi_step": 3, "discount": 0.9, "min_size": 7, "max_age": 5.0}
     schema = {"obs": (np.float32, (2,)), "reward": np.float32}
-    with memoire.Server(None, schema, **given) as server:
+    with memoire.Server(None, schema, **settings) as server:
         assert server.schema == memoire.Buffer(schema, 100).schema == memoire.Table(schema).schema
-        table, buffer = memoire.Table(schema, **given), memoire.Buffer(schema, 100, **given)
+        table, buffer = memoire.Table(schema, **settings), memoire.Buffer(schema, 100, **settings)
         (chosen,) = {server.parameters, table.parameters, buffer.parameters}
         assert (chosen.min_size, chosen.max_age, chosen.discount, chosen.start) == (7, 5.0, (0.9,), "repeat")
         changes = {"sampler": memoire.RankBased(0.5), "discount": 0.8, "max_times_sampled": 2}
         assert buffer.configure(**changes) == server.configure(**changes) == server.table("default").parameters
     everything = memoire.Parameters(frame_stack=2, min_size=3)
-    for face in (functools.partial(memoire.Buffer, schema, 100), functools.partial(memoire.Table, schema)):
-        assert face(parameters=everything).parameters == everything
-        assert face(parameters=everything, multi_step=2).parameters == everything.replace(multi_step=2)
+    for create in (functools.partial(memoire.Buffer, schema, 100), functools.partial(memoire.Table, schema)):
+        assert create(parameters=everything).parameters == everything
+        assert create(parameters=everything, multi_step=2).parameters == everything.replace(multi_step=2)
         with pytest.raises(errors.WrongType, match=r"parameters must be memoire\.Parameters or None"):
-            face(parameters={"min_size": 3})
+            create(parameters={"min_size": 3})
 
 
 @pytest.mark.parametrize("former", arguments.FORMER)
@@ -88,15 +88,14 @@ def test_a_former_name_is_refused_and_the_error_says_the_name_that_it_has_now(fo
 
 
 CLIENT_AND_TABLE = {"capacity": "client_capacity", "longest": "rollout_length"}
-"""By their names at a client or its writer, what the table has of it: equal, or refused."""
+"""Setting of the table by the name at a client or its writer: equal, or refused."""
 OF_EACH_PROCESS = {"seed", "name", "limits", "keys", "state", "on_full"}
-"""What client and server each have for themselves under the same name: of a client, `on_full` is about bytes on their
-way, and of a table about entries held."""
+"""Names of both client and server; a client's `on_full` is about bytes in flight, a table's about held entries."""
 CLIENT_ALONE = {
     "url", "context", "clock", "request", "push", "subscribe", "table", "timeout", "input_uuid", "live",
     "envs", "num_envs", "autoreset", "check", "overrides",
 }  # fmt: skip
-"""Number and mode of environments are compared with what the environments say."""
+"""Settings of a client alone; number and mode of environments are compared with the environments' own."""
 INSIDE = {"self", "options", "observer", "stamp", "made_by", "resume"}
 
 
@@ -147,7 +146,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "actor-7d9f-x2x"}
 
 
 @pytest.mark.parametrize(
-    ("given", "surroundings", "name"),
+    ("chosen", "surroundings", "name"),
     [
         ("actor-3", {"MEMOIRE_NAME": "other"}, "actor-3"),
         ("", {"MEMOIRE_NAME": "other"}, ""),
@@ -158,8 +157,8 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "actor-7d9f-x2x"}
         (None, {}, ""),
     ],
 )
-def test_a_name_is_the_one_that_was_given_or_that_of_the_pod(given, surroundings, name):
-    assert process_name(given, surroundings) == name
+def test_a_name_is_the_one_that_was_given_or_that_of_the_pod(chosen, surroundings, name):
+    assert process_name(chosen, surroundings) == name
 
 
 @pytest.mark.parametrize("wrong", ["a b", "-a", "é", "a,b", "x" * 254, "a\n", 7, b"a"])
@@ -193,7 +192,7 @@ def test_names_reach_servers_pages_and_lines(cluster):
             (row,) = json.load(answer)["rows"]
     assert (row["name"], row["text"]) == ("actor-3", "hello")
     client.close()
-    assert server.client_name(client.client_id) == "actor-3"  # its lines are still there
+    assert server.client_name(client.client_id) == "actor-3"  # the client's lines are still present
 
 
 def test_a_server_remembers_the_newest_names_of_many_clients():
@@ -201,7 +200,7 @@ def test_a_server_remembers_the_newest_names_of_many_clients():
     for number in range(1 << 14):
         names.note(number.to_bytes(16, "big"), f"actor-{number}")
     first, second, new = (number.to_bytes(16, "big") for number in (0, 1, 1 << 14))
-    names.note(first, "")  # says nothing
+    names.note(first, "")  # an empty name changes nothing
     assert names.of(first) == "actor-0"
     names.note(first, "again")
     names.note(new, "newest")
@@ -209,7 +208,7 @@ def test_a_server_remembers_the_newest_names_of_many_clients():
 
 
 MEANT = ("multi_step", "n_step", "gamma", "alpha", "beta", "discount", "batch_size", "multistep", "max_age", "nonsense")
-"""What people set, as they know it from elsewhere."""
+"""Settings as users know them from other libraries."""
 FROZEN = (
     memoire.Column(np.float32), memoire.Greedy(), Limits(), memoire.Linear(0.0, 1.0, 9), Parameters(),
     memoire.Uniform(), memoire.Prioritized(), memoire.RankBased(), memoire.Table(SCHEMA),
@@ -233,13 +232,13 @@ def objects(shared_cluster):
     tables = {"t": memoire.Table({"reward": np.float32}, storage="prompts")}
     giver = memoire.Server("inproc://prompts", tables=tables, process=memoire.Process(context=cluster.context))
     prompts = memoire.Prompts("inproc://prompts", context=cluster.context)
-    made = (
+    nodes = (
         buffer, client, node, Memory(SCHEMA, 100), PrioritizedReplayBuffer(8, 0.5), prompts, proxy, policy, server,
         cluster.reader([proxy]), ReplayMemory(*templates(), 100), classic, classic_server, buffer.writer(), *FROZEN,
     )  # fmt: skip
     parts = {"a table": server.table("default"), "a client's rem": classic.rem, "a server's rem": classic_server.rem}
     parts["PriorityExperienceReplayBuffer"] = PriorityExperienceReplayBuffer(8, 0.5)  # another name of that class
-    yield {type(each).__name__: each for each in made} | parts | {"a client's writer": client.writer()}
+    yield {type(each).__name__: each for each in nodes} | parts | {"a client's writer": client.writer()}
     for each in (prompts, giver, policy, node, classic, classic_server):
         each.close(0.2)
     worker.join(30.0)
@@ -273,7 +272,7 @@ def test_what_is_set_can_be_read_or_is_refused(objects):
 
 
 @pytest.mark.parametrize(
-    ("called", "name", "said"),
+    ("called", "name", "text"),
     [
         ("Buffer", "multi_step", r"multi_step of a Buffer cannot be set.*Write configure\(multi_step=\.\.\.\)"),
         ("Buffer", "capacity", r"Pass it to the constructor: Buffer\(capacity=\.\.\.\)"),
@@ -293,8 +292,8 @@ def test_what_is_set_can_be_read_or_is_refused(objects):
         ("Table", "capacity", r"Make another one: Table\(\.\.\., capacity=\.\.\.\)"),
     ],
 )
-def test_whoever_sets_it_is_told_what_to_write(objects, called, name, said):
-    with pytest.raises(NotSettable, match=said):
+def test_whoever_sets_it_is_told_what_to_write(objects, called, name, text):
+    with pytest.raises(NotSettable, match=text):
         setattr(objects[called], name, 3)
 
 

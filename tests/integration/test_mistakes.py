@@ -1,4 +1,4 @@
-"""Fifty usual mistakes of users, each with what memoire says: which value, what was expected, what to do now."""
+"""Tests of fifty common mistakes: each error says which value, what was expected, and what to do now."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def buffer(**options):
 
 
 def step(**changes):
-    """The second step of an episode: the first one has gone well."""
+    """Take the second step of an episode after a good first one."""
     writer = buffer().writer()
     writer.step(ZEROS, 0, 0.0, False, False, ONES)
     return writer.step(**{"obs": ONES, "next_obs": 2 * ONES} | STEP | changes)
@@ -52,50 +52,50 @@ def vector_step(writer, count=3, **changes):
 
 
 def batch():
-    made = buffer()
-    with made.writer() as writer:
+    filled = buffer()
+    with filled.writer() as writer:
         for k in range(20):
             writer.step(np.full(4, k, np.float32), 0, 1.0, k == 19, False, np.full(4, k + 1, np.float32))
-    return made, made.sample(8)
+    return filled, filled.sample(8)
 
 
 def reported(errors, ids=None):
-    made, drawn = batch()
-    return made.update_priorities(drawn.ids if ids is None else ids, errors)
+    filled, drawn = batch()
+    return filled.update_priorities(drawn.ids if ids is None else ids, errors)
 
 
-def closed(made):
-    made.close()
-    return made
+def closed(node):
+    node.close()
+    return node
 
 
 def command(*words):
-    """What the command line says, with its exit status, as an error."""
-    said = io.StringIO()
+    """Run a command line, and raise its exit status and last message as `Said`."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             status = main(list(words))
     except SystemExit as error:
         status = error.code
-    last = [line for line in said.getvalue().splitlines() if line.startswith(("memoire", "FAIL", "     Give"))]
-    raise Said(f"{status}: {last[-1]}")
+    last = [line for line in output.getvalue().splitlines() if line.startswith(("memoire", "FAIL", "     Give"))]
+    raise CommandOutput(f"{status}: {last[-1]}")
 
 
-class Said(Exception):
-    """What a command printed."""
+class CommandOutput(Exception):
+    """Exit status and message of a command."""
 
 
 @pytest.fixture(scope="module")
 def world(shared_cluster):
-    """A cluster that works, and addresses where nobody is."""
+    """Yield a working cluster, and an address without a listener."""
     cluster = shared_cluster
     tables = {name: memoire.Table(FLOATS) for name in ("online", "demo")}
     server = cluster.server("tcp://127.0.0.1:0", None, tables=tables, name="well")
     server.publish("policy", b"one")
     client, reader = cluster.client(server, limits=QUICK), cluster.reader([server])
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        dead = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
         yield SimpleNamespace(cluster=cluster, server=server, client=client, reader=reader, dead=dead)
 
 
@@ -117,7 +117,7 @@ CONSTRUCTORS = [
      "Table takes no 'capasity'. Did you mean 'capacity' or 'client_capacity'? Nothing was changed."),
     ("a misspelt argument of connect", lambda: memoire.connect("tcp://proxy:5560", tble="demo"), errors.UnknownName,
      "connect takes no 'tble'. Did you mean 'table'? Nothing was changed."),
-    ("a parameter that nobody has", lambda: Parameters(colour=3), errors.UnknownName,
+    ("an unknown parameter", lambda: Parameters(colour=3), errors.UnknownName,
      re.compile(r"Parameters takes no 'colour'\. It takes burn_in, cache_size, .*, stratified\. Nothing was changed\.")),
     ("a writer's argument", lambda: buffer().writer(n_envs=4), errors.UnknownName,
      "Buffer.writer takes no 'n_envs'. Did you mean 'num_envs' or 'envs'? Nothing was changed."),
@@ -206,7 +206,7 @@ ADDRESSES = [
      "cannot connect to 'http://proxy:5560/': the transport must be tcp://, ipc:// or inproc://. Give 'tcp://proxy:5560'."),
     ("no port", lambda: memoire.connect("tcp://proxy"), errors.EndpointError,
      "cannot connect to 'tcp://proxy': it has no port. Give 'tcp://proxy:5560'."),
-    ("a port that there is none of", lambda: memoire.connect("tcp://127.0.0.1:99999"), errors.EndpointError,
+    ("a port above 65535", lambda: memoire.connect("tcp://127.0.0.1:99999"), errors.EndpointError,
      f"cannot connect to 'tcp://127.0.0.1:99999': the port must be a number from 1 to 65535. {ASKED}"),
     ("what follows the port", lambda: memoire.connect("tcp://proxy:5560/"), errors.EndpointError,
      "cannot connect to 'tcp://proxy:5560/': nothing may follow the port, but '/' does. Give 'tcp://proxy:5560'."),
@@ -220,12 +220,12 @@ ADDRESSES = [
 ]  # fmt: skip
 
 COMMANDS = [
-    ("a flag that is misspelt", lambda: command("top", "node:8080", "--onec"), Said,
+    ("a flag that is misspelt", lambda: command("top", "node:8080", "--onec"), CommandOutput,
      "2: memoire top: there is no option --onec (did you mean '--once'?)"),
-    ("a setting without a value", lambda: command("plan", "--set", "multi_step"), Said,
+    ("a setting without a value", lambda: command("plan", "--set", "multi_step"), CommandOutput,
      "1: memoire: --set must be NAME=VALUE, such as multi_step=3, got 'multi_step'. Nothing was changed."),
-    ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), Said, "1:      Give 'tcp://127.0.0.1:5560'."),
-    ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), Said,
+    ("a doctor without transport", lambda: command("doctor", "127.0.0.1:5560"), CommandOutput, "1:      Give 'tcp://127.0.0.1:5560'."),
+    ("everybody's address", lambda: command("relay", "tcp://a:5560", "--endpoint", "tcp://*:5560"), CommandOutput,
      "1: memoire: --endpoint must be an address of this machine only, such as 127.0.0.1, or keys (--keys), or --insecure for "
      "open access, got 'tcp://*:5560'. Nothing was changed."),
 ]  # fmt: skip
@@ -238,7 +238,7 @@ OTHER_PORT = re.compile(
 )
 
 TOGETHER = [
-    ("an address where nobody is", lambda w: memoire.connect(w.dead, timeout=0.2), errors.MemoireTimeout,
+    ("an address without a listener", lambda w: memoire.connect(w.dead, timeout=0.2), errors.MemoireTimeout,
      f"no welcome from DEAD within 0.2 s. {NOBODY}"),
     ("the port for caches",
      lambda w: memoire.connect(w.server.push_endpoint, timeout=1.0, context=w.cluster.context), errors.MemoireTimeout, OTHER_PORT),
@@ -251,7 +251,7 @@ TOGETHER = [
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,
      "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
      "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
-    ("a model for nobody", published_to_nobody,
+    ("a model without a server", published_to_nobody,
      errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
      ".*The reader keeps sending it while it is open; a server that is back gets the newest model.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
@@ -262,7 +262,7 @@ TOGETHER = [
      "server of a notebook's cell that ran before."),
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Create a new one to go on."),
-    ("a drain to nobody", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
+    ("a drain without an heir", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
      f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
      "server that keeps them."),
     ("a drain of a server that is gone", lambda w: drained(w, w.dead, w.server.endpoint), errors.MemoireTimeout,
@@ -271,31 +271,31 @@ TOGETHER = [
 ]  # fmt: skip
 
 
-def check(call, kind, said, names=()):
+def check(call, kind, expected, names=()):
     with pytest.raises(kind) as caught:
         call()
     text = str(caught.value)
     for address, name in names:
         text = text.replace(address, name)
-    matches = said.fullmatch(text) if isinstance(said, re.Pattern) else said == text
-    assert matches, f"\nsaid     {text}\nexpected {getattr(said, 'pattern', said)}"
-    assert isinstance(caught.value, (errors.MemoireError, AttributeError, Said))
+    matches = expected.fullmatch(text) if isinstance(expected, re.Pattern) else expected == text
+    assert matches, f"\nsaid     {text}\nexpected {getattr(expected, 'pattern', expected)}"
+    assert isinstance(caught.value, (errors.MemoireError, AttributeError, CommandOutput))
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "said"), [row[1:] for row in ALONE], ids=[row[0].replace(" ", "-") for row in ALONE]
+    ("call", "kind", "expected"), [row[1:] for row in ALONE], ids=[row[0].replace(" ", "-") for row in ALONE]
 )
-def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kind, said):
-    check(call, kind, said)
+def test_a_mistake_in_one_process_is_told_what_is_wrong_and_what_to_do(call, kind, expected):
+    check(call, kind, expected)
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "said"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
+    ("call", "kind", "expected"), [row[1:] for row in TOGETHER], ids=[row[0].replace(" ", "-") for row in TOGETHER]
 )
-def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, said, times):
+def test_a_mistake_in_a_cluster_is_told_what_is_wrong_and_what_to_do(world, call, kind, expected, times):
     times(left_out=0.3)
     names = ((world.dead, "DEAD"), (world.server.push_endpoint, "PUSH"), (world.server.endpoint, "SERVER"))
-    check(lambda: call(world), kind, said, names)
+    check(lambda: call(world), kind, expected, names)
 
 
 def test_there_are_fifty_mistakes_and_more():
@@ -310,10 +310,10 @@ def test_a_drain_goes_on_without_an_address_that_does_not_answer(world, times):
     record(client)
     client.update(DEADLINE)
     client.close()
-    said = []
+    lines = []
     to = [world.dead, heir.endpoint]
-    assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=said.append, context=world.cluster.context) == 1
-    assert said[0].startswith(
+    assert drain.drain(leaving.endpoint, to, timeout=DEADLINE, say=lines.append, context=world.cluster.context) == 1
+    assert lines[0].startswith(
         f"no server answers at {world.dead}, so that it gets no accounts. The machine is there, but nothing"
     )
 
@@ -329,7 +329,7 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
     for writer in (near.writer, far.writer):
         with refused:
             writer(num_envs=7, **vector)
-        kept = [writer(num_envs=6, **vector)]  # eight entries each, and all is well
+        kept = [writer(num_envs=6, **vector)]  # eight entries each suffice
         with refused:
             writer()
         with refused:
@@ -337,9 +337,9 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
         kept.clear()
         kept.append(writer(num_envs=6, **vector))  # in the same lanes
         assert kept[0].longest == 8
-    told = memoire.Buffer(schema, 100)
-    kept.append(told.writer(num_envs=7, longest=30, **vector))
-    told.configure(**{name: 8})  # whoever says when to cut is believed
+    explicit = memoire.Buffer(schema, 100)
+    kept.append(explicit.writer(num_envs=7, longest=30, **vector))
+    explicit.configure(**{name: 8})  # an explicit `longest` is accepted
     shared = memoire.Buffer(schema, 100)
     kept.append(shared.writer(num_envs=7, **vector))
     with refused:

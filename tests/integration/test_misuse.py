@@ -1,4 +1,4 @@
-"""What goes wrong around a client rather than in it: forks, two threads in one writer, a full log, a program's end."""
+"""Tests of trouble around a client: forks, two threads in one writer, a full log, and the end of a program."""
 
 import contextlib
 import inspect
@@ -32,25 +32,25 @@ from netkit import DEADLINE, QUICK, SCHEMA, in_thread, pool_in, until
 
 
 def in_child(check):
-    """What a check says in a forked process; the text of whatever it raised. A child that hangs is killed."""
+    """Return the result of a check in a forked process, or its traceback; a child that hangs is killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             signal.alarm(int(DEADLINE))
             try:
-                said = str(check())
+                text = str(check())
             except BaseException:
-                said = traceback.format_exc()
-            os.write(writer, said.encode()[:60_000])
+                text = traceback.format_exc()
+            os.write(writer, text.encode()[:60_000])
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
+        text = pipe.read()
     _, status = os.waitpid(child, 0)
     assert status == 0, f"the child was ended by {status}: it hung"
-    return said
+    return text
 
 
 HARMLESS = {"close", "closed", "CALLED", "CLOSED_AT_EXIT"}
@@ -61,26 +61,26 @@ ANY = {
     "back": "inproc://y", "logfile_path": "x", "servers": ["inproc://x"], "bodies": {}, "body": None, "url": "inproc://x", "max_step": 9,
     "address": "x", "client": b"x", "log_message": "x", "front_ep": "inproc://x", "back_ep": "inproc://y", "mode": "Bind", "message": b"x",
 }  # fmt: skip
-"""Something for each parameter that has no default: nobody will look at it."""
+"""Value for each parameter without a default, which no call reads."""
 
 
 def used(node):
-    """Names of what did not say that this process is forked, with what it said instead."""
+    """Return the names of members that did not raise ForkedError, each with its outcome."""
     kind = type(node)
     wrong = []
     for name in dir(kind):
         if name.startswith("_") or name in HARMLESS | HARMLESS_OF.get(kind, set()):
             continue
         try:
-            found = getattr(node, name)
-            if callable(found):
+            member = getattr(node, name)
+            if callable(member):
                 asked = inspect.signature(getattr(kind, name)).parameters.values()
-                given = {
+                args = {
                     each.name: ANY[each.name]
                     for each in asked
                     if each.default is each.empty and each.kind is not each.VAR_KEYWORD and each.name != "self"
                 }
-                result = found(**given)
+                result = member(**args)
                 if inspect.isgenerator(result):
                     next(result)
             wrong.append((name, "nothing"))
@@ -103,10 +103,10 @@ def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(clus
     handle, receiver = client.model("m"), client.subscribe("m")
     nodes = [server, proxy, client, reader, handle, receiver, classic, classic_server]
     writer = client.writer()
-    bound = client.update  # a method that was taken before
+    bound = client.update  # a method bound before the fork
 
     def child():
-        wrong = {str(node): found for node in nodes if (found := used(node))}
+        wrong = {str(node): members for node in nodes if (members := used(node))}
         for call in (bound, lambda: next(client.batches(8, 1.0)), lambda: classic.rem.get_batch(1)):
             with pytest.raises(ForkedError, match="forked from it"):
                 call()
@@ -117,8 +117,8 @@ def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(clus
                 assert not node.close()
         with client as entered, server:
             assert entered is client and isinstance(client, type(client)) and "forked" in repr(client)
-        made = Server("tcp://127.0.0.1:0", SCHEMA)  # and new ones can be made
-        made.close()
+        fresh = Server("tcp://127.0.0.1:0", SCHEMA)  # new nodes can be created
+        fresh.close()
         return wrong
 
     try:
@@ -191,7 +191,7 @@ def test_two_threads_in_one_writer_are_told_apart_from_two_writers(cluster):
             TwoThreads, match=rf"{name}\(\) was called while another thread.*Create one for each thread"
         ):
             call()
-    assert len(buffer) == 1  # nothing of the refused step is there
+    assert len(buffer) == 1  # the refused step left no entry
     leave.set()
     thread.join(DEADLINE)
     assert box == {"value": None}

@@ -1,4 +1,4 @@
-"""The version of the model that acted: stamped by a client's writer, and right at every door, or refused there by name."""
+"""Tests of the version of the acting model: stamped by a client's writer, and valid or refused at every entry point."""
 
 import inspect
 import itertools
@@ -23,7 +23,6 @@ SEVERAL = [np.stack([each] * 2) for each in ONE]
 
 
 def step(writer, number=0, size=(), **options):
-    """Record a step of each member."""
     obs = np.full((*size, 2), number, np.float32)
     ends = np.full(size, number % 5 == 4)
     ends = ends if size else bool(ends)
@@ -33,23 +32,23 @@ def step(writer, number=0, size=(), **options):
 
 
 def memory(**options):
-    made = Memory(SCHEMA, 100, memoire.Parameters(**options))
-    made.open()
-    made.open(1)
-    return made
+    store = Memory(SCHEMA, 100, memoire.Parameters(**options))
+    store.open()
+    store.open(1)
+    return store
 
 
 @pytest.fixture(scope="module")
 def servers():
-    """A server of each storage, limited and not, by (storage, max_model_lag)."""
-    found = {}
+    """Yield a server of each storage, limited and not, by (storage, max_model_lag)."""
+    nodes = {}
     for storage, lag in itertools.product(("caches", "episodes", "rollouts"), (None, 2)):
         room = {} if storage == "caches" else {"capacity": 1000}
         table = memoire.Table(SCHEMA, storage=storage, max_model_lag=lag, **room)
-        found[storage, lag] = memoire.Server(ANY, tables={"t": table})
-    found["prompts", 2] = memoire.Server(ANY, tables=PROMPTS)
-    yield found
-    for server in found.values():
+        nodes[storage, lag] = memoire.Server(ANY, tables={"t": table})
+    nodes["prompts", 2] = memoire.Server(ANY, tables=PROMPTS)
+    yield nodes
+    for server in nodes.values():
         server.close(0.2)
 
 
@@ -73,7 +72,7 @@ def pushed(servers, lag, version):
 
 
 VECTOR = {"num_envs": 2, "autoreset": "disabled"}
-DOORS = {
+CALLS = {
     "memoire.replay.writer.Writer.step": [
         lambda _, lag, version: near(lag, version),
         lambda _, lag, version: near(lag, version, **VECTOR),
@@ -94,29 +93,29 @@ DOORS = {
         lambda _, lag, version: memory(max_model_lag=lag).add(0, list(ONE), 1.0, version),
     ],
 }
-INNER = {  # given by the doors above, or the figures of what was drawn
+INNER = {  # called by those above, or statistics of draws
     "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.waiting.HandedModels.stamp",
     "memoire.replay.conversion.version_of", "memoire.replay.memory.Memory.checked_version",
     "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
     "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.containers.pack_episode",
     "memoire.tables.inspection.FreshnessMonitor.took",
 }  # fmt: skip
-SHOWN = re.compile(r"\.dashboard\.|\.__init__$")  # rows and records of what there is; a protocol
+SHOWN = re.compile(r"\.dashboard\.|\.__init__$")  # rows and records of the present state; a protocol
 
 
 def test_every_door_for_a_model_version_is_tested_here():
-    found = {name for name, function in calls() if "model_version" in inspect.signature(function).parameters}
-    found |= {
+    names = {name for name, function in calls() if "model_version" in inspect.signature(function).parameters}
+    names |= {
         f"memoire._core.EntryStore.{name}"
         for name, member in vars(_core.EntryStore).items()
         if callable(member) and not name.startswith("_") and "model_version" in inspect.signature(member).parameters
     }
-    assert {name for name in found if not SHOWN.search(name)} == DOORS.keys() | INNER
+    assert {name for name in names if not SHOWN.search(name)} == CALLS.keys() | INNER
 
 
-@pytest.mark.parametrize(("door", "number"), [(door, n) for door, uses in DOORS.items() for n in range(len(uses))])
-def test_a_model_version_is_right_or_refused_at_every_door(door, number, servers):
-    use = DOORS[door][number]
+@pytest.mark.parametrize(("call", "number"), [(call, n) for call, uses in CALLS.items() for n in range(len(uses))])
+def test_a_model_version_is_right_or_refused_at_every_door(call, number, servers):
+    use = CALLS[call][number]
     for wrong in WRONG:
         for lag in (None, 2):
             with pytest.raises(
@@ -144,8 +143,8 @@ OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():
     users = re.compile(r"memoire\.prompts\.\w+\.\w+Calls\.")
-    found = {name for name, made in calls() if users.match(name) and "version" in inspect.signature(made).parameters}
-    assert found == VERSIONS_OF_PROMPTS.keys()
+    names = {name for name, call in calls() if users.match(name) and "version" in inspect.signature(call).parameters}
+    assert names == VERSIONS_OF_PROMPTS.keys()
 
 
 @pytest.mark.parametrize("is_far", [False, True])

@@ -1,4 +1,4 @@
-"""Models over real sockets: who comes late, who is slow, who was away, and what is killed in between."""
+"""Tests of models on real sockets: late, slow and absent clients, and processes killed in between."""
 
 import functools
 import hashlib
@@ -21,11 +21,11 @@ NAMES = ["anna", "bert"]
 
 CHUNK = Limits().tuning.model_chunk
 PATIENT = Limits.of(resend_after=10.0, update_every=0.02)
-"""Asks for nothing again, also where the machine is busy."""
+"""Limits without resends, even on a busy machine."""
 
 
 def body_of(number, size=2 * MiB):
-    """A body whose SHA-256 is in it, and its number: whoever has it can tell whether it is whole."""
+    """Return a body that holds its SHA-256 and number, so that readers can verify the whole."""
     content = np.random.default_rng(number).bytes(size)
     return hashlib.sha256(content).digest() + number.to_bytes(8, "little") + content
 
@@ -36,7 +36,7 @@ def number_of(body):
 
 
 def count_fetches(server):
-    """Bytes of bodies that a server hands out from now on, by version."""
+    """Count the bytes of bodies that a server hands out from now on, by version."""
     served = Counter()
 
     def counted(answer, now, header, asked, payload):
@@ -50,7 +50,7 @@ def count_fetches(server):
 
 
 class Watcher:
-    """A thread that looks at a model all the time: its body is whole, and its version never goes back."""
+    """Thread that keeps checking a model: its body is whole, and its version never decreases."""
 
     def __init__(self, model):
         self.model, self.versions, self.stopped = model, [], threading.Event()
@@ -83,9 +83,9 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     models = [client.model("policy") for client in clients]
     for number in (1, 2):
         body = body_of(number)
-        server.publish("policy", body)  # clients hear of it from their server's replies before the proxy has it
+        server.publish("policy", body)  # clients learn of the model from their server's replies before the proxy has it
         assert all(model.wait(100.0, after=number - 1).body == body for model in models)
-    # Once, and some chunks of what the proxy was asked for before it had it. Each by itself would be eight times.
+    # Once, plus chunks that were requested before the proxy had the model. Separate fetches would make eight.
     shares = {version: sent / len(body) for version, sent in served.items()}
     assert shares.keys() == {1, 2} and all(1.0 <= share <= 4.0 for share in shares.values()), shares
     crossed = dict(served)
@@ -122,14 +122,14 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, times):
     receiver = client.subscribe("policy")
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
-    # As if there had been no room for it when the socket connected anew.
+    # As if the socket, connected again, had no room for the subscription.
     client._io.worker.post(lambda: client._io.data.feed.subscribe(topic_frame("policy"), False))
     count = 1
     while not client.stats().resubscribed:
         count += 1
-        client.scalars({"count": count})  # news, so that it asks soon
+        client.scalars({"count": count})  # news, so that the client asks soon
         server.publish("policy", f"{count}")
-        assert receiver.receive(100.0) == f"{count}"  # a reply names it, where no notice does
+        assert receiver.receive(100.0) == f"{count}"  # a reply names the version without a notice
     heard = client._io.topics._topics["policy"]
     server.publish("policy", "last")
     assert receiver.receive(100.0) == "last"
@@ -163,7 +163,7 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     thread.join(100.0)
     assert received == sorted(set(received)) and received[-1] == count + 1
     assert len(received) + receiver.skipped == count
-    # What waited for it is bounded, whatever was published: it has skipped, and hears of the newest in the end.
+    # The stalled subscriber's queue is bounded: it skipped versions, and receives the newest at last.
     heard = []
     while stalled.poll(200):
         heard.append(parse_notice(stalled.recv_multipart()).body.version)
@@ -190,7 +190,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
         assert server.publish("policy", body_of(number)) == number
         assert number_of(model.wait(100.0, after=number - 1).body) == number
         until(lambda number=number: watcher.versions[-1] == number)
-        # The one that it had was not fetched again: a chunk at most said that it is the same.
+        # The known version was not fetched again: at most one chunk confirmed it.
         assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * CHUNK
     assert watcher.end() == [3, 4, 5, 6]
 

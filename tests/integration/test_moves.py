@@ -1,4 +1,4 @@
-"""Clients that change their home: whatever list of servers their proxy has, the merged totals are what they counted."""
+"""Tests of clients that change their home: merged totals equal their counts under any server list of the proxy."""
 
 import threading
 
@@ -15,12 +15,10 @@ from netkit import QUICK, Book, Load, record, until
 
 
 def rows_of(*servers):
-    """What these servers have counted, merged."""
     return merge.merge(*(server.accounts().rows for server in servers))
 
 
 def lines_of(*servers):
-    """(client, number) of the log lines that these servers took and still have, in their order."""
     return [(entry.client, entry.line.number) for server in servers for entry in server.lines(most=100_000)]
 
 
@@ -29,7 +27,7 @@ def push(client, caches):
 
 
 def check_exact(load, servers):
-    """Totals and lines are what the clients counted, each line once and in order; every cache is accounted for."""
+    """Check that totals equal the clients' counts, that no line is doubled, and that every cache is accounted for."""
     logged = load.stop()
     until(lambda: not any(client.stats().in_flight_caches for client in load.clients))
     clients = [client.stats() for client in load.clients]
@@ -39,7 +37,7 @@ def check_exact(load, servers):
     assert totals.returns_count == totals.episodes
     lines = lines_of(*servers)
     assert sorted(lines) == sorted(set(lines))
-    assert sum(server.stats().log_lines for server in servers) == sum(logged)  # more than a server shows of them
+    assert sum(server.stats().log_lines for server in servers) == sum(logged)  # servers show fewer lines
     for stats in clients:
         received = stats.accepted_caches + sum(stats.rejected.values())
         assert stats.pushed_caches == received + stats.lost_caches + stats.in_flight_caches
@@ -80,9 +78,9 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
 
 
 def drained(leaving, heirs, context, **options):
-    said = []
-    copied = drain(leaving.endpoint, [heir.endpoint for heir in heirs], say=said.append, context=context, **options)
-    return copied, said
+    lines = []
+    copied = drain(leaving.endpoint, [heir.endpoint for heir in heirs], say=lines.append, context=context, **options)
+    return copied, lines
 
 
 def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(cluster):
@@ -91,11 +89,11 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
     load = Load([cluster.client(proxy, limits=QUICK, seed=seed) for seed in range(6)])
     until(lambda: all(client.stats().updates for client in load.clients))
     there = sum(client.home == "a" for client in load.clients)
-    copied, said = drained(servers[0], servers[1:], cluster.context)
+    copied, lines = drained(servers[0], servers[1:], cluster.context)
     assert {client.home for client in load.clients} <= {"b", "c"}
-    assert copied == there and said[0] == "a sends its clients to other servers" and "may be stopped" in said[-1]
+    assert copied == there and lines[0] == "a sends its clients to other servers" and "may be stopped" in lines[-1]
     newcomer = cluster.client(proxy)
-    until(lambda: newcomer.home != "a")  # nobody new stays there
+    until(lambda: newcomer.home != "a")  # newcomers do not stay at the drained server
     reader = cluster.reader([proxy])
     totals = check_exact(load, servers)
     with_all = reader.totals()
@@ -104,8 +102,8 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
     until(lambda: set(proxy.servers) == {"b", "c"})
     without = cluster.reader([proxy]).totals()
     assert without.missing == ()
-    for told in (with_all, without):
-        counted = (told.totals.episodes, told.totals.steps, told.totals.accepted_caches)
+    for report in (with_all, without):
+        counted = (report.totals.episodes, report.totals.steps, report.totals.accepted_caches)
         assert counted == (totals.episodes, totals.steps, totals.accepted_caches)
 
 
@@ -118,12 +116,12 @@ def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, re
     for client in clients:
         record(client, episodes=2, length=10)
         client.close(100.0)
-    said, template = [], f"tcp://s-{{n}}.test:{port}"
-    assert drain_above(template, 1, timeout=100.0, say=said.append, context=cluster.context) == 2
+    lines, template = [], f"tcp://s-{{n}}.test:{port}"
+    assert drain_above(template, 1, timeout=100.0, say=lines.append, context=cluster.context) == 2
     assert servers[0].totals().steps == 60 and servers[0].totals().clients == 3
-    assert [line for line in said if "sends" in line] == [f"s-{n} sends its clients to other servers" for n in (1, 3)]
-    assert drain_above(template, 4, say=said.append, context=cluster.context) == 0
-    assert said[-1] == "no server is numbered 4 or above: nothing is drained"
+    assert [line for line in lines if "sends" in line] == [f"s-{n} sends its clients to other servers" for n in (1, 3)]
+    assert drain_above(template, 4, say=lines.append, context=cluster.context) == 0
+    assert lines[-1] == "no server is numbered 4 or above: nothing is drained"
 
 
 def test_which_servers_to_drain_has_to_be_said():
@@ -171,7 +169,7 @@ def test_a_drain_says_which_clients_cannot_leave(cluster):
         MemoireTimeout, match=f"1 clients have not left: {client.client_id.hex()[:8]}. Clients that know"
     ):
         drained(server, [other], cluster.context, timeout=3.0)
-    assert client.home == "one"  # and it is still served
+    assert client.home == "one"  # still served
     record(client)
     client.update(100.0)
     assert server.total_episodes == 2
@@ -189,7 +187,7 @@ def test_a_drain_needs_one_server_and_another(cluster):
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
-    times(heartbeat=300.0)  # they do not wait for that
+    times(heartbeat=300.0)  # longer than the test
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -231,14 +229,14 @@ def test_a_list_in_a_file_is_followed_and_a_wrong_one_is_said(cluster, tmp_path,
     listed.follow(proxy)
     assert "is ignored" in capsys.readouterr().err
     path.unlink()
-    listed.follow(proxy)  # it may be about to be replaced
+    listed.follow(proxy)  # the file may be replaced soon
     assert proxy.servers == ("b",)
     with pytest.raises(ParameterError, match="an address on each line"):
         ServersFile(str(path)).read()
 
 
 def check_caches(server, client, pushed):
-    """What the server has of the caches of a client that is gone is what the client did."""
+    """Check that the server's account of a gone client equals the client's own counts of caches."""
     until(lambda: server.accounts().rows["flags"].tolist() == [merge.GONE])
     (row,) = server.accounts().rows
     assert client.stats().pushed_caches == row["pushed_caches"] == pushed
@@ -248,9 +246,9 @@ def check_caches(server, client, pushed):
 
 
 def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_its_caches(cluster, tmp_path):
-    """As in an upgrade in which an actor and its home begin and end at the same time."""
+    """In an upgrade, an actor and its home may begin and end at the same time."""
     server = cluster.server(name="one", state=tmp_path)
-    client = cluster.client(server, limits=QUICK)  # it has said hello, and no more
+    client = cluster.client(server, limits=QUICK)  # the client has said HELLO only
     server.close()
     record(client)
     push(client, 4)
@@ -262,7 +260,7 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
 
 
 def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_else(cluster, tmp_path, times):
-    """The former home would never hear of what they pushed to it last."""
+    """If clients moved, their former home would never learn of the last caches that they pushed."""
     times(channel_renewed=0.2)  # each time, the client says HELLO again
     homes = [cluster.server(name=name, state=tmp_path / name) for name in ("a", "b")]
     proxy = cluster.proxy(homes)
@@ -276,7 +274,7 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
     proxy = cluster.proxy(homes, front=proxy.endpoint)
     until(lambda: proxy.servers == (other.name,))
     newcomer = cluster.client(proxy, limits=QUICK)
-    assert newcomer.home == other.name  # the proxy waits for the other one no more
+    assert newcomer.home == other.name  # the proxy no longer waits for the absent home
     resends = client.stats().resends
     until(lambda: client.home != away.name or client.stats().resends > resends + 8)
     back = cluster.restart(away, state=tmp_path / away.name)
@@ -285,7 +283,7 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
 
 
 def test_caches_that_a_proxy_took_along_are_lost_when_their_client_has_said_goodbye(cluster, tmp_path):
-    """No later cache of the client says so: it ends as soon as its home is back."""
+    """No later cache reveals the loss, since the client ends as soon as its home is back."""
     server = cluster.server(name="one", state=tmp_path)
     proxy = cluster.proxy([server])
     client = cluster.client(proxy, limits=QUICK)

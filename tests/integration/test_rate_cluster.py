@@ -1,4 +1,4 @@
-"""Limits of drawing and recording through a cluster: who waits, why, and that nobody waits for ever."""
+"""Tests of limits on drawing and recording through a cluster: reasons of waits, and no deadlock."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ def step(writer, number=0, ends=False, version=0):
 
 @contextlib.contextmanager
 def acting(servers, *clients):
-    """Each client steps an environment, episodes of 20 steps; yields how many steps each has made."""
+    """Step an environment for each client, in episodes of 20 steps; yield the number of steps of each."""
     stop, done = threading.Event(), [0] * len(clients)
 
     def act(place):
@@ -81,11 +81,11 @@ def test_a_reader_holds_several_servers_to_one_band_though_one_has_no_actors(clu
         drawn = sum(len(reader.get_batch(32, timeout=100.0)) for _ in range(40))
         rates = [server.table("default").stats().rate for server in servers]
         inserted, handed = sum(rate.inserted for rate in rates), sum(rate.drawn for rate in rates)
-        # Each server hears of a batch at the others with the reader's next message; what a learner that had waited too
-        # long was given beyond the band is forgiven.
+        # Servers learn of a batch at other servers with the reader's next message; a starving learner's draws beyond
+        # the band are forgiven.
         forgiven = sum(rate.forgiven for rate in rates)
         assert -128 - 3 * 32 <= inserted - handed <= 128 + 3 * 32 + forgiven and handed >= drawn
-        # The one without actors has been told of the others' entries.
+        # The server without actors knows of the other servers' entries.
         assert rates[2].inserted == rates[2].drawn == 0 and rates[2].entries > 128
 
 
@@ -114,8 +114,8 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
 
 
 def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(cluster):
-    """Not with its next report, which may be long after its stock was used up."""
-    more = dataclasses.replace(QUICK, credit=1 << 16)  # so much that a few caches on the way bring no report
+    """An actor learns of the need for caches before its next report, which may come long after the stock is used up."""
+    more = dataclasses.replace(QUICK, credit=1 << 16)  # so few bytes that a few caches on the way bring no report
     server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
     rarely = more.replace(update_every=1000.0)
     client = cluster.client(server, on_full="skip", limits=rarely)
@@ -140,7 +140,7 @@ def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(c
 
     def draw_until_wanted():
         draw_if_there()
-        step(writer)  # something to report, so that no heartbeat tells it the news
+        step(writer)  # a step to report, so that the news comes without a heartbeat
         return client.push_cache(timeout=0.0)
 
     until(draw_until_wanted)

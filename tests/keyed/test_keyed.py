@@ -1,6 +1,4 @@
-"""Keyed rows: fields merge, values come in pieces, nothing is held beyond the limit; replies come in parts, a resend
-changes nothing, and malformed payloads are refused.
-"""
+"""Tests of keyed rows: merged fields, values in pieces, bounds, replies in parts, resends, and malformed payloads."""
 
 import contextlib
 
@@ -19,8 +17,6 @@ from memoire.reader.calls import FarCalls
 from memoire.wire.byte_budget import ByteBudget
 from serverkit import ME, YOU
 
-# --- The rows of a table
-
 LIMIT = 1 << 20
 SMALL = Limits.of(request_bytes=8192)
 
@@ -32,7 +28,7 @@ def store_of(limit=LIMIT):
 
 
 def staged(store, start, size, client=ME, upload=1):
-    """Bytes of an upload, as a row gets them."""
+    """Put a row with staged bytes of an upload, and return the row's bytes."""
     change = keyed.PutRow("staged", {}, {}, staged=[keyed.StagedValue("x", start, size)])
     return store.put("p", [change], (client, upload))[0].fields["x"]
 
@@ -129,31 +125,28 @@ class FarRows(FarCalls):
 
 @pytest.mark.parametrize("servers", [0, 1, 2], ids=["near", "far", "two servers"])
 def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(servers):
-    """Also values longer than a message, and more rows than a request has room for."""
+    """Values may be longer than a message, and rows more than a request holds."""
     tables = {"online": Table({"obs": "u1"}), "rows": Table(storage="keyed")}
     with contextlib.ExitStack() as opened:
-        made = [
+        nodes = [
             opened.enter_context(Server("tcp://127.0.0.1:*" if servers else None, tables=tables, limits=SMALL))
             for _ in range(servers or 1)
         ]
-        far = opened.enter_context(FarRows([each.endpoint for each in made])) if servers else None
-        calls = made[0].table("rows").calls() if far is None else far.calls
+        far = opened.enter_context(FarRows([each.endpoint for each in nodes])) if servers else None
+        calls = nodes[0].table("rows").calls() if far is None else far.calls
         rows = [
             keyed.PutRow(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)
         ]
         assert [row.key for row in calls.put("p", rows)] == [row.key for row in rows]
-        found = calls.values("p", ["k7", "none", "k3"])
-        assert [each.fields.get("x") for each in found] == [rows[7].fields["x"], None, rows[3].fields["x"]]
+        stored = calls.values("p", ["k7", "none", "k3"])
+        assert [each.fields.get("x") for each in stored] == [rows[7].fields["x"], None, rows[3].fields["x"]]
         assert [row.key for row in calls.facts("p", ["k5", "none", "k1"])] == ["k5", "k1"]
         assert {row.key: row.made for row in calls.rows()["p"]}.keys() == {row.key for row in rows}
-        assert sum(each.stats().tables["rows"].held_caches for each in made) == 40
+        assert sum(each.stats().tables["rows"].held_caches for each in nodes) == 40
         calls.clear("p", [f"k{i}" for i in range(39)])
         assert [row.key for row in calls.rows("p")["p"]] == ["k39"]
         calls.reset()
         assert calls.rows() == {}
-
-
-# --- By messages
 
 
 @pytest.fixture
@@ -181,14 +174,14 @@ def test_a_write_that_is_sent_again_does_not_undo_a_later_one(asker):
     sent(other, row("k", x=b"new"))
     body = keyed.ChangeRows(call="put", partition="p")
     asker.ask(body, payload=keyed.pack([row("k", x=b"old")]), again=True)
-    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
-    assert found.fields == {"x": b"new"}
+    (stored,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert stored.fields == {"x": b"new"}
 
 
 def test_fields_that_are_named_come_alone_and_all_names_are_said(asker):
     sent(asker, row("k", x=b"1", y=b"2"))
-    (found,) = keyed.unpack_values(values(asker, ["k"], fields=["y", "none"]).payload)
-    assert (found.fields, found.names) == ({"y": b"2"}, ["x", "y"])
+    (stored,) = keyed.unpack_values(values(asker, ["k"], fields=["y", "none"]).payload)
+    assert (stored.fields, stored.names) == ({"y": b"2"}, ["x", "y"])
 
 
 def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
@@ -197,8 +190,8 @@ def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
     staged = keyed.PutRow("k", {}, {}, [keyed.StagedValue("x", 1, 4)])
     assert sent(Asker(asker.dispatcher, YOU), staged, upload=1).body.code == "value"
     sent(asker, staged, upload=1)
-    (found,) = keyed.unpack_values(values(asker, ["k"]).payload)
-    assert found.fields == {"x": b"bcde"}
+    (stored,) = keyed.unpack_values(values(asker, ["k"]).payload)
+    assert stored.fields == {"x": b"bcde"}
     assert sent(asker, staged, upload=1).body.code == "value", "an upload is used once"
 
 
@@ -218,8 +211,6 @@ def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once
     assert "held_bytes" in sent(small, row("l", x=bytes(1000))).body.text
     assert sent(asker, row("l", x=bytes(4000))).body.rows == 1
 
-
-# --- Payloads
 
 PUTS = [keyed.PutRow("k", {"s": b"1"}, {"x": b"2"}, [keyed.StagedValue("y", 0, 9)])]
 FACTS = [keyed.RowFacts("p", "k", 3, {"s": b"1"}, ["x"])]

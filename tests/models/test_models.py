@@ -1,4 +1,4 @@
-"""Versions never go back, bodies come in chunks in any order, whole or not at all, and bytes are bounded."""
+"""Tests of models: versions that never decrease, bodies in chunks, whole or absent, and bounded bytes."""
 
 import json
 import random
@@ -21,8 +21,6 @@ from memoire.models.topics import UNHEARD_TIMEOUT, ReceivedModels, SubscriptionW
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, parse_notice, reply
 from topickit import LIMITS, following
-
-# --- Versions never go back, bytes are bounded, and a body is whole or nobody sees it
 
 
 def test_a_version_that_somebody_fetches_stays_until_nobody_asked_for_a_while():
@@ -72,7 +70,7 @@ def test_there_is_a_bound_on_topics():
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Any order of publishing: the newest is always there, the rest within the bytes."""
+    """Model store under any order of publishing: it holds the newest of each topic, and others within its bytes."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +147,7 @@ def test_a_body_with_another_sum_or_size_is_refused():
         ModelAssembly("t", 1, 1, _bytes.checksum(b"\xff"), True, byte_limit=10).add(0, b"\xff")
 
 
-# --- A notice is said once with its body, and again without it: to who has joined, together, and to all every few seconds
+# --- A notice carries its body once; repetitions without the body go to newcomers, and to all every few seconds
 
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
@@ -162,7 +160,7 @@ def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
     assert large.payload is None
 
 
-# --- Named arrays as a body: what goes in comes out, and nothing that is damaged does
+# --- Named arrays as a body: arrays come back unchanged, and damaged bodies are refused
 
 
 def array(dtype="F32", shape=(2, 3), fill=1):
@@ -171,7 +169,7 @@ def array(dtype="F32", shape=(2, 3), fill=1):
 
 
 def body(**facts):
-    """A body whose header says this, over 24 bytes of data."""
+    """Return a body whose header holds these facts, over 24 bytes of data."""
     header = json.dumps(facts).encode()
     return len(header).to_bytes(8, "little") + header + bytes(24)
 
@@ -190,40 +188,40 @@ arrays = st.dictionaries(
 
 @settings(max_examples=60)
 @given(arrays)
-def test_what_goes_in_comes_out_in_its_order(given):
-    found = unpack(pack(given))
-    assert list(found) == list(given)
-    assert {name: (a.dtype, a.shape, bytes(a.data)) for name, a in found.items()} == {
-        name: (a.dtype, a.shape, bytes(a.data)) for name, a in given.items()
+def test_what_goes_in_comes_out_in_its_order(named):
+    unpacked = unpack(pack(named))
+    assert list(unpacked) == list(named)
+    assert {name: (a.dtype, a.shape, bytes(a.data)) for name, a in unpacked.items()} == {
+        name: (a.dtype, a.shape, bytes(a.data)) for name, a in named.items()
     }
 
 
 def test_a_body_is_what_safetensors_describes():
-    made = pack({"w": array(fill=7), "b": array("BF16", (2,), 3)})
-    size = int.from_bytes(made[:8], "little")
-    assert json.loads(made[8 : 8 + size]) == {"w": fact(), "b": fact("BF16", (2,), (24, 28))}
-    assert (8 + size) % 64 == 0 and made[8 + size :] == b"\7" * 24 + b"\3" * 4
+    packed = pack({"w": array(fill=7), "b": array("BF16", (2,), 3)})
+    size = int.from_bytes(packed[:8], "little")
+    assert json.loads(packed[8 : 8 + size]) == {"w": fact(), "b": fact("BF16", (2,), (24, 28))}
+    assert (8 + size) % 64 == 0 and packed[8 + size :] == b"\7" * 24 + b"\3" * 4
 
 
 @settings(max_examples=60)
 @given(arrays, st.data())
-def test_a_body_that_is_cut_or_changed_is_refused_or_says_the_same_names(given, data):
-    made = pack(given)
+def test_a_body_that_is_cut_or_changed_is_refused_or_says_the_same_names(named, data):
+    packed = pack(named)
     with pytest.raises(WrongModel):
-        unpack(made[: data.draw(st.integers(0, len(made) - 1))])
+        unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
     with pytest.raises(WrongModel):
-        unpack(made + b"x")
-    place, value = data.draw(st.integers(0, len(made) - 1)), data.draw(st.integers(0, 255))
-    changed = made[:place] + bytes([value]) + made[place + 1 :]
+        unpack(packed + b"x")
+    place, value = data.draw(st.integers(0, len(packed) - 1)), data.draw(st.integers(0, 255))
+    changed = packed[:place] + bytes([value]) + packed[place + 1 :]
     try:
-        found = unpack(changed)
+        unpacked = unpack(changed)
     except MemoireError:
         return
-    assert sum(a.data.nbytes for a in found.values()) == sum(a.data.nbytes for a in given.values())
+    assert sum(a.data.nbytes for a in unpacked.values()) == sum(a.data.nbytes for a in named.values())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("content", "text"),
     [
         (b"", "holds no named arrays"),
         (b"\x80\x02}q\x00.", "holds no named arrays"),
@@ -245,20 +243,20 @@ def test_a_body_that_is_cut_or_changed_is_refused_or_says_the_same_names(given, 
         (body(w=fact("BOOL", (24,)))[:-1] + b"\2", "neither 0 nor 1"),
     ],
 )  # fmt: skip
-def test_a_body_that_is_none_says_so(given, said):
-    with pytest.raises(WrongModel, match=f"model 'policy' version 3 .*{said}.*Nothing was loaded. Publish it"):
-        unpack(given, "model 'policy' version 3")
+def test_a_body_that_is_none_says_so(content, text):
+    with pytest.raises(WrongModel, match=f"model 'policy' version 3 .*{text}.*Nothing was loaded. Publish it"):
+        unpack(content, "model 'policy' version 3")
 
 
 def test_what_cannot_be_packed_is_refused():
-    for wrong, said in (
+    for wrong, text in (
         ({}, "1 to 65536 arrays"),
         (dict.fromkeys(map(str, range(MAX_ARRAYS + 1)), array()), "1 to 65536 arrays"),
         ({"__metadata__": array()}, "names are text"),
         ({3: array()}, "names are text"),
         ({"x" * (1 << 24): array()}, "names take at most 16777216 bytes"),
     ):
-        with pytest.raises(ParameterError, match=said):
+        with pytest.raises(ParameterError, match=text):
             pack(wrong)
 
 
@@ -266,7 +264,7 @@ def test_arrays_that_do_not_fit_are_listed():
     wanted = {"w": ("F32", (2, 3)), "b": ("F32", (2,))}
     check_fit("x", {"w": array(), "b": array(shape=(2,))}, wanted)
     check_fit("x", {"w": array("BF16"), "b": array("F64", (2,))}, wanted, free_dtypes=True)
-    for found, free, said in (
+    for named, free, text in (
         ({"w": array()}, False, "lacks 'b'"),
         ({"w": array(), "b": array(shape=(2,)), "c": array()}, False, "has 'c', which the network lacks"),
         (
@@ -278,11 +276,11 @@ def test_arrays_that_do_not_fit_are_listed():
         ({"w": array("I32"), "b": array(shape=(2,))}, True, "has 'w' as I32"),
         (dict.fromkeys("cdefg", array()), False, "has 'c', .* and 4 more"),
     ):
-        with pytest.raises(WrongModel, match=said):
-            check_fit("x", found, wanted, free_dtypes=free)
+        with pytest.raises(WrongModel, match=text):
+            check_fit("x", named, wanted, free_dtypes=free)
 
 
-# --- Bodies come in chunks, in any order, from nodes that forget and begin anew: whole or not at all, and never backwards
+# --- Bodies come in chunks, in any order, from nodes that forget and restart: whole or absent, and never older
 
 
 @settings(max_examples=50)
@@ -329,7 +327,7 @@ def test_a_slow_client_ends_with_the_newest_and_skips():
     bodies = [node.publish() for _ in range(20)]
     node.answer_all()
     assert node.newest.body == bodies[-1]
-    assert [version for version, _ in node.got] == [1, 21]  # what was on its way is finished, though it is old
+    assert [version for version, _ in node.got] == [1, 21]  # a transfer in progress is finished, though old
     assert node.topics.skipped == 19
 
 
@@ -349,14 +347,14 @@ def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node.publish()
     node.now += fetcher.STALL_TIMEOUT
     node.topics.turn()
-    assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: it goes on waiting
+    assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: the fetch keeps waiting
     late = node.asked.pop()
     body = node.publish()
     node.topics.turn()
     node.answer()
     waiting = [asked.version for asked, _ in node.asked]
     node.asked.append(late)
-    node.answer(-1)  # in the middle of the other
+    node.answer(-1)  # in the middle of the newer transfer
     assert [asked.version for asked, _ in node.asked] == waiting and set(waiting) == {2}
     node.answer_all()
     assert node.newest.body == body and node.got == [(2, False)]
@@ -383,7 +381,7 @@ def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
         node.publish()
         node.answer_all()
     node.store, node.epoch = ModelStore(1000), 2
-    node.publish(fill=99)  # its version 1 is of before: this client has 5 from another server
+    node.publish(fill=99)  # older than version 5, which this client has from another server
     node.topics.announced(node.store.versions())
     node.answer_all()
     assert node.newest.version == 5
@@ -475,25 +473,25 @@ def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last
         assert subscription.models[-1].body == body
 
 
-# --- One topic, call by call: what is asked for and handed out, with the time as a number and no thread
+# --- One topic, call by call, with the time as a number and without threads
 
 LIMITS_TOPIC_FETCHER = Limits.of(model_chunk=10, model_window=3, model_spread=0.0, model_bytes=10_000)
 INF = float("inf")
 
 
 class Topic:
-    """A fetcher, and what its node would answer."""
+    """A fetcher of one topic, and the answers of its node."""
 
-    def __init__(self, *, receivers=False, limits=LIMITS_TOPIC_FETCHER, found=None):
-        self.limits, self.receivers, self.found = limits, receivers, found
-        self.fetcher = TopicFetcher(limits, lambda: self.receivers, lambda *_: self.found, random.Random(1))
+    def __init__(self, *, receivers=False, limits=LIMITS_TOPIC_FETCHER, neighbour=None):
+        self.limits, self.receivers, self.neighbour = limits, receivers, neighbour
+        self.fetcher = TopicFetcher(limits, lambda: self.receivers, lambda *_: self.neighbour, random.Random(1))
 
     def notice(self, model, now=0.0, *, inline=False, home=7, epoch=1, is_kept=False):
-        said = messages.Notice(
+        notice = messages.Notice(
             topic="t", version=model.version, size=model.size, checksum=model.checksum, text=model.is_text, epoch=epoch
         )
-        is_anew = self.fetcher.is_anew(said, home, is_kept=is_kept)
-        return is_anew, self.fetcher.noticed(said, model.body if inline else None, now)
+        is_anew = self.fetcher.is_anew(notice, home, is_kept=is_kept)
+        return is_anew, self.fetcher.noticed(notice, model.body if inline else None, now)
 
     def answer(self, request, model, now=0.0, *, epoch=1, damage=False):
         asked = messages.Fetch(topic="t", version=request.version, offset=request.offset, size=request.size)

@@ -1,4 +1,4 @@
-"""The front door of a node, message by message, and the replies that wait until their connection has room."""
+"""Tests of a node's admission, message by message, and of replies that wait until their connection has room."""
 
 import itertools
 from collections import Counter
@@ -20,17 +20,15 @@ from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import encode, parse
 from netkit import DEADLINE, in_thread, until
 
-# --- The front door of a node, message by message: whose it is, whether it may be sent, and what a refusal counts
-
 CLIENT, OTHER = bytes([1] * 16), bytes([2] * 16)
 ACTOR = Peer("actor", "left")
 READER = Peer("reader", "wall")
-MADE = object()  # the gate has no keys: it asks no socket anything
+SOCKET = object()  # the gate has no keys, and uses no socket
 CACHE = messages.Cache(number=1)
 
 
-class Door:
-    """An admission without sockets, and what it was told."""
+class Probe:
+    """An admission without sockets that records refusals and owners."""
 
     def __init__(self):
         self.refused, self.owners = Counter(), []
@@ -48,110 +46,110 @@ class Door:
         self.owners.append((client, principal))
 
     def request(self, *frames):
-        return self.admission.receive_request(MADE, [zmq.Frame(frame) for frame in frames])
+        return self.admission.receive_request(SOCKET, [zmq.Frame(frame) for frame in frames])
 
     def push(self, *frames, whole=True):
         receive = self.admission.receive_push if whole else self.admission.receive_push_header
-        return receive(MADE, [zmq.Frame(frame) for frame in frames])
+        return receive(SOCKET, [zmq.Frame(frame) for frame in frames])
 
 
 @pytest.fixture
-def door():
-    return Door()
+def probe():
+    return Probe()
 
 
-def said(body, client=CLIENT, **header):
+def frames_of(body, client=CLIENT, **header):
     return [bytes(frame) for frame in encode(body, client=client, sequence=1, **header)]
 
 
-def test_a_request_has_an_envelope_and_a_message(door):
-    header = said(messages.Hello(role="actor"))
-    request = door.request(b"way", b"", *header)
+def test_a_request_has_an_envelope_and_a_message(probe):
+    header = frames_of(messages.Hello(role="actor"))
+    request = probe.request(b"way", b"", *header)
     assert [bytes(frame) for frame in request.envelope] == [b"way", b""]
     assert [bytes(frame) for frame in request.message] == header
-    assert request.peer is OPEN and request.is_first and not door.refused
+    assert request.peer is OPEN and request.is_first and not probe.refused
 
 
 @pytest.mark.parametrize(
     ("frames", "is_first"),
     [
         ([b"way", b""], True),
-        ([b"way", b"proxy's way", b""], False),  # nobody has keys: a proxy shows by its own address
+        ([b"way", b"proxy's way", b""], False),  # without keys, a proxy shows by its own address
         ([b"way", passport(ACTOR), b""], False),
     ],
 )
-def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(door, frames, is_first):
-    assert door.request(*frames, *said(messages.Hello(role="actor"))).is_first is is_first
+def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(probe, frames, is_first):
+    assert probe.request(*frames, *frames_of(messages.Hello(role="actor"))).is_first is is_first
 
 
-def test_a_request_without_an_empty_frame_is_counted_and_gets_no_answer(door):
-    assert door.request(b"way", b"header") is None
-    assert door.refused == {"frames": 1}
+def test_a_request_without_an_empty_frame_is_counted_and_gets_no_answer(probe):
+    assert probe.request(b"way", b"header") is None
+    assert probe.refused == {"frames": 1}
 
 
-def test_a_request_that_the_gate_refuses_is_counted_there_and_here(door):
-    assert door.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
-    assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
+def test_a_request_that_the_gate_refuses_is_counted_there_and_here(probe):
+    assert probe.request(b"way", PASSPORT_MAGIC, b"", b"x") is None
+    assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
 @pytest.mark.parametrize(
     ("peer", "body", "code"),
     [
-        (READER, messages.Publish(topic="x", size=1, checksum=0), "role"),  # a type that it may not send
-        (ACTOR, messages.Hello(role="reader"), "role"),  # another role than its key's
+        (READER, messages.Publish(topic="x", size=1, checksum=0), "role"),  # a type that a reader may not send
+        (ACTOR, messages.Hello(role="reader"), "role"),  # another role than the key's
         (Peer("actor", "thief"), messages.Hello(role="actor"), "owner"),
     ],
 )
-def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(door, peer, body, code):
+def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(probe, peer, body, code):
     payload = b"x" if isinstance(body, messages.Publish) else None
-    request = door.request(b"way", passport(peer), b"", *said(body, payload=payload))
+    request = probe.request(b"way", passport(peer), b"", *frames_of(body, payload=payload))
     with pytest.raises(ProtocolError) as refused:
-        door.admission.parse(request, 0.0)
+        probe.admission.parse(request, 0.0)
     assert refused.value.code == code
 
 
-def test_a_proxy_asks_for_the_role_by_the_header_alone(door):
-    asked = said(messages.Hello(role="reader"))
-    header = door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
-    assert header.type is types.HELLO and door.owners == []  # the server behind looks at the rest
-    asked = said(messages.Control(finish=True))
+def test_a_proxy_asks_for_the_role_by_the_header_alone(probe):
+    asked = frames_of(messages.Hello(role="reader"))
+    header = probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+    assert header.type is types.HELLO and probe.owners == []  # the server behind looks at the rest
+    asked = frames_of(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
-        door.admission.parse_header(door.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+        probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
 
 
-def test_what_is_pushed_is_parsed_and_owned(door):
-    message = door.push(passport(ACTOR), *said(CACHE, payload=b"0123"))
+def test_what_is_pushed_is_parsed_and_owned(probe):
+    message = probe.push(passport(ACTOR), *frames_of(CACHE, payload=b"0123"))
     assert message.body.number == 1 and bytes(message.payload) == b"0123"
-    assert door.owners == [(CLIENT, "actor/left")] and not door.refused
+    assert probe.owners == [(CLIENT, "actor/left")] and not probe.refused
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        ([passport(READER), *said(CACHE, payload=b"0123")], "role"),
-        (said(messages.Hello(role="actor")), "unexpected"),
+        ([passport(READER), *frames_of(CACHE, payload=b"0123")], "role"),
+        (frames_of(messages.Hello(role="actor")), "unexpected"),
         ([b"nothing of ours"], "short"),
-        ([PASSPORT_MAGIC, *said(CACHE, payload=b"0123")], "passport"),
+        ([PASSPORT_MAGIC, *frames_of(CACHE, payload=b"0123")], "passport"),
     ],
 )
-def test_what_may_not_be_pushed_is_counted(door, whole, frames, code):
-    assert door.push(*frames, whole=whole) is None
-    assert door.refused == {code: 1}
+def test_what_may_not_be_pushed_is_counted(probe, whole, frames, code):
+    assert probe.push(*frames, whole=whole) is None
+    assert probe.refused == {code: 1}
 
 
-def test_a_plain_proxy_drops_and_counts_what_is_refused(door):
-    assert door.admission.pass_on(MADE, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
-    assert door.refused == {"passport": 1} and door.gate.refused == {"passport": 1}
+def test_a_plain_proxy_drops_and_counts_what_is_refused(probe):
+    assert probe.admission.pass_on(SOCKET, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
+    assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
-# --- Replies wait until their connection has room: none is dropped in silence, and those that are dropped are counted
+# --- Replies wait until their connection has room, and dropped replies are counted
 
 REPLIES = 60
 
 
 class Crowded:
-    """A ROUTER whose connections have room for two messages each, and peers that read when they are asked to."""
+    """ROUTER whose connections have room for two messages each, with peers that read on request."""
 
     def __init__(self, cluster, peers, **bounds):
         self.router = sockets.request_server(cluster.context, 1 << 20)
@@ -208,7 +206,7 @@ def test_what_has_no_room_waits_and_goes_out_in_order(cluster):
     crowded.send(0, *range(10))
     assert len(crowded.lanes) == 8, "a ROUTER of its own would have dropped them"
     crowded.send(1, 100)
-    assert crowded.hear(1, 1) == [100], "nobody waits for somebody else's connection"
+    assert crowded.hear(1, 1) == [100], "other connections do not wait"
     crowded.send(0, 10)
     assert crowded.hear(0, 11) == list(range(11))
     assert (len(crowded.lanes), crowded.lanes.dropped, crowded.lanes.next_time()) == (0, 0, float("inf"))
@@ -234,7 +232,7 @@ def way_to(cluster, server, through):
 
 
 def lanes_of(node):
-    """What waits in a server or a proxy."""
+    """Return the reply queues of a server or a proxy."""
     return [node._thread.front.reply_queues] if isinstance(node, Proxy) else [*node._io.lanes]
 
 

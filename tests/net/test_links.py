@@ -1,4 +1,4 @@
-"""The way to a peer: names that hang or move, addresses that fail, calls that are sent again, and a node's feed."""
+"""Tests of the way to a peer: names that hang or move, failing addresses, resent calls, and a node's feed."""
 
 import contextlib
 import os
@@ -32,34 +32,32 @@ from netkit import Book, KeepingContext, record, until
 
 pytestmark = pytest.mark.slow
 
-# --- The way to a peer: names that hang or move, addresses that fail, and what is known of a connection at once
-
 
 @pytest.fixture
 def context():
-    with KeepingContext() as made:
-        yield made
+    with KeepingContext() as keeping:
+        yield keeping
 
 
 @pytest.fixture
 def book():
-    made = Book()
-    yield made
-    made.released.set()
+    new_book = Book()
+    yield new_book
+    new_book.released.set()
 
 
 @pytest.fixture
-def doors():
-    made = Poller()
-    yield made
-    made.close()
+def poller():
+    new_poller = Poller()
+    yield new_poller
+    new_poller.close()
 
 
 class Answering:
-    """A ROUTER on one address that gives every request back."""
+    """ROUTER on one address that echoes every request."""
 
     def __init__(self, context, host="127.0.0.1", port=0):
-        port = port or block(1)  # on all addresses: another test's might answer at the others of a name
+        port = port or block(1)  # free on all addresses: no other test's node answers at a further address of a name
         self.socket = sockets.request_server(context, 1000)
         host = f"[{host}]" if ":" in host else host
         self.endpoint = sockets.bind(self.socket, f"tcp://{host}:{port}")
@@ -73,125 +71,124 @@ class Answering:
         self.socket.close(0)
 
 
-def dial(context, doors, endpoint, book=None, **options):
-    made = doors.add(sockets.request_client(context, 1000))
+def dial(context, poller, endpoint, book=None, **options):
+    client = poller.add(sockets.request_client(context, 1000))
     known = NameResolver(book, fresh=0.0) if book is not None else None
-    return made, links.dial(doors, made, endpoint, watch=True, known=known, **options)
+    return client, links.dial(poller, client, endpoint, watch=True, known=known, **options)
 
 
-def turning(doors, condition):
-    """`until`, while the owner of the doors waits for them."""
+def turning(poller, condition):
+    """Run `until` while this thread waits on the poller."""
 
     def turned():
-        doors.wait(time.monotonic() + 0.01)
+        poller.wait(time.monotonic() + 0.01)
         return condition()
 
     return until(turned)
 
 
-def echoes(doors, made, answering):
+def echoes(poller, client, answering):
     def once():
-        if sockets.send(made, [b"", b"hello"]):
+        if sockets.send(client, [b"", b"hello"]):
             answering.socket.poll(200)
             answering.answer()
-            made.poll(200)
-        return sockets.receive(made) is not None
+            client.poll(200)
+        return sockets.receive(client) is not None
 
-    return turning(doors, once)
-
-
-# --------------------------------------------------------------------------------------------------------- names
+    return turning(poller, once)
 
 
-def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, doors, book):
+def test_an_address_that_does_not_answer_is_followed_by_the_next_one(context, poller, book):
     answering = Answering(context, "127.0.0.3")
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    made, link = dial(context, doors, f"tcp://proxy:{answering.port}", book)
-    turning(doors, lambda: link.is_connected)
+    client, link = dial(context, poller, f"tcp://proxy:{answering.port}", book)
+    turning(poller, lambda: link.is_connected)
     assert link.address == answering.endpoint
-    echoes(doors, made, answering)
+    echoes(poller, client, answering)
 
 
-def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, doors, book):
+def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, poller, book):
     book.known["proxy"] = ["127.0.0.1", "127.0.0.2"]
     port = block(1)
-    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
+    _, link = dial(context, poller, f"tcp://proxy:{port}", book)
     began = time.monotonic()
-    turning(doors, lambda: time.monotonic() - began > 1.5 and link.failures >= 2)
+    turning(poller, lambda: time.monotonic() - began > 1.5 and link.failures >= 2)
     seconds = time.monotonic() - began  # more than asked for, where the machine is busy
     assert link.failures <= 20 * seconds
     assert len(book.asked) <= 2 + 4 * seconds
 
 
 @pytest.mark.parametrize("later", ["127.0.0.1", "127.0.0.2"])
-def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_name_is_fresh(context, doors, book, later):
+def test_a_server_that_restarts_or_moves_is_found_while_the_answer_about_its_name_is_fresh(
+    context, poller, book, later
+):
     port = block(1)
     former = Answering(context, "127.0.0.1", port)
     book.known["proxy"] = ["127.0.0.1"]
-    made = doors.add(sockets.request_client(context, 1000))
-    link = links.dial(doors, made, f"tcp://proxy:{port}", known=NameResolver(book))
-    echoes(doors, made, former)
+    client = poller.add(sockets.request_client(context, 1000))
+    link = links.dial(poller, client, f"tcp://proxy:{port}", known=NameResolver(book))
+    echoes(poller, client, former)
     former.close()
-    turning(doors, lambda: link.failures)  # reported under another spelling of the address
+    turning(poller, lambda: link.failures)  # reported under another spelling of the address
     book.known["proxy"] = [later]
     again = Answering(context, later, port)
-    turning(doors, lambda: link.connections == 2)
+    turning(poller, lambda: link.connections == 2)
     assert link.address == again.endpoint
-    echoes(doors, made, again)
+    echoes(poller, client, again)
 
 
-def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, doors, book):
+def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, poller, book):
     """ZeroMQ by itself stops all sockets of a context for ten seconds while it waits for a name server."""
     book.hanging.add("dead")
     answering = Answering(context)
-    hung, its_link = dial(context, doors, "tcp://dead:5560", book)
-    made, link = dial(context, doors, answering.endpoint)
+    hung, its_link = dial(context, poller, "tcp://dead:5560", book)
+    client, link = dial(context, poller, answering.endpoint)
     began = time.monotonic()
-    echoes(doors, made, answering)
+    echoes(poller, client, answering)
     assert time.monotonic() - began < 8.0
     assert its_link.address == "" and "no answer from the name server" in its_link.explain()
-    doors.drop(hung)  # and so does its answer, when it comes too late
+    poller.drop(hung)  # its late answer is dropped, too
     book.known["dead"] = ["127.0.0.1"]
     book.released.set()
-    echoes(doors, made, answering)
+    echoes(poller, client, answering)
 
 
-def test_a_socket_that_joined_follows_the_link_until_it_is_dropped(context, doors, book):
+def test_a_socket_that_joined_follows_the_link_until_it_is_dropped(context, poller, book):
     port = block(1)
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
-    _, link = dial(context, doors, f"tcp://proxy:{port}", book)
-    joined = doors.add(link.join(sockets.request_client(context, 1000)))
-    echoes(doors, joined, former)
+    _, link = dial(context, poller, f"tcp://proxy:{port}", book)
+    joined = poller.add(link.join(sockets.request_client(context, 1000)))
+    echoes(poller, joined, former)
     book.known["proxy"] = ["127.0.0.2"]
     former.close()
-    echoes(doors, joined, later)
-    doors.drop(joined)
+    echoes(poller, joined, later)
+    poller.drop(joined)
     assert not link._followers
 
 
-def test_localhost_is_reached_by_whichever_address_is_listened_at(context, doors):
+def test_localhost_is_reached_by_whichever_address_is_listened_at(context, poller):
     answering = Answering(context, "127.0.0.1")
-    made, _ = dial(context, doors, f"tcp://localhost:{answering.port}")
-    echoes(doors, made, answering)
+    client, _ = dial(context, poller, f"tcp://localhost:{answering.port}")
+    echoes(poller, client, answering)
 
 
 @pytest.mark.parametrize(
     "endpoint", ["tcp://[::1]:5560", "tcp://[fe80::1%lo]:5560", "tcp://10.0.0.1:5560", "ipc:///no/where"]
 )
-def test_addresses_are_connected_to_as_they_are(context, doors, endpoint):
-    _, link = dial(context, doors, endpoint)
+def test_addresses_are_connected_to_as_they_are(context, poller, endpoint):
+    _, link = dial(context, poller, endpoint)
     assert link.address == endpoint and not link.is_named
 
 
 @pytest.mark.parametrize(
     "endpoint", ["", "tcp://", "tcp://proxy", "tcp://proxy:0", "tcp://proxy:65536", "tcp://*:5560", "tcp://a b:1"]
 )
-def test_what_is_no_address_is_refused_at_once(context, doors, endpoint):
-    made = sockets.request_client(context, 1000)
+def test_what_is_no_address_is_refused_at_once(context, poller, endpoint):
+    client = sockets.request_client(context, 1000)
     with pytest.raises(EndpointError, match="cannot connect to"):
-        links.dial(doors, made, endpoint, watch=True)
-    assert made.closed
+        links.dial(poller, client, endpoint, watch=True)
+    assert client.closed
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://proxy:5560", "tcp://127.0.0.1:0;proxy:5560"])
@@ -200,12 +197,9 @@ def test_a_socket_is_never_given_a_name(context, endpoint):
         sockets.connect(sockets.request_client(context, 1000), endpoint)
 
 
-# ------------------------------------------------------------------------------------------------------- monitors
-
-
 @contextlib.contextmanager
 def stranger(reply):
-    """A TCP server that is not ZeroMQ's: sends `reply` and hangs up, or with None says nothing."""
+    """Run a TCP server without ZeroMQ that sends `reply` and hangs up, or stays silent for None; yield its address."""
     listening = socket.create_server(("127.0.0.1", 0))
     kept = []
 
@@ -235,48 +229,45 @@ def stranger(reply):
         (None, "says nothing"),
     ],
 )
-def test_a_stranger_is_told_from_silence_and_from_a_server_that_is_not_there(context, doors, reply, words):
+def test_a_stranger_is_told_from_silence_and_from_a_server_that_is_not_there(context, poller, reply, words):
     with stranger(reply) as endpoint:
-        made = doors.add(sockets.request_client(context, 1000))
-        made.setsockopt(zmq.HANDSHAKE_IVL, 100)
-        link = links.dial(doors, made, endpoint, watch=True)
-        turning(doors, lambda: words in link.explain())
+        client = poller.add(sockets.request_client(context, 1000))
+        client.setsockopt(zmq.HANDSHAKE_IVL, 100)
+        link = links.dial(poller, client, endpoint, watch=True)
+        turning(poller, lambda: words in link.explain())
         assert not link.is_connected
 
 
-def test_what_a_dropped_socket_held_is_given_back(context, doors):
+def test_what_a_dropped_socket_held_is_given_back(context, poller):
     answering = Answering(context)
 
     def used():
         return len(os.listdir("/proc/self/fd"))
 
     def cycle():
-        made, link = dial(context, doors, answering.endpoint)
-        turning(doors, lambda: link.is_connected)
-        doors.drop(made)
+        client, link = dial(context, poller, answering.endpoint)
+        turning(poller, lambda: link.is_connected)
+        poller.drop(client)
 
     cycle()
     before = used()
     for _ in range(30):
         cycle()
     until(lambda: used() <= before + 2)
-    assert not doors._watchers and not doors._monitors
+    assert not poller._watchers and not poller._monitors
 
 
-# ------------------------------------------------------------------------------------------------- clients and proxies
-
-
-def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, doors):
+def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_is_sent_again(context, poller):
     answering = Answering(context, port=block(1))
     limits = Limits.of(resend_after=60.0, resend_most=60.0, message_bytes=4096)
-    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
+    channel = Channel(poller, context, answering.endpoint, client=bytes(16), limits=limits, rng=random.Random(1))
     channel.ask(messages.Update(), lambda answer: None)
 
     def requests():
         came = []
 
         def turned():
-            channel.turn(doors.wait(time.monotonic() + 0.01))
+            channel.turn(poller.wait(time.monotonic() + 0.01))
             if answering.socket.poll(0):
                 came.append(parse(sockets.receive(answering.socket)[2:]).body)
             return len(came) == 2
@@ -287,18 +278,18 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
     expected = [messages.Hello(role="client", takes={"message_bytes": 4096}), messages.Update()]
     assert requests() == expected
     answering.close()
-    until(lambda: channel.turn(doors.wait(time.monotonic() + 0.01)) or channel.link.is_down)
+    until(lambda: channel.turn(poller.wait(time.monotonic() + 0.01)) or channel.link.is_down)
     answering = Answering(context, port=answering.port)
-    assert requests() == expected  # at once: nothing else is sent again before a minute
+    assert requests() == expected  # at once: other resends wait a minute
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
 
 
-def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_it(context, doors):
+def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_it(context, poller):
     answering, answers = Answering(context), []
-    channel = Channel(doors, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
+    channel = Channel(poller, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
 
     def turn():
-        channel.turn(doors.wait(time.monotonic() + 0.01))
+        channel.turn(poller.wait(time.monotonic() + 0.01))
         return answering.socket.poll(0)
 
     chunk = messages.Chunk(topic="t", version=1, size=LARGE_PAYLOAD, checksum=0)
@@ -315,7 +306,7 @@ def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
-    times(server_away=300.0)  # it does not wait for that
+    times(server_away=300.0)  # longer than the test
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
@@ -326,7 +317,7 @@ def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
 
 
 def test_a_client_of_a_wildcard_server_moves_with_its_name(cluster, book, resolve_by):
-    """A service that moves: requests, caches and notices all go where the name leads now."""
+    """Requests, caches and notices follow a service's name to another address."""
     port = block(3)
     places = [[f"tcp://127.0.0.{host}:{port + k}" for k in range(3)] for host in (1, 2)]
     first = cluster.server(places[0][0], push_endpoint=places[0][1], pub_endpoint=places[0][2], name="s")
@@ -411,31 +402,31 @@ def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
     assert cluster.reader([proxy]).totals().totals.episodes == 1
 
 
-# --- Looking names up: in the background, once, and with nobody waiting for a name that is not theirs
+# --- Names are resolved in the background, once, and without a delay of other names
 
 
 @pytest.fixture
 def book_of_names():
-    made = Book(proxy=["10.0.0.7", "fd00::7"])
-    yield made
-    made.released.set()
+    known = Book(proxy=["10.0.0.7", "fd00::7"])
+    yield known
+    known.released.set()
 
 
 @pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
 def test_a_name_without_addresses_says_why(book_of_names, host):
-    found = NameResolver(book_of_names)
-    assert ("Name or service not known" in found.trouble(host, 10.0)) == bool(host)
+    names = NameResolver(book_of_names)
+    assert ("Name or service not known" in names.trouble(host, 10.0)) == bool(host)
 
 
 def test_what_is_remembered_is_bounded(book_of_names):
-    found = NameResolver(book_of_names, max_known=3)
+    names = NameResolver(book_of_names, max_known=3)
     for k in range(10):
-        found.trouble(f"host{k}", 10.0)
-    assert len(found._known) == 3
+        names.trouble(f"host{k}", 10.0)
+    assert len(names._known) == 3
 
 
 def test_a_forked_child_looks_names_up_by_itself():
-    """Whatever a thread of the parent was about to do with the lock: it does not go on in the child."""
+    """A forked child resolves names although its parent holds the lock of the shared names."""
     shared = resolver.shared_names()
     with shared._lock:
         child = os.fork()
@@ -444,7 +435,7 @@ def test_a_forked_child_looks_names_up_by_itself():
     assert os.waitpid(child, 0)[1] == 0
 
 
-# --- When a request is sent again and when it is given up, with time held still
+# --- Resends and expiry of requests, with a clock that tests hold
 
 
 def started(deadline=100.0, first=1.0, most=8.0, seed=0):
@@ -477,26 +468,26 @@ def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_
     assert calls.due(3.0) == [before]
 
 
-# --- The feed of one node: what is published reaches its owner whole, and what is damaged is counted
+# --- The feed of one node: published messages arrive whole, and damaged ones are counted
 
 LIMITS = Limits()
 NEWS = [NEWS_FRAME, *encode(messages.News())]
 
 
 class Heard:
-    """A feed, a node that publishes, and what came of it."""
+    """A feed, a publishing node, and the feed's messages and refusals."""
 
     def __init__(self, context):
         self.publisher = context.socket(zmq.XPUB)
         self.publisher.linger = 0
         self.endpoint = sockets.bind(self.publisher, "tcp://127.0.0.1:0")
-        self.doors = Poller()
-        self.feed = Feed(self.doors, Mock(), context=context, limits=LIMITS, keys=None)
+        self.poller = Poller()
+        self.feed = Feed(self.poller, Mock(), context=context, limits=LIMITS, keys=None)
         self.messages, self.refused = [], []
 
     def turn(self):
         take = lambda message, frames: self.messages.append(message)  # noqa: E731
-        self.feed.turn(self.doors.wait(time.monotonic() + 0.01), take, self.refused.append)
+        self.feed.turn(self.poller.wait(time.monotonic() + 0.01), take, self.refused.append)
 
     def until(self, condition):
         def turned():
@@ -506,18 +497,18 @@ class Heard:
         until(turned)
 
     def subscriptions(self):
-        found = []
+        frames = []
         while self.publisher.poll(200):
-            found.append(self.publisher.recv())
-        return found
+            frames.append(self.publisher.recv())
+        return frames
 
 
 @pytest.fixture
 def heard():
     with KeepingContext() as context:
-        made = Heard(context)
-        yield made
-        made.doors.close(0.0)
+        receiving = Heard(context)
+        yield receiving
+        receiving.poller.close(0.0)
 
 
 def notice(topic="policy", body=b"weights"):
@@ -558,12 +549,12 @@ def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard)
     other = Heard(heard.publisher.context)
     heard.feed.open(other.endpoint)
     assert other.subscriptions() == [b"\1" + NEWS_FRAME]
-    heard.doors.wait(time.monotonic() + 0.01)
+    heard.poller.wait(time.monotonic() + 0.01)
     assert heard.subscriptions() == [b"\0" + NEWS_FRAME]
     heard.feed.close()
     assert not heard.feed.is_open
     heard.feed.close()
-    other.doors.close(0.0)
+    other.poller.close(0.0)
 
 
 def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():

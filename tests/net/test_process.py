@@ -1,4 +1,4 @@
-"""What memoire changes in the process that it runs in, and what it does where few files may be open."""
+"""Tests of memoire's changes to its process, and of processes that may open few files."""
 
 import contextlib
 import json
@@ -22,8 +22,6 @@ from netkit import DEADLINE, SCHEMA, FakeSystem, until
 from tcpkit import GREETING, ready
 
 pytestmark = pytest.mark.slow
-
-# --- What memoire changes in the process that it runs in: each case in a process of its own
 
 START = """
 import atexit, os, resource, threading
@@ -76,13 +74,13 @@ OFF_SERVER = ", process=memoire.Process(tune=False)"
 
 @pytest.fixture
 def endpoint():
-    """Of a server in this process, for a client in another."""
+    """Yield the endpoint of a server in this process, for a client in another process."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
         yield server.endpoint
 
 
 def effects(source):
-    """What a process that runs this does to itself."""
+    """Run a source in a process, and return its effects on the process, as words."""
     done = subprocess.run(
         [sys.executable, "-c", START + source], check=False, capture_output=True, text=True, timeout=100
     )
@@ -91,7 +89,7 @@ def effects(source):
 
 
 @pytest.mark.parametrize(
-    ("node", "found"),
+    ("node", "expected"),
     [
         (SERVER, ["kept", "hook", "guard"]),
         (PROXY, ["kept", "hook", "guard"]),
@@ -99,8 +97,8 @@ def effects(source):
     ],
     ids=["server", "proxy", "reader"],
 )
-def test_a_node_tunes_its_process_unless_it_is_told_not_to(node, found):
-    assert effects(node.replace("{option}", "")) == found
+def test_a_node_tunes_its_process_unless_it_is_told_not_to(node, expected):
+    assert effects(node.replace("{option}", "")) == expected
     assert effects(node.replace("{option}", OFF_SERVER if node is SERVER else OFF)) == ["-", "-", "-"]
 
 
@@ -130,15 +128,15 @@ thread.join()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what was freed")
 @pytest.mark.parametrize(
-    ("told", "found"), [({}, ["kept", "mapped"]), ({"MALLOC_TOP_PAD_": "0"}, ["left", "unmapped"])]
+    ("variables", "expected"), [({}, ["kept", "mapped"]), ({"MALLOC_TOP_PAD_": "0"}, ["left", "unmapped"])]
 )
-def test_three_large_messages_at_a_time_find_the_memory_of_earlier_ones(told, found):
+def test_three_large_messages_at_a_time_find_the_memory_of_earlier_ones(variables, expected):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS], check=True, stdout=subprocess.PIPE, text=True, timeout=100,
-        env=environment | told,
+        env=environment | variables,
     )  # fmt: skip
-    assert done.stdout.split() == found
+    assert done.stdout.split() == expected
 
 
 def test_a_buffer_and_a_client_leave_their_process_as_it_is_and_a_forked_one_is_told(endpoint):
@@ -168,11 +166,11 @@ except SystemExit:
     assert effects(source) == ["kept", "hook", "guard"]
 
 
-# --- What a process does that may open few files: it says so at its start, and bears more clients than it has room for
+# --- A process that may open few files: it warns at its start, and bears more clients than it has room for
 
 
 def in_child(code, *arguments):
-    """What this code prints, as JSON, in a process of its own."""
+    """Run code in a process of its own, and return the JSON that the process prints."""
     command = [sys.executable, "-c", code, *arguments]
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
 
@@ -223,8 +221,8 @@ print(json.dumps([said[:before], said[before:], shown]))
 
 
 def test_servers_and_proxies_warn_at_their_start_and_show_the_figures():
-    said, of_few, shown = in_child(SCARCE, SCHEMA.to_json())
-    warnings = [text for text in said if "descriptors are not enough" in text]
+    texts, of_few, shown = in_child(SCARCE, SCHEMA.to_json())
+    warnings = [text for text in texts if "descriptors are not enough" in text]
     assert [text.split()[0] for text in warnings] == ["server", "proxy"]
     assert all(0 < used < most == 900 for used, most in shown)
     assert not of_few
@@ -239,10 +237,10 @@ sys.exit(main())
 
 
 def answer(url, patience=DEADLINE / 4):
-    """Status and text of a page; none where it does not answer within so many seconds."""
+    """Return status and text of a page, or 0 and the error without an answer in `patience` seconds."""
     try:
-        with urllib.request.urlopen(url, timeout=patience) as said:
-            return said.status, said.read().decode()
+        with urllib.request.urlopen(url, timeout=patience) as reply:
+            return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
     except OSError as error:
@@ -250,29 +248,29 @@ def answer(url, patience=DEADLINE / 4):
 
 
 KINDS = (b"DEALER", b"PUSH", b"SUB")
-"""Of sockets, by whose port they connect to."""
+"""Types of sockets, in the order of the ports that they connect to."""
 
 
 class Stranger:
-    """A connection that greets and stays; one that is not let in soon, or was ended, is made anew."""
+    """Connection that greets and stays; a refused or ended connection is opened again."""
 
     def __init__(self, port, kind):
         self._address, self._greeting = ("127.0.0.1", port), GREETING + ready(kind)
         self._connect()
 
     def _connect(self):
-        self._made = socket.socket()
-        self._made.setblocking(False)
-        self._made.connect_ex(self._address)
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.connect_ex(self._address)
         self._has_greeted, self._until = False, time.monotonic() + 2.0
 
     def turn(self):
         try:
             if not self._has_greeted:
-                self._made.send(self._greeting)
+                self._socket.send(self._greeting)
                 self._has_greeted = True
-            is_lost = not self._made.recv(1000)
-            self._until = float("inf")  # it was greeted back: it is in
+            is_lost = not self._socket.recv(1000)
+            self._until = float("inf")  # greeted back: accepted
         except BlockingIOError:
             is_lost = time.monotonic() > self._until
         except OSError:
@@ -282,11 +280,11 @@ class Stranger:
             self._connect()
 
     def close(self):
-        self._made.close()
+        self._socket.close()
 
 
 def load(pid):
-    """A process's share of a core while some time passes."""
+    """Return a process's share of a core over some time."""
 
     def cpu():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -298,15 +296,13 @@ def load(pid):
 
 
 def test_a_flood_of_connections_leaves_descriptors_for_the_pages_and_clients_go_on(cluster, tmp_path):
-    """Twice as many strangers as there is room for come within a moment, greet, and stay. The server says so and does not
-    spin, and takes clients again as soon as the strangers have left.
-    """
+    """Strangers, twice as many as there is room for, greet and stay: the server warns, does not spin, and recovers."""
     port = block(3)
     command = [sys.executable, "-u", "-c", PAGES, "server", "--endpoint", f"tcp://127.0.0.1:{port}"]
     command += ["--schema", SCHEMA.to_json(), "--http", "127.0.0.1:0"]
     with contextlib.ExitStack() as stack:
-        said = stack.enter_context((tmp_path / "stderr").open("w+"))
-        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True))
+        log = stack.enter_context((tmp_path / "stderr").open("w+"))
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
         stack.callback(process.kill)
         process.stdout.readline()
         pages = process.stdout.readline().split()[-1].removesuffix("/status")
@@ -335,6 +331,6 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_pages_and_clients_go_
         assert cluster.reader([client.endpoint]).totals().totals.steps == 12
         for node in (client, late):
             node.close()
-        said.seek(0)
-        text = said.read()
+        log.seek(0)
+        text = log.read()
     assert "a few of 256 are open" in text and "enough for about 64 clients" in text and "free again" in text

@@ -1,4 +1,4 @@
-"""Addresses, paths and the profile of every socket."""
+"""Tests of addresses, paths, and the options of every socket."""
 
 import contextlib
 import os
@@ -22,13 +22,11 @@ from memoire.net.sockets import shared_context, use_io_threads
 from memoire.wire import layout
 from netkit import DEADLINE, SCHEMA, KeepingContext, record, until
 
-# --- Addresses and the profile of every socket
-
 
 @pytest.fixture
 def context():
-    with KeepingContext() as made:
-        yield made
+    with KeepingContext() as keeping:
+        yield keeping
 
 
 @pytest.mark.parametrize(
@@ -144,21 +142,21 @@ def test_a_forked_child_gets_a_context_of_its_own_with_the_threads_that_it_asks_
 
 
 def test_a_libzmq_that_can_be_told_to_reads_too_little_at_a_time_for_a_message_and_a_ping(context, monkeypatch):
-    told = []
+    values = []
     monkeypatch.setattr(sockets.zmq, "has", lambda feature: feature == "draft")
     monkeypatch.setattr(
         zmq.Socket,
         "setsockopt",
-        lambda made, option, value, real=zmq.Socket.setsockopt: (
-            told.append(value) if option == zmq.IN_BATCH_SIZE else real(made, option, value)
+        lambda router, option, value, real=zmq.Socket.setsockopt: (
+            values.append(value) if option == zmq.IN_BATCH_SIZE else real(router, option, value)
         ),
     )
-    made = sockets.request_server(context, 1000)
-    sockets.ask_for_keys(made, zmq.curve_keypair()[1], "domain")
+    router = sockets.request_server(context, 1000)
+    sockets.ask_for_keys(router, zmq.curve_keypair()[1], "domain")
     ping = b"\x04PING"
     header = 2  # flags and size of a frame
-    encrypted = len(b"\x07MESSAGE") + 8 + 16 + 1  # its counter, its checksum, its flags
-    assert told == [header + len(ping), header + encrypted + len(ping)]
+    encrypted = len(b"\x07MESSAGE") + 8 + 16 + 1  # counter, checksum and flags
+    assert values == [header + len(ping), header + encrypted + len(ping)]
 
 
 def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
@@ -170,14 +168,14 @@ def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
     assert all(shared.of(payload) is payload for payload in unshared)
 
 
-# --- docs/development/sockets.md says what every socket has: each option is read back from each role, and from the nodes' own sockets
+# --- docs/development/sockets.md lists the options of sockets, which are read back from each role and from nodes
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
 
 
 def table(heading):
-    """Rows of the first table under a heading, each a dictionary by column."""
+    """Return the rows of the first table under a heading, each a dictionary by column."""
     text = (ROOT / "docs" / "development" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     rows = [
         [cell.strip() for cell in line.strip("| \n").split(" | ")]
@@ -191,7 +189,7 @@ ROLES = {row["role"]: row for row in table("What each role has")}
 
 
 def expected(text, usual=0):
-    """ "message_bytes + 65536" in numbers, where a usual push has so many bytes."""
+    """Return the value of a text like "message_bytes + 65536", where usual pushes have `usual` bytes."""
     sizes = {
         "largest push": sockets.largest_push(usual, LIMITS.message_bytes),
         "reply_bytes": LIMITS.reply_bytes,
@@ -206,32 +204,32 @@ def make(role, context):
     return getattr(sockets, role)(context, *([] if longest == 1024 else [longest]))
 
 
-def check(made, row, usual=(0,)):
+def check(opened, row, usual=(0,)):
     special = {option: row[option] for option in ("SNDHWM", "RCVHWM", "IMMEDIATE", "TCP_MAXRT")}
     for option, value in {**COMMON, **special}.items():
         low, _, high = value.partition("-")
-        assert int(low) <= made.getsockopt(getattr(zmq, option)) <= int(high or low), option
-    assert made.getsockopt(zmq.MAXMSGSIZE) in [expected(row["MAXMSGSIZE"], size) for size in usual]
+        assert int(low) <= opened.getsockopt(getattr(zmq, option)) <= int(high or low), option
+    assert opened.getsockopt(zmq.MAXMSGSIZE) in [expected(row["MAXMSGSIZE"], size) for size in usual]
 
 
 def test_the_page_names_every_role_and_every_option():
     source = (ROOT / "memoire" / "net" / "sockets.py").read_text(encoding="utf-8")
-    made = set(re.findall(r"^def (\w+)\(context: Context.*\) -> Socket:", source, re.M))
-    assert made == set(ROLES) | {"authenticator"}  # which only ZeroMQ itself talks to, inside of the process
+    roles = set(re.findall(r"^def (\w+)\(context: Context.*\) -> Socket:", source, re.M))
+    assert roles == set(ROLES) | {"authenticator"}  # only ZeroMQ talks to it, inside the process
     options = set(re.findall(r"zmq\.([A-Z0-9_]+): ", source))
     assert options == set(COMMON) | {"SNDHWM", "RCVHWM", "MAXMSGSIZE", "IMMEDIATE", "TCP_MAXRT"}
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_has_what_the_page_says(context, role):
-    made = make(role, context)
-    assert made.getsockopt(zmq.TYPE) == getattr(zmq, ROLES[role]["type"])
-    check(made, ROLES[role])
+    opened = make(role, context)
+    assert opened.getsockopt(zmq.TYPE) == getattr(zmq, ROLES[role]["type"])
+    check(opened, ROLES[role])
 
 
 def test_the_sockets_of_living_nodes_have_it_too(cluster):
     server = cluster.server(limits=LIMITS)
-    usual = 0, layout.usual_bytes(server.schema, server.parameters)  # a proxy does not know what comes
+    usual = 0, layout.usual_bytes(server.schema, server.parameters)  # a proxy does not know its pushes
     proxy = cluster.proxy([server], limits=LIMITS)
     client = cluster.client(proxy, limits=LIMITS)
     record(client)
@@ -240,17 +238,17 @@ def test_the_sockets_of_living_nodes_have_it_too(cluster):
     cluster.reader([proxy], limits=LIMITS)
     by_type = {getattr(zmq, row["type"]): row for role, row in ROLES.items() if role != "plain_dealer"}
     seen = set()
-    for made in cluster.context.__dict__["kept"]:
-        if made.closed or made.getsockopt(zmq.TYPE) == zmq.PAIR:  # a monitor
+    for opened in cluster.context.__dict__["kept"]:
+        if opened.closed or opened.getsockopt(zmq.TYPE) == zmq.PAIR:  # a monitor
             continue
-        check(made, by_type[made.getsockopt(zmq.TYPE)], usual)
-        seen.add(made.getsockopt(zmq.TYPE))
+        check(opened, by_type[opened.getsockopt(zmq.TYPE)], usual)
+        seen.add(opened.getsockopt(zmq.TYPE))
     assert seen == set(by_type)
 
 
 def test_nobody_else_makes_a_socket_or_sets_its_options():
-    """Apart from subscriptions, and from the sockets on which ZeroMQ tells of connections."""
-    found = {}
+    """Subscriptions and ZeroMQ's monitor sockets are left out."""
+    counts = {}
     for path in (ROOT / "memoire").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         uses = [
@@ -259,11 +257,11 @@ def test_nobody_else_makes_a_socket_or_sets_its_options():
             if not use[0].startswith("zmq.SUBSCRIBE")
         ]
         if uses and path.name not in ("sockets.py", "context.py"):
-            found[path.name] = len(uses)
-    assert found == {}
+            counts[path.name] = len(uses)
+    assert counts == {}
 
 
-# --- A Unix socket's path: what lies there is looked at first, for ZeroMQ would remove it
+# --- The path of a Unix socket is examined first, since ZeroMQ would remove a file there
 
 
 def server(path: Path) -> memoire.Server:
@@ -302,11 +300,11 @@ def test_a_socket_of_another_kind_is_refused(tmp_path: Path) -> None:
             server(tmp_path / "relay")
 
 
-# --- A socket that is sent by is watched for room while something waits, and only then
+# --- A sending socket is watched for room only while messages wait
 
 
 class Socket:
-    """Takes as many messages as it has room for."""
+    """Fake socket that takes as many messages as it has room for."""
 
     def __init__(self, room):
         self.room, self.took = room, []
@@ -320,15 +318,15 @@ class Socket:
 
 @pytest.mark.parametrize("is_reading", [True, False])
 def test_room_is_awaited_while_something_waits(is_reading):
-    doors, made, queue = Mock(), Socket(room=2), deque([1, 2, 3])
-    doors.add.return_value = made
-    sender = Sender(doors, is_reading=is_reading)
-    sender.use(made)
-    expected = [call.add(made, reading=is_reading)]
-    assert doors.method_calls == expected
+    poller, sending, queue = Mock(), Socket(room=2), deque([1, 2, 3])
+    poller.add.return_value = sending
+    sender = Sender(poller, is_reading=is_reading)
+    sender.use(sending)
+    expected = [call.add(sending, reading=is_reading)]
+    assert poller.method_calls == expected
     for room, is_empty, watched in ((2, False, [True]), (0, False, []), (1, True, [False]), (0, True, [])):
-        made.room = room
-        assert sender.turn(lambda made: made.send_all(queue)) is is_empty
-        expected += [call.watch(made, reading=is_reading, writing=writing) for writing in watched]
-        assert doors.method_calls == expected
-    assert made.took == [1, 2, 3]
+        sending.room = room
+        assert sender.turn(lambda sending: sending.send_all(queue)) is is_empty
+        expected += [call.watch(sending, reading=is_reading, writing=writing) for writing in watched]
+        assert poller.method_calls == expected
+    assert sending.took == [1, 2, 3]

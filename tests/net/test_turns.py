@@ -1,4 +1,4 @@
-"""The thread of a node: callers that take its turns, waits for it, and what tells a stuck one from a slow one."""
+"""Tests of a node's thread: lent turns, waits, and the difference between a stuck and a slow thread."""
 
 import os
 import threading
@@ -22,13 +22,11 @@ from memoire.net.thread import (
 )
 from netkit import in_thread, until
 
-# --- A worker that lends its turns: one thread at a time takes one, and nobody waits for something that nobody does
-
 PATIENCE = 20.0
 
 
 class Turned:
-    """A worker whose turns count, and see whether another one runs at the same time."""
+    """A worker that records its turns, and the most turns at the same time."""
 
     def __init__(self, *soon):
         self.turns, self.at_once, self.most, self.ended = [], 0, 0, False
@@ -47,10 +45,10 @@ class Turned:
 
 @pytest.fixture
 def turned():
-    made = Turned()
-    made.worker.start()
-    yield made
-    assert made.worker.stop(PATIENCE)
+    owner = Turned()
+    owner.worker.start()
+    yield owner
+    assert owner.worker.stop(PATIENCE)
 
 
 def test_a_caller_that_waits_takes_the_turns_itself(turned):
@@ -66,32 +64,32 @@ def test_a_caller_that_waits_takes_the_turns_itself(turned):
 
 @pytest.mark.slow
 def test_several_callers_get_what_each_waits_for(turned):
-    flags, found = [threading.Event() for _ in range(6)], []
+    flags, results = [threading.Event() for _ in range(6)], []
 
     def ask(flag):
         for _ in range(10):
             flag.clear()
             turned.worker.run(flag.set) if flag is flags[0] else turned.worker.post(flag.set)
-            found.append(turned.worker.wait_for(flag.is_set, time.monotonic() + PATIENCE))
+            results.append(turned.worker.wait_for(flag.is_set, time.monotonic() + PATIENCE))
 
     threads = [in_thread(ask, flag) for flag in flags]
     for thread, _ in threads:
         thread.join(PATIENCE)
-    assert len(found) == 60 and all(found)
+    assert len(results) == 60 and all(results)
     assert turned.most == 1
 
 
 @pytest.mark.parametrize("callers", [1, 3])
 def test_a_stop_ends_those_who_wait(callers):
-    turned, found = Turned(), []
+    turned, results = Turned(), []
     turned.worker.start()
-    wait = lambda: found.append(turned.worker.wait_for(lambda: turned.ended, time.monotonic() + PATIENCE))  # noqa: E731
+    wait = lambda: results.append(turned.worker.wait_for(lambda: turned.ended, time.monotonic() + PATIENCE))  # noqa: E731
     threads = [in_thread(wait) for _ in range(callers)]
     began = time.monotonic()
     assert turned.worker.stop(PATIENCE)
     for thread, _ in threads:
         thread.join(PATIENCE)
-    assert found == [True] * callers
+    assert results == [True] * callers
     assert time.monotonic() - began < PATIENCE / 2
 
 
@@ -176,7 +174,7 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
     assert turned.worker.stop(PATIENCE)
 
 
-# --- A thread that is stuck is told from one that is slow: by a clock and waits that the tests hold, and by real threads
+# --- A stuck thread differs from a slow one: by a clock and waits that tests set, and with real threads
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
     ],
 )
 def test_a_thread_that_takes_no_turn_is_stuck_or_slow(looks):
-    """Each look comes after some time, of which the process has waited so long for cores."""
+    """`looks` has the seconds before each look, the part of these spent waiting for cores, and the verdict."""
     turned, now, waited = 1000.0, 1000.0, 50.0
     monitor = ProgressMonitor(clock=lambda: now, waited=lambda: waited)
     for seconds, waiting, is_stuck in looks:
@@ -217,7 +215,7 @@ def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
     assert waited_for_cores() > 0.0 or not os.path.exists("/proc/self/schedstat")
 
 
-# --- A call that waits for a node's thread ends by the condition, the deadline, or what the node has come to
+# --- A wait for a node's thread ends by the condition, the deadline, or the node's state
 
 DEADLINE = 60.0
 
@@ -228,7 +226,7 @@ def monitor():
 
 
 def waits(monitor, change, **options):
-    """What `until` gives while a thread changes something, once the caller has given up the lock."""
+    """Return the result of `until` while a thread applies a change, once the caller has released the lock."""
     seen = []
 
     def run():
@@ -258,7 +256,7 @@ def test_a_wait_ends_with_what_the_node_failed_of(monitor):
     with pytest.raises(Refused, match="no"):
         waits(monitor, lambda: setattr(monitor, "failed", Refused("tcp://a", "client", "no")))
     monitor.is_closing = True
-    with pytest.raises(Closed):  # that is said first
+    with pytest.raises(Closed):  # closing comes first
         monitor.check_open()
 
 
@@ -267,11 +265,11 @@ def test_a_pause_ends_when_its_time_is_over(monitor):
 
 
 class Beside:
-    """A class of a user's own, that comes before memoire's."""
+    """Class of a user that precedes memoire's class among the bases."""
 
 
 class Both(Beside, Reader):
-    """Laid out as an object of Python alone, as `Prompts` is."""
+    """Class with the layout of a plain Python object, as `Prompts` has."""
 
 
 @pytest.mark.parametrize("kind", [Client, Inference, Prompts, Proxy, Reader, RemotePolicy, Server, Both])

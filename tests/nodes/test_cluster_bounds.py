@@ -1,4 +1,4 @@
-"""One step on each side of what the programs of nodes are told: goals, counts, addresses, sizes, options, signals."""
+"""Tests on each side of the bounds of node programs: goals, counts, addresses, sizes, options, signals."""
 
 import os
 import select
@@ -51,7 +51,7 @@ def test_what_is_no_program_is_refused_by_its_place(folder, text):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"actors": 0, "learner": ("a",)}, "actors must be a whole number from 1, got 0"),
         ({"restarts": -1, "learner": ("a",)}, "restarts must be a whole number from 0, got -1"),
@@ -60,9 +60,9 @@ def test_what_is_no_program_is_refused_by_its_place(folder, text):
         ({"actor": ("a",)}, "LEARNER must be a program that makes a memoire.Server; or give --env"),
     ],
 )
-def test_what_cannot_be_launched_is_refused(given, words):
+def test_what_cannot_be_launched_is_refused(options, words):
     with pytest.raises(ParameterError) as caught:
-        LaunchOptions(**given)
+        LaunchOptions(**options)
     assert words in str(caught.value)
 
 
@@ -131,7 +131,7 @@ def test_counts_that_make_no_cluster_are_refused(servers, proxies, wrong):
 
 def test_an_actor_plays_as_its_command_says(monkeypatch):
     played = []
-    monkeypatch.setattr(actor, "play", lambda *given, **named: played.append((given, named)) or 7)
+    monkeypatch.setattr(actor, "play", lambda *args, **named: played.append((args, named)) or 7)
     assert actor.main(["tcp://here:5560", "--seed", "5", "--num-envs", "3"]) == 7
     assert actor.main(["tcp://here:5560"]) == 7
     (one, named), (other, _) = played
@@ -163,7 +163,7 @@ with supervision.LauncherLine() as line:
 
 
 def test_a_child_whose_launcher_died_before_it_began_ends():
-    """Also if another process holds the launcher's end of the line."""
+    """The child ends even if another process holds the launcher's end of the line."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         options = {"env": os.environ | {LINE: str(theirs.fileno())}, "pass_fds": [theirs.fileno()], "timeout": 100}
@@ -214,7 +214,7 @@ def test_the_first_signal_is_kept_and_wakes_whoever_waits():
         assert select.select([watch], [], [], 60.0)[0]
         watch.drain()
         assert not select.select([watch], [], [], 0.0)[0]
-        os.kill(os.getpid(), signal.SIGTERM)  # at once: somebody signals a group and its leader
+        os.kill(os.getpid(), signal.SIGTERM)  # at once, as for a group and its leader
         assert (watch.first, watch.is_urgent) == (signal.SIGHUP, False)
         watch.forget()
         assert watch.first is None
@@ -242,37 +242,37 @@ def test_signals_go_back_to_whoever_had_them(number):
     threading.Thread(target=watch.wake).start()
     assert select.select([watch], [], [], 60.0)[0]
     watch.close()
-    watch.wake()  # nobody waits any more
+    watch.wake()  # without a waiter
     assert signal.getsignal(number) is before and signal.set_wakeup_fd(wakeup) == -1
 
 
 def worked(seconds: float = 0.0) -> Restarts:
-    made = Restarts()
-    made.ready(0.0)
-    made.ready(seconds)  # again changes nothing
-    return made
+    restarts = Restarts()
+    restarts.ready(0.0)
+    restarts.ready(seconds)  # again changes nothing
+    return restarts
 
 
 def test_a_process_that_never_worked_is_not_started_again() -> None:
-    made = Restarts()
-    assert made.died(1.0) is None
-    assert made.due is None
-    assert not made.is_due(1e9)
+    restarts = Restarts()
+    assert restarts.died(1.0) is None
+    assert restarts.due is None
+    assert not restarts.is_due(1e9)
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(MIN_UPTIME, MIN_PAUSE), (MIN_UPTIME - 0.01, 2 * MIN_PAUSE)])
 def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: float) -> None:
-    made = worked()
-    made.died(0.0)
-    made.started()
-    made.ready(100.0)
-    assert made.died(100.0 + seconds) == pause
+    restarts = worked()
+    restarts.died(0.0)
+    restarts.started()
+    restarts.ready(100.0)
+    assert restarts.died(100.0 + seconds) == pause
 
 
 def test_a_process_that_was_killed_is_started_again_though_it_never_worked() -> None:
-    made = Restarts()
-    assert made.died(1.0, is_killed=True) == MIN_PAUSE
-    assert made.died(2.0) is None, "it ended by itself then"
+    restarts = Restarts()
+    assert restarts.died(1.0, is_killed=True) == MIN_PAUSE
+    assert restarts.died(2.0) is None, "it ended by itself then"
 
 
 LIVES = {
@@ -284,14 +284,14 @@ LIVES = {
     "ends soon after each start": (3, [(10.0 * n, 10.0 * n + 1.0) for n in range(4)], None),
     "a minute of work each time": (1, [(100.0 * n, 100.0 * n + MIN_UPTIME) for n in range(5)], MIN_PAUSE),
 }
-"""The limit of deaths in a row, when a process was ready and died each time, and what comes of the last death."""
+"""Limit of deaths in a row, times of readiness and death of each life, and the pause after the last death."""
 
 
 @pytest.mark.parametrize(("most", "lives", "last"), LIVES.values(), ids=LIVES)
 def test_a_process_is_given_up_when_its_starts_come_to_nothing(most, lives, last) -> None:
-    made, pauses = Restarts(most=most), []
+    restarts, pauses = Restarts(most=most), []
     for ready, died in lives:
         if ready is not None:
-            made.ready(ready)
-        pauses.append(made.died(died))
+            restarts.ready(ready)
+        pauses.append(restarts.died(died))
     assert None not in pauses[:-1] and pauses[-1] == last

@@ -1,4 +1,4 @@
-"""A figure is declared once, on its field: its metrics, and how the parts of several tables and servers add up."""
+"""Tests of figures, each declared on its field: their metrics, and their sums over tables and servers."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def timing(seconds: float, first: int) -> Timing:
 
 
 def whole(**changes: Any) -> Whole:
-    given = {
+    facts = {
         "name": "one", "own": Part("own", 1, None, 5, 6), "far": None, "parts": {"x": Part("x", 2), "y": Part("y", 3, 4.0)},
         "listed": (Place("l", 7),), "times": {"A": timing(2.0, 3)}, "trouble": "", "people": ("ann", "bob"),
         "topics": {f"topic-{number:03}": number for number in range(100)},
     }  # fmt: skip
-    return Whole(**given | changes)
+    return Whole(**facts | changes)
 
 
 def values(stats: Any, of: str = "") -> dict[str, dict[tuple[str, ...], Any]]:
-    """By metric: each value with its labels."""
+    """Return each value with its labels, by metric."""
     return {
         name: {labels: value for source in sources for labels, value in source.values(stats)}
         for name, sources in catalogue(type(stats), of).items()
@@ -84,20 +84,20 @@ def values(stats: Any, of: str = "") -> dict[str, dict[tuple[str, ...], Any]]:
 
 
 def test_each_metric_shows_the_field_that_declares_it() -> None:
-    found = values(whole())
-    assert found["part_seen"] == {("x",): 2, ("y",): 3} and found["place_depth"] == {("l",): 7}
-    assert found["own_part_seen"] == {(): 1} and found["own_answers"] == {("good",): 5, ("bad",): 6}
-    assert found["part_age_seconds"] == {("y",): 4.0} and found["far_part_seen"] == {}
-    assert found["whole_info"] == {("one",): 1} and found["people"] == {(): 2}
-    assert (found["troubled"], found["calm"]) == ({(): 0.0}, {(): 1.0})
-    assert found["time_seconds"] == {("A",): timing(2.0, 3)}
-    assert len(found["newest"]) == MAX_LABELS and "mean" not in found
+    metrics = values(whole())
+    assert metrics["part_seen"] == {("x",): 2, ("y",): 3} and metrics["place_depth"] == {("l",): 7}
+    assert metrics["own_part_seen"] == {(): 1} and metrics["own_answers"] == {("good",): 5, ("bad",): 6}
+    assert metrics["part_age_seconds"] == {("y",): 4.0} and metrics["far_part_seen"] == {}
+    assert metrics["whole_info"] == {("one",): 1} and metrics["people"] == {(): 2}
+    assert (metrics["troubled"], metrics["calm"]) == ({(): 0.0}, {(): 1.0})
+    assert metrics["time_seconds"] == {("A",): timing(2.0, 3)}
+    assert len(metrics["newest"]) == MAX_LABELS and "mean" not in metrics
 
 
 def test_metrics_of_a_cluster_take_the_place_of_those_of_a_node() -> None:
     assert "good_answers" not in values(Part("p", 1))
-    found = values(Part("p", 1, None, 5, 6), "cluster")
-    assert found["cluster_good_answers"] == {(): 5} and found["cluster_answers"] == {("bad",): 6}
+    metrics = values(Part("p", 1, None, 5, 6), "cluster")
+    assert metrics["cluster_good_answers"] == {(): 5} and metrics["cluster_answers"] == {("bad",): 6}
 
 
 def test_what_lies_within_has_its_own_words() -> None:

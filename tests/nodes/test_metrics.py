@@ -1,4 +1,4 @@
-"""What Prometheus reads of a node: every metric of the catalogue and none besides, right values, and words that promtool takes."""
+"""Tests of a node's metrics: exactly those of the catalogue, right values, and text that promtool accepts."""
 
 import contextlib
 import re
@@ -28,14 +28,14 @@ PROCESS = ("process_", "python_")
 
 
 def scrape(pages, accept=None):
-    """(content type, text) of /metrics."""
+    """Return (content type, text) of /metrics."""
     status, headers, body = ask(pages, "/metrics", headers={"Accept": accept} if accept else {})
     assert status == 200
     return headers["Content-Type"], body.decode()
 
 
 def values(text):
-    """Name and labels of each sample -> value."""
+    """Return the value of each sample by name and labels."""
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in parser.text_string_to_metric_families(text)
@@ -44,14 +44,14 @@ def values(text):
 
 
 def named(text):
-    """Names of all families that are memoire's, as HELP lines have them."""
-    found = set(re.findall(r"^# HELP (\S+) ", text, re.M))
-    return {name for name in found if not name.startswith(PROCESS)}
+    """Return the names of memoire's families in HELP lines."""
+    names = set(re.findall(r"^# HELP (\S+) ", text, re.M))
+    return {name for name in names if not name.startswith(PROCESS)}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One node of each role, with something in every figure, and its pages."""
+    """Yield one node of each role with its pages, and a value in every figure."""
     with contextlib.ExitStack() as stack:
         keep = stack.enter_context
         server = keep(memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1", seed=0))
@@ -83,39 +83,39 @@ def test_a_scrape_has_every_metric_of_its_role_and_none_besides(cluster, role):
     assert kind.startswith("text/plain")
     assert named(text) == set(metric_kinds(role))
     assert values(text)["memoire_ready",] == 1.0
-    assert "process_resident_memory_bytes" in text  # what every Python process has
+    assert "process_resident_memory_bytes" in text  # a metric of every Python process
 
 
 @pytest.mark.slow
 def test_the_pages_of_an_inference_node_say_what_it_computed(cluster):
     _, pages = cluster["inference"]
-    told = values(scrape(pages)[1])
-    assert told["memoire_inference_rows_total",] == told["memoire_inference_batch_rows_total",] == 3
-    assert told["memoire_inference_batches_total", ("reason", "everyone")] == 1
-    assert told["memoire_inference_batches_total", ("reason", "full")] == 0
-    assert told["memoire_inference_clients",] <= 1 and told["memoire_inference_queue_rows",] == 0
+    samples = values(scrape(pages)[1])
+    assert samples["memoire_inference_rows_total",] == samples["memoire_inference_batch_rows_total",] == 3
+    assert samples["memoire_inference_batches_total", ("reason", "everyone")] == 1
+    assert samples["memoire_inference_batches_total", ("reason", "full")] == 0
+    assert samples["memoire_inference_clients",] <= 1 and samples["memoire_inference_queue_rows",] == 0
 
 
 def test_metrics_are_what_stats_say(cluster):
     server, pages = cluster["server"]
     with pytest.raises(NotEnoughSamples):
         server.get_batch(10_000)
-    told, stats = values(scrape(pages)[1]), server.stats()
-    assert told["memoire_episodes_total",] == 3 == stats.totals.episodes
-    assert told["memoire_steps_total",] == 150
-    assert told["memoire_caches_total",] == 2
-    assert told["memoire_clients", ("state", "active")] == 1
-    assert told["memoire_samples_total", ("table", "default")] == stats.tables["default"].samples > 32
-    assert told["memoire_missed_batches_total", ("table", "default")] == 1
-    assert told["memoire_held_bytes", ("table", "default")] == stats.held_bytes > 0
-    assert told["memoire_episode_return_mean",] == 50.0
-    assert told["memoire_client_scalar", ("name", "loss")] == 1.5
-    assert told["memoire_learner_scalar", ("name", "grad_norm")] == 2.0
-    assert told["memoire_learner_scalar", ("name", "q")] == 3.0
-    assert told["memoire_model_version", ("topic", "policy")] == 1
-    assert told["memoire_feedback_samples_total", ("outcome", "given")] == 32
-    assert 0.0 <= told["memoire_sample_age_median_seconds", ("table", "default")] < 60.0
-    assert told["memoire_refused_total", ("code", "schema")] == 0.0  # there before it first happens: rate() needs it
+    samples, stats = values(scrape(pages)[1]), server.stats()
+    assert samples["memoire_episodes_total",] == 3 == stats.totals.episodes
+    assert samples["memoire_steps_total",] == 150
+    assert samples["memoire_caches_total",] == 2
+    assert samples["memoire_clients", ("state", "active")] == 1
+    assert samples["memoire_samples_total", ("table", "default")] == stats.tables["default"].samples > 32
+    assert samples["memoire_missed_batches_total", ("table", "default")] == 1
+    assert samples["memoire_held_bytes", ("table", "default")] == stats.held_bytes > 0
+    assert samples["memoire_episode_return_mean",] == 50.0
+    assert samples["memoire_client_scalar", ("name", "loss")] == 1.5
+    assert samples["memoire_learner_scalar", ("name", "grad_norm")] == 2.0
+    assert samples["memoire_learner_scalar", ("name", "q")] == 3.0
+    assert samples["memoire_model_version", ("topic", "policy")] == 1
+    assert samples["memoire_feedback_samples_total", ("outcome", "given")] == 32
+    assert 0.0 <= samples["memoire_sample_age_median_seconds", ("table", "default")] < 60.0
+    assert samples["memoire_refused_total", ("code", "schema")] == 0.0  # present at 0, as rate() needs
 
 
 def test_a_scrape_is_openmetrics_where_that_is_asked_for(cluster):
@@ -153,9 +153,6 @@ def test_names_are_those_of_prometheus(role):
         assert name.endswith("_total") == (kind == "counter") and not name.endswith(("_count", "_sum", "_bucket"))
 
 
-# ------------------------------------------------------------------------------------------------------- the figures
-
-
 def test_timings_count_each_duration_in_one_bucket():
     timings = Timings(["A", "B"])
     for seconds in (0.0, 0.0001, 0.00011, 2.5, 99.0):
@@ -167,7 +164,7 @@ def test_timings_count_each_duration_in_one_bucket():
 
 
 def batch_of(ages, versions):
-    """A batch whose samples weigh twice their age."""
+    """Return a batch whose samples weigh twice their age."""
     count = len(ages)
     return GatheredSamples(
         prev={"obs": np.arange(2.0 * count).reshape(count, 1, 2)}, next={}, reward=np.zeros(count, np.float32),
@@ -183,7 +180,7 @@ def test_a_look_at_a_batch_is_taken_now_and_then_only():
     fresh = looks.newest
     assert (fresh.effective, fresh.ages, fresh.weights[-1]) == (1.0, (0.0, 1.0, 2.5, 5.0, 7.5, 9.0, 10.0), 20.0)
     assert (fresh.age_median, fresh.age_p90, fresh.age_max) == (5.0, 9.0, 10.0)
-    assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is none
+    assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is no model
     looks.saw(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)
     assert looks.newest.lag_mean is None and looks.newest.effective == 0.5
 
@@ -203,6 +200,6 @@ def test_recent_episodes_are_of_one_kind():
 
 
 def test_a_spread_is_over_those_who_report_and_bounded_in_names():
-    found = spread([{"a": 1.0, "b": 5.0}, {"a": 3.0}], most=1)
-    assert list(found) == ["a"]
-    assert (found["a"].count, found["a"].mean, found["a"].least, found["a"].greatest) == (2, 2.0, 1.0, 3.0)
+    spreads = spread([{"a": 1.0, "b": 5.0}, {"a": 3.0}], most=1)
+    assert list(spreads) == ["a"]
+    assert (spreads["a"].count, spreads["a"].mean, spreads["a"].least, spreads["a"].greatest) == (2, 2.0, 1.0, 3.0)

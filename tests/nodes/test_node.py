@@ -1,4 +1,4 @@
-"""What a node says of itself over HTTP: its pages, who may read them, and that nobody can keep others from reading."""
+"""Tests of a node's pages over HTTP: their content, access to them, and that no client blocks other clients."""
 
 import base64
 import contextlib
@@ -37,13 +37,12 @@ OLD, NEW = "old-token-old-token", "new-token-new-token"
 
 
 def ask(pages, path="/status", method="GET", host=None, headers=()):
-    """(status, headers, JSON body) of one request."""
+    """Return (status, headers, JSON body) of one request."""
     status, answered, body = httpkit.ask(pages, path, method, dict(headers) | ({"Host": host} if host else {}))
     return status, answered, json.loads(body) if body else None
 
 
 def fetch(pages, path, headers=(), url=None):
-    """(status, body) of one request."""
     status, _, body = httpkit.ask(url or pages, path, headers=headers)
     return status, body
 
@@ -54,7 +53,6 @@ def dial(pages):
 
 
 def hear(connection):
-    """All that comes until the other side hangs up."""
     pieces = []
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(1 << 16):
@@ -64,17 +62,14 @@ def hear(connection):
 
 @pytest.fixture
 def server():
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1") as made:
-        yield made
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home", run="r-1") as running:
+        yield running
 
 
 @pytest.fixture
 def pages(server):
-    with NodePages("127.0.0.1:0", server) as made:
-        yield made
-
-
-# ------------------------------------------------------------------------------------------------------- what is said
+    with NodePages("127.0.0.1:0", server) as running:
+        yield running
 
 
 def test_a_server_that_works_is_alive_and_ready(pages):
@@ -100,12 +95,12 @@ def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, page
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=2, length=20)
         client.update(100.0)
-        told = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
-        rows = np.frombuffer(told["rows"], ACCOUNT)
-        assert (told["name"], told["run"], told["epoch"], told["durable"]) == ("home", "r-1", server.epoch, False)
+        page = msgspec.msgpack.decode(fetch(pages, "/accounts")[1])
+        rows = np.frombuffer(page["rows"], ACCOUNT)
+        assert (page["name"], page["run"], page["epoch"], page["durable"]) == ("home", "r-1", server.epoch, False)
         assert totals_of(rows) == server.totals()
-        assert rows["since"].tolist() == [server.epoch] and told["next"] == ""
-        late = msgspec.msgpack.decode(fetch(pages, f"/accounts?seen={told['time'] + 60}")[1])
+        assert rows["since"].tolist() == [server.epoch] and page["next"] == ""
+        late = msgspec.msgpack.decode(fetch(pages, f"/accounts?seen={page['time'] + 60}")[1])
         assert late["rows"] == b""
         assert fetch(pages, "/accounts?run=none")[0] == 400
 
@@ -131,20 +126,20 @@ def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted
 
 
 def test_a_held_sample_and_how_all_of_them_are_spread_can_be_looked_at(server, pages):
-    status, _, said = ask(pages, "/sample")
-    assert status == 404 and said["error"].startswith("table 'default' holds no sample now")
+    status, _, reply = ask(pages, "/sample")
+    assert status == 404 and reply["error"].startswith("table 'default' holds no sample now")
     assert ask(pages, "/distribution")[2]["effective"] is None
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=1, length=20)
         assert client.push_cache(100.0)
         until(lambda: server.total_caches == 1)
         unused = server.stats().tables["default"].unused_samples
-        told = ask(pages, "/sample?table=default")[2]
-        assert (told["table"], told["client"]) == ("default", client.client_id.hex())
-        said = told["arrays"]["obs"]
-        obs = np.frombuffer(base64.b64decode(said["data"]), said["dtype"]).reshape(said["shape"])
-        assert (obs == told["number"]).all() and said["axes"] == obs.ndim - len(SCHEMA["obs"].shape)
-        assert 0.0 < told["probability"] <= 1.0 and told["age"] >= 0.0 and told["model_lag"] is None
+        sample = ask(pages, "/sample?table=default")[2]
+        assert (sample["table"], sample["client"]) == ("default", client.client_id.hex())
+        array = sample["arrays"]["obs"]
+        obs = np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
+        assert (obs == sample["number"]).all() and array["axes"] == obs.ndim - len(SCHEMA["obs"].shape)
+        assert 0.0 < sample["probability"] <= 1.0 and sample["age"] >= 0.0 and sample["model_lag"] is None
         spread = ask(pages, "/distribution?table=default")[2]
         assert (spread["storage"], spread["looked"], spread["held"]) == ("caches", unused, unused)
         assert sum(spread["weights"]["counts"]) == sum(spread["ages"]["counts"]) + spread["ages"]["zeros"] == unused
@@ -159,12 +154,12 @@ def test_a_held_sample_and_how_all_of_them_are_spread_can_be_looked_at(server, p
 
 def test_settings_are_schema_parameters_and_limits(server, pages):
     server.configure(importance_exponent=0.5)
-    told = ask(pages, "/settings")[2]
-    table = told["tables"]["default"]
+    page = ask(pages, "/settings")[2]
+    table = page["tables"]["default"]
     assert table["schema"] == json.loads(SCHEMA.to_json()) and table["entry_bytes"] == SCHEMA.entry_bytes
     assert table["parameters"]["importance_exponent"] == 0.5 and table["parameters_version"] == 2
-    assert told["limits"]["held_bytes"] == server.limits.held_bytes
-    assert [run["name"] for run in told["runs"]] == ["r-1"]
+    assert page["limits"]["held_bytes"] == server.limits.held_bytes
+    assert [run["name"] for run in page["runs"]] == ["r-1"]
 
 
 def test_an_actor_and_a_learner_show_how_they_stand(server):
@@ -177,12 +172,12 @@ def test_an_actor_and_a_learner_show_how_they_stand(server):
         assert ask(actor, "/readyz")[0] == ask(learner, "/readyz")[0] == 200
         assert ask(actor)[2]["role"] == "actor" and ask(actor)[2]["stats"]["client"] == client.client_id.hex()
         assert ask(learner)[2]["role"] == "learner" and ask(learner)[2]["stats"]["servers"] == ["home"]
-        status, _, said = ask(actor, "/accounts")
-        assert status == 404 and said["error"] == "only a server has accounts: ask a server's pages"
+        status, _, reply = ask(actor, "/accounts")
+        assert status == 404 and reply["error"] == "only a server has accounts: ask a server's pages"
         client._io.channel.heard_at -= 60.0
         assert 60.0 <= ask(actor)[2]["stats"]["silent"] < 60.0 + DEADLINE
-        status, _, said = ask(actor, "/readyz")
-        assert status == 503 and said["reasons"][0].startswith("silent: The home of this client, server 'home', was")
+        status, _, reply = ask(actor, "/readyz")
+        assert status == 503 and reply["reasons"][0].startswith("silent: The home of this client, server 'home', was")
         reader.close()
         assert ask(learner, "/readyz")[2]["reasons"] == ["closing: this reader is closing"]
 
@@ -215,22 +210,22 @@ def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_mor
 
 def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
-        pages._guesses = WrongTokens(lambda: 1000.0)  # nothing is forgiven meanwhile
+        pages._guesses = WrongTokens(lambda: 1000.0)  # no guess is forgiven meanwhile
         for number in range(MAX_WRONG_TOKENS):
             assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
-        status, headers, said = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # whatever he says now
-        assert status == 429 and int(headers["Retry-After"]) >= 1 and OLD not in json.dumps(said)
-        assert fetch(pages, "/status")[0] == 401  # who says nothing guesses nothing
+        status, headers, reply = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # even with the right token
+        assert status == 429 and int(headers["Retry-After"]) >= 1 and OLD not in json.dumps(reply)
+        assert fetch(pages, "/status")[0] == 401  # no token is no guess
         assert fetch(pages, "/readyz")[0] == 200
         counted = {f'memoire_refused_peers_total{{reason="{reason}"}} {count}' for reason, count in
                    (("http_token", f"{MAX_WRONG_TOKENS}.0"), ("http_guessing", "1.0"), ("http_name", "0.0"))}  # fmt: skip
         assert counted <= set(fetch(pages, "/metrics")[1].decode().splitlines())
 
 
-@pytest.mark.parametrize("given", ["Basic " + "b2xk", "bearer", OLD, "Bearer", "Bearer  "])
-def test_what_is_no_bearer_token_is_not_let_in(server, given):
+@pytest.mark.parametrize("header", ["Basic " + "b2xk", "bearer", OLD, "Bearer", "Bearer  "])
+def test_what_is_no_bearer_token_is_not_let_in(server, header):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
-        assert fetch(pages, "/status", {"Authorization": given})[0] == 401
+        assert fetch(pages, "/status", {"Authorization": header})[0] == 401
         assert fetch(pages, f"/status?token={OLD}&access_token={OLD}")[0] == 401  # tokens in addresses end up in logs
 
 
@@ -269,8 +264,8 @@ def test_status_and_metrics_say_what_is_open_to_everybody(server, address, token
         pages = NodePages(address, server, token=token, probes="*:0")
     with pages:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        said = ask(pages, headers=headers)[2]["security"]
-        assert said["open"] == ([f"http://{pages.address}"] if is_open else []) and said["keys"] is False
+        security = ask(pages, headers=headers)[2]["security"]
+        assert security["open"] == ([f"http://{pages.address}"] if is_open else []) and security["keys"] is False
         text = fetch(pages, "/metrics", url=pages.probes_url)[1].decode()
         assert f"\nmemoire_open_endpoints {float(is_open)}\n" in text
 
@@ -284,22 +279,22 @@ def test_a_server_with_keys_is_open_to_nobody_and_counts_who_is_refused(tmp_path
             stranger.sendall(b"\xff" + 8 * b"\0" + b"\x01\x7f\x03\x00NULL".ljust(55, b"\0"))
             hear(stranger)
         until(lambda: sum(ask(pages)[2]["security"]["refused"].values()) == 1, 30.0)
-        said = fetch(pages, "/metrics")[1].decode()
-        assert "\nmemoire_open_endpoints 0.0\n" in said
-        counts = re.findall(r'memoire_refused_peers_total\{reason="(\w+)"\} ([\d.]+)', said)
+        text = fetch(pages, "/metrics")[1].decode()
+        assert "\nmemoire_open_endpoints 0.0\n" in text
+        counts = re.findall(r'memoire_refused_peers_total\{reason="(\w+)"\} ([\d.]+)', text)
         assert dict(counts)["plain"] == "1.0" and {"unknown", "revoked", "role"} < dict(counts).keys()
 
 
 @dataclasses.dataclass
 class Wordy:
-    """A client that has much to say."""
+    """Client whose row on a page is long."""
 
     client: str
     text: str = about.MAX_PAGE_BYTES // 2 * "x"
 
 
 class Crowd:
-    """Clients of a server, 9 of them."""
+    """Fake server of nine clients."""
 
     def clients(self, after="", most=None):
         return [Wordy(name) for name in "abcdefghi" if name > after][:most]
@@ -318,15 +313,15 @@ def test_pages_of_clients_with_much_to_say_are_short_and_leave_nobody_out(most):
 
 @pytest.mark.parametrize("query", ["most=0", "most=1001", "most=x", "most=-1", "most=1e3", "most=%C2%B2", "most="])
 def test_a_page_of_a_size_that_cannot_be_is_refused(pages, query):
-    status, _, said = ask(pages, f"/status?{query}")
-    assert status == 400 and "most must be a number from 1 to 1000" in said["error"]
+    status, _, reply = ask(pages, f"/status?{query}")
+    assert status == 400 and "most must be a number from 1 to 1000" in reply["error"]
 
 
 def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
     server.close()
     assert ask(pages, "/livez")[0] == 200
-    status, _, said = ask(pages, "/readyz")
-    assert status == 503 and said["reasons"] == ["closing: this server is closing"]
+    status, _, reply = ask(pages, "/readyz")
+    assert status == 503 and reply["reasons"] == ["closing: this server is closing"]
     assert ask(pages)[2]["ready"] is False
 
 
@@ -348,7 +343,7 @@ def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, time
 
 @pytest.mark.slow
 def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
-    """The thread that takes them need not wait for anything, but it comes by."""
+    """The thread that takes caches need not wait on its poller, but its turns still count."""
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA) as server:
         (puller,) = server._io.pullers
         monkeypatch.setattr(memoire.net.sockets, "receive", lambda *_, **__: [b"no cache"])
@@ -399,8 +394,8 @@ def test_a_disk_that_failed_makes_a_server_one_to_restart(tmp_path, store_by):
 
 def test_a_node_that_runs_out_of_descriptors_is_not_ready(pages, monkeypatch):
     monkeypatch.setattr(about, "ENOUGH_DESCRIPTORS", 1e-9)
-    status, _, said = ask(pages, "/readyz")
-    assert status == 503 and re.match(r"descriptors: \d+ of \d+ are in use", said["reasons"][0])
+    status, _, reply = ask(pages, "/readyz")
+    assert status == 503 and re.match(r"descriptors: \d+ of \d+ are in use", reply["reasons"][0])
     assert ask(pages, "/livez")[0] == 200
 
 
@@ -414,16 +409,13 @@ def test_a_proxy_whose_servers_are_all_away_is_not_ready(server, times):
         assert ask(pages, "/livez")[0] == 200
 
 
-# ------------------------------------------------------------------------------------------------- who may read what
-
-
 def test_a_loopback_address_answers_only_to_loopback_names(pages):
-    """A page of a browser on this machine can have any name point to 127.0.0.1, but says that name."""
+    """A browser's page can point any name to 127.0.0.1, but its requests carry that name."""
     for host in ("localhost", "127.0.0.1:80", "[::1]:8080", "LOCALHOST:1"):
         assert ask(pages, "/livez", host=host)[0] == 200
     for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1"):
-        status, _, said = ask(pages, host=host)
-        assert status == 421 and set(said) == {"error"}
+        status, _, reply = ask(pages, host=host)
+        assert status == 421 and set(reply) == {"error"}
 
 
 def test_an_open_address_answers_to_every_name(server):
@@ -476,8 +468,8 @@ def test_a_page_that_fails_is_said_and_the_others_go_on(caplog):
             raise RuntimeError("a fault of ours")
 
     with Failing("tcp://127.0.0.1:0", SCHEMA) as server, NodePages("127.0.0.1:0", server) as pages:
-        status, _, said = ask(pages)
-        assert (status, said) == (500, {"error": "the page could not be made; the log says why"})
+        status, _, reply = ask(pages)
+        assert (status, reply) == (500, {"error": "the page could not be made; the log says why"})
         assert "a fault of ours" in caplog.text
         assert ask(pages, "/livez")[0] == 200
 
@@ -503,17 +495,14 @@ def test_a_page_that_hangs_holds_up_no_probe():
         for connection in waiting:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: pages._page_requests.qsize() == node.MAX_WAITING)
-        status, headers, said = ask(pages, "/")  # one more would only wait
-        assert (status, headers["Retry-After"]) == (503, "1") and "16 requests wait" in said["error"]
+        status, headers, reply = ask(pages, "/")  # one more would only wait
+        assert (status, headers["Retry-After"]) == (503, "1") and "16 requests wait" in reply["error"]
         go_on.set()
         assert all(hear(connection).startswith(b"HTTP/1.1 200") for connection in (hanging, *waiting))
 
 
-# ------------------------------------------------------------------------------------- nobody can keep others out
-
-
 def test_silent_connections_do_not_keep_anybody_out(server):
-    # Closed before they are out of time: nobody waits for their end.
+    # The pages close before these connections time out.
     with NodePages("127.0.0.1:0", server, request_timeout=60.0) as pages, contextlib.ExitStack() as stack:
         for _ in range(3 * node.MAX_CONNECTIONS):
             stack.enter_context(dial(pages)).sendall(b"GET /livez")
@@ -556,9 +545,6 @@ def test_descriptors_do_not_grow_with_requests(pages):
     until(lambda: about.process_facts()["descriptors"] <= before)
 
 
-# ----------------------------------------------------------------------------------------------- opening and closing
-
-
 @pytest.mark.parametrize("address", ["", "8080", "localhost", "127.0.0.1:x", "127.0.0.1:-1", "127.0.0.1:70000", ":²"])
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(EndpointError, match="it is not HOST:PORT. Give HOST:PORT, such as '127.0.0.1:8080'"):
@@ -583,7 +569,7 @@ def test_who_comes_in_the_moment_of_the_end_is_hung_up_on(server):
 
 
 def test_a_forked_child_does_not_keep_the_address(server):
-    """Nobody would answer there: whoever asks should be told at once that nothing listens."""
+    """The child would not answer: clients must learn at once that nothing listens."""
     pages = NodePages("127.0.0.1:0", server)
     stop, go_on = os.pipe()
     begun, begin = os.pipe()

@@ -1,4 +1,4 @@
-"""What launched processes print: behind their names on the terminal, and in their files."""
+"""Tests of the output of launched processes: behind their names on the terminal, and in files."""
 
 import contextlib
 import io
@@ -52,8 +52,8 @@ def test_output_on_a_full_disk_is_lost_which_is_said_once(capsys):
     shown = ProcessOutput(["a"], terminal=full)
     for number in range(3):
         shown("a", f"line {number}")
-    said = "memoire: output to /dev/full cannot be written, and is lost: No space left on device\n"
-    assert capsys.readouterr().err == said
+    message = "memoire: output to /dev/full cannot be written, and is lost: No space left on device\n"
+    assert capsys.readouterr().err == message
     with pytest.raises(OSError):
         full.close()
 
@@ -79,16 +79,16 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("module", COMMANDS)
 def test_a_command_works_without_docstrings_and_on_an_ascii_terminal(module):
-    given = [sys.executable, "-OO", "-m", module, *COMMANDS[module]]
-    done = subprocess.run(given, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=100)
+    command = [sys.executable, "-OO", "-m", module, *COMMANDS[module]]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout.isascii() and done.stdout
 
 
 @pytest.mark.slow
 def test_a_command_whose_output_cannot_be_written_says_so_and_fails():
     with open("/dev/full", "w") as full:
-        given = [sys.executable, "-m", "memoire", "plan", "--actors", "3"]
-        done = subprocess.run(given, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+        command = [sys.executable, "-m", "memoire", "plan", "--actors", "3"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 1
     assert done.stderr == "memoire: the output cannot be written: No space left on device\n"
 
@@ -109,8 +109,8 @@ def test_of_a_progress_bar_the_last_state_is_kept():
 
 def test_a_line_without_an_end_ends_when_it_is_too_long():
     pieces = [b"x" * 1000] * (3 * LONGEST_LINE // 1000)
-    found = lines_of(*pieces)
-    assert len(found) == 2 and max(map(len, found)) <= LONGEST_LINE + 1000
+    lines = lines_of(*pieces)
+    assert len(lines) == 2 and max(map(len, lines)) <= LONGEST_LINE + 1000
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ TEXT_FILES: dict[str, tuple[str, Callable[[str], object]]] = {
 @pytest.mark.parametrize("name", TEXT_FILES)
 def test_a_byte_order_mark_before_a_text_is_skipped(name: str, tmp_path: Path):
     text, read = TEXT_FILES[name]
-    found = []
+    contents = []
     for folder, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
         path = tmp_path / folder / name
         path.parent.mkdir()
         path.write_bytes(mark + text.encode())
-        found.append(read(str(path)))
-    assert found[0] == found[1] and found[0]
+        contents.append(read(str(path)))
+    assert contents[0] == contents[1] and contents[0]

@@ -1,4 +1,4 @@
-"""Lines that a server finds: the same with a state folder and without, as a slow search would, and over HTTP."""
+"""Tests of a server's search for lines: equal with a state folder, without one, by a slow search, and over HTTP."""
 
 import contextlib
 import itertools
@@ -22,15 +22,16 @@ LABELS = [1, 0xC0FFEE, 2**32 - 1]
 @pytest.fixture(scope="module", params=["state folder", "memory"])
 def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("state") if request.param == "state folder" else None
-    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK, run="r-1", state=folder) as made:
+    with memoire.Server("tcp://127.0.0.1:0", SCHEMA, limits=QUICK, run="r-1", state=folder) as running:
         with contextlib.ExitStack() as stack:
             clients = [
-                stack.enter_context(memoire.connect(made.endpoint, input_uuid=label, limits=QUICK)) for label in LABELS
+                stack.enter_context(memoire.connect(running.endpoint, input_uuid=label, limits=QUICK))
+                for label in LABELS
             ]
             for text, client in itertools.product(TEXTS, clients):
                 client.log(text)
                 client.update(100.0)
-        yield made
+        yield running
 
 
 def lower(text):
@@ -82,14 +83,14 @@ def ask(pages, query):
 
 def test_lines_are_read_over_http_a_page_at_a_time(server):
     with NodePages("127.0.0.1:0", server) as pages:
-        status, said = ask(pages, "?text=begins&label=00c0ffee&most=2")
+        status, reply = ask(pages, "?text=begins&label=00c0ffee&most=2")
         assert status == 200
-        assert [row["text"] for row in said["rows"]] == ["begins", "Begins again"]
-        assert {row["label"] for row in said["rows"]} == {"00c0ffee"}
-        assert not said["is_all"]
-        after = said["rows"][-1]["index"]
-        status, said = ask(pages, f"?text=begins&label=c0ffee&after={after}")
-        assert [row["text"] for row in said["rows"]] == ["BEGINS"] and said["is_all"]
+        assert [row["text"] for row in reply["rows"]] == ["begins", "Begins again"]
+        assert {row["label"] for row in reply["rows"]} == {"00c0ffee"}
+        assert not reply["is_all"]
+        after = reply["rows"][-1]["index"]
+        status, reply = ask(pages, f"?text=begins&label=c0ffee&after={after}")
+        assert [row["text"] for row in reply["rows"]] == ["BEGINS"] and reply["is_all"]
         assert [row["text"] for row in ask(pages, "?newest&most=3&text=line%5Cn")[1]["rows"]] == ["line\\nbreak"] * 3
         (row,) = ask(pages, "?most=1")[1]["rows"]
         same = {name: row[name] for name in ("time", "received")} | {"client": server.lines()[0].client.hex()}
@@ -109,8 +110,8 @@ def test_lines_are_read_over_http_a_page_at_a_time(server):
 )
 def test_a_question_that_makes_no_sense_is_answered_with_what_would(server, query, words):
     with NodePages("127.0.0.1:0", server) as pages:
-        status, said = ask(pages, query)
-        assert status == 400 and words in said["error"]
+        status, reply = ask(pages, query)
+        assert status == 400 and words in reply["error"]
 
 
 def test_a_proxy_has_no_lines(server):

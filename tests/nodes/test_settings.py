@@ -1,5 +1,4 @@
-"""Settings of a node: file, environment and command line, which of them holds, and what is said of a wrong one. Also
-the tables of a server in a file."""
+"""Tests of a node's settings in file, environment and command line: precedence, errors, and tables in a file."""
 
 import json
 import runpy
@@ -35,14 +34,14 @@ def written(folder, content, name="memoire.json"):
 def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "byte-limit": 1, "cache_limit": 1, "capacity": 1}})
     environment = {"MEMOIRE_SETTINGS": file, "MEMOIRE_CACHE_LIMIT": "2", "MEMOIRE_CAPACITY": "2"}
-    given = parsed(["server", "--capacity", "3"], environment)
-    assert (given.env, given.byte_limit, given.cache_limit, given.capacity) == ("X", 1, 2, 3)
+    args = parsed(["server", "--capacity", "3"], environment)
+    assert (args.env, args.byte_limit, args.cache_limit, args.capacity) == ("X", 1, 2, 3)
 
 
 def test_what_may_be_repeated_adds_up(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "set": {"multi_step": 3}}})
-    given = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
-    assert given.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last one holds
+    args = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
+    assert args.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last one holds
 
 
 def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
@@ -54,9 +53,9 @@ def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):
 def test_settings_of_prompts_are_said_as_parameters_are(tmp_path):
     wanted = {"group": 4, "at_least": 3, "required": ["tokens"], "lease": 60, "attempts": 2, "max_model_lag": 2}
     file = written(tmp_path, {"server": {"schema": TOKENS, "storage": "prompts", "set": wanted}})
-    given = parsed(["server", "--settings", file, "--set", "lease=30.5"])
-    own = read_table(given.set, given.storage)
-    table = Table(schema_of(given.schema, None, given.storage), storage="prompts", **own)
+    args = parsed(["server", "--settings", file, "--set", "lease=30.5"])
+    own = read_table(args.set, args.storage)
+    table = Table(schema_of(args.schema, None, args.storage), storage="prompts", **own)
     assert (table.own.group, table.own.at_least, table.own.required) == (4, 3, ["tokens"])
     assert (table.own.lease, table.own.attempts, table.parameters.max_model_lag) == (30.5, 2, 2)
     with pytest.raises(ParameterError, match="group must be omitted with storage='caches'"):
@@ -81,8 +80,8 @@ def test_of_alternatives_the_strongest_source_says_which(tmp_path):
 
 def test_a_list_in_the_environment_has_blanks_between(tmp_path):
     environment = {"MEMOIRE_NODES": "http://a:1 dns:b:2", "MEMOIRE_ALLOW_HOST": "one", "MEMOIRE_INSECURE": "Yes"}
-    given = parsed(["dashboard"], environment)
-    assert (given.nodes, given.allow_host, given.insecure) == (["http://a:1", "dns:b:2"], ["one"], True)
+    args = parsed(["dashboard"], environment)
+    assert (args.nodes, args.allow_host, args.insecure) == (["http://a:1", "dns:b:2"], ["one"], True)
     assert parsed(["dashboard", "n:1"], {"MEMOIRE_INSECURE": "0"}).insecure is False
 
 
@@ -173,10 +172,10 @@ def test_the_docs_have_every_setting_as_the_command_line_explains_it():
 def test_the_example_in_the_docs_is_one(tmp_path):
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     file = written(tmp_path, text.partition("```toml\n")[2].partition("```")[0], "memoire.toml")
-    given = parsed(["server", "--settings", file, "--run", "ant-7"], {"MEMOIRE_NAME": "server-0"})
-    assert (given.http, given.byte_limit, given.name, given.run) == ("*:8080", 4_000_000_000, "server-0", "ant-7")
-    assert schema_of(given.schema, None)["obs"].shape == (4,)
-    assert read_parameters(given.set).multi_step == 3
+    args = parsed(["server", "--settings", file, "--run", "ant-7"], {"MEMOIRE_NAME": "server-0"})
+    assert (args.http, args.byte_limit, args.name, args.run) == ("*:8080", 4_000_000_000, "server-0", "ant-7")
+    assert schema_of(args.schema, None)["obs"].shape == (4,)
+    assert read_parameters(args.set).multi_step == 3
     assert (
         len(parsed(["proxy", "--settings", file]).servers) == len(parsed(["dashboard", "--settings", file]).nodes) == 2
     )
@@ -209,21 +208,21 @@ PLAIN = {"schema": json.loads(SCHEMA.to_json())}
 
 def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text(SCHEMA.to_json(), encoding="utf-8")
-    given = {"priority_exponent": 1, "discount": 0.5, "prev": None}
-    made = {"storage": "rollouts", "rollout_length": 128, "capacity": 4096, "on_full": "oldest", "max_model_lag": 4}
-    made_of = {
+    own = {"priority_exponent": 1, "discount": 0.5, "prev": None}
+    rollouts = {"storage": "rollouts", "rollout_length": 128, "capacity": 4096, "on_full": "oldest", "max_model_lag": 4}
+    content = {
         "online": PLAIN | {"multi_step": 3, "discount": [0.9], "client_capacity": 500},
-        "demo": {"schema": "demo.json", "byte_limit": "64MiB", "cache_limit": 7, "parameters": given},
-        "rollouts": {"schema": "demo.json"} | made,
+        "demo": {"schema": "demo.json", "byte_limit": "64MiB", "cache_limit": 7, "parameters": own},
+        "rollouts": {"schema": "demo.json"} | rollouts,
         "math": {"schema": TOKENS, "storage": "prompts", "max_model_lag": 2} | PROMPTS,
     }
-    tables = read_tables(written(tmp_path, made_of))
+    tables = read_tables(written(tmp_path, content))
     assert list(tables) == ["online", "demo", "rollouts", "math"]
     assert tables["online"] == Table(SCHEMA, multi_step=3, discount=0.9, client_capacity=500)
     assert tables["demo"].schema == SCHEMA and (tables["demo"].byte_limit, tables["demo"].cache_limit) == (64 << 20, 7)
     parameters = tables["demo"].parameters
     assert (parameters.priority_exponent, parameters.discount, parameters.prev) == (1.0, (0.5,), None)
-    assert tables["rollouts"] == Table(SCHEMA, **made)
+    assert tables["rollouts"] == Table(SCHEMA, **rollouts)
     columns = {"tokens": (np.int32, (None,)), "reward": np.float32}
     assert tables["math"] == Table(columns, storage="prompts", max_model_lag=2, **PROMPTS)
     assert tables["math"].own.group == 4 and tables["math"].own.score == "variance"

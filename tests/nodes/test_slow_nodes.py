@@ -1,4 +1,4 @@
-"""Nodes that answer a byte at a time, without end, or with too much: whoever asks them gives up in time."""
+"""Tests of nodes that answer a byte at a time, without end, or with too much: callers give up in time."""
 
 import contextlib
 import itertools
@@ -23,11 +23,11 @@ CONTINUE = b"", itertools.cycle([b"HTTP/1.1 100 Continue\r\n\r\n"])
 ZEROMQ = b"\xff" + bytes(8) + b"\x7f", itertools.repeat(b"\0")
 PAGE = OK + b'Content-Length: 40\r\n\r\n{"clients": {"rows": [], "next": "00"}} '
 ENOUGH = 60.0
-"""Seconds after which a call hangs."""
+"""Seconds after which a call counts as hung."""
 
 
 class Drip:
-    """A server that begins each answer at once and goes on with it for ever, a piece now and then."""
+    """Server that begins each answer at once and continues without end, a piece now and then."""
 
     def __init__(self, begin, pieces, seconds):
         self.listener, self.asked, self.ended = socket.create_server(("127.0.0.1", 0)), 0, threading.Event()
@@ -38,31 +38,31 @@ class Drip:
     def _accept(self, *what):
         with contextlib.suppress(OSError):
             while True:
-                made = self.listener.accept()[0]
+                connection = self.listener.accept()[0]
                 self.asked += 1
-                threading.Thread(target=self._answer, args=(made, *what), daemon=True).start()
+                threading.Thread(target=self._answer, args=(connection, *what), daemon=True).start()
 
-    def _answer(self, made, begin, pieces, seconds):
-        with made, contextlib.suppress(OSError):
-            made.sendall(begin)
+    def _answer(self, connection, begin, pieces, seconds):
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(begin)
             for piece in pieces:
-                made.sendall(piece)
+                connection.sendall(piece)
                 if self.ended.wait(seconds):
                     return
 
 
 @contextlib.contextmanager
 def drip(begin, pieces, seconds=0.05):
-    made = Drip(begin, pieces, seconds)
-    with made.listener, contextlib.ExitStack() as stack:
-        stack.callback(made.ended.set)
-        yield made
+    dripping = Drip(begin, pieces, seconds)
+    with dripping.listener, contextlib.ExitStack() as stack:
+        stack.callback(dripping.ended.set)
+        yield dripping
 
 
 @pytest.mark.parametrize("answer", [HEAD, BODY, CHUNKS, CONTINUE], ids=["head", "body", "chunks", "continue"])
 def test_a_page_that_comes_a_byte_at_a_time_is_given_up(answer):
-    said = "does not answer: /status did not arrive completely within 0.3 s"
-    with drip(*answer) as node, pytest.raises(nodes.NodeError, match=said):
+    text = "does not answer: /status did not arrive completely within 0.3 s"
+    with drip(*answer) as node, pytest.raises(nodes.NodeError, match=text):
         nodes.ask(node.url, "/status", timeout=0.3)
 
 
@@ -94,7 +94,7 @@ def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(time
 
 
 def test_the_doctor_does_not_hang_on_a_port_that_answers_a_byte_at_a_time():
-    said = []
+    lines = []
     with drip(*ZEROMQ, seconds=0.2) as node:
-        status = doctor.examine(f"tcp://{node.address}", timeout=0.5, say=said.append)
-        assert status == doctor.NOT_MEMOIRE, said
+        status = doctor.examine(f"tcp://{node.address}", timeout=0.5, say=lines.append)
+        assert status == doctor.NOT_MEMOIRE, lines

@@ -1,4 +1,4 @@
-"""The command line: what each command runs, what it says when it cannot, and what the doctor finds."""
+"""Tests of the command line: each command's work, its errors, and the doctor's findings."""
 
 import contextlib
 import functools
@@ -35,18 +35,15 @@ Captured = pytest.CaptureFixture[str]
 
 
 def run(*arguments: str, status: int = 0, timeout: float = 100.0) -> str:
-    """Run the command as a process; standard output and error."""
+    """Run the command as a process; return its output and errors."""
     command = [sys.executable, "-m", "memoire", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------ commands
-
-
 def test_a_reader_of_the_output_that_ends_is_no_fault_of_the_command() -> None:
-    """As in `memoire plan | head -1`."""
+    """In `memoire plan | head -1`, the reader ends before the output."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "memoire", "plan"]
@@ -84,9 +81,9 @@ def test_a_wrong_command_line_ends_with_2(capsys: Captured) -> None:
 )
 def test_what_cannot_be_done_is_explained_in_a_line(arguments: list[str], words: str, capsys: Captured) -> None:
     assert main.main(arguments) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("memoire: ")
-    assert words in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("memoire: ")
+    assert words in errors
 
 
 @pytest.mark.parametrize(
@@ -114,26 +111,22 @@ def test_a_server_without_gymnasium_is_told_what_to_write_instead(
 
 
 def test_parameters_are_read_as_json_and_vectors_may_be_single_numbers() -> None:
-    given = roles.read_parameters(["multi_step=3", "discount=0.9", "reward_coeff=[1,2]", "start=repeat"])
-    found = given.multi_step, given.discount, given.reward_coeff, given.start
-    assert found == (3, (0.9,), (1.0, 2.0), "repeat")
+    parameters = roles.read_parameters(["multi_step=3", "discount=0.9", "reward_coeff=[1,2]", "start=repeat"])
+    values = parameters.multi_step, parameters.discount, parameters.reward_coeff, parameters.start
+    assert values == (3, (0.9,), (1.0, 2.0), "repeat")
     with pytest.raises(ParameterError, match="no_such"):
         roles.read_parameters(["no_such=1"])
-
-
-# -------------------------------------------------------------------------------------------------- as processes
 
 
 running = functools.partial(netkit.program, "-m", "memoire", stderr=subprocess.DEVNULL)
 
 
 def address(process: "subprocess.Popen[str]") -> str:
-    """The address in the first line that the process prints."""
     return process.stdout.readline().split()[-1]
 
 
 def is_ready(page: str) -> bool:
-    """What the /readyz beside this /status says."""
+    """Return True if /readyz beside a /status page says so."""
     host, _, _ = page.removeprefix("http://").partition("/")
     with contextlib.closing(http.client.HTTPConnection(host, timeout=100.0)) as connection:
         connection.request("GET", "/readyz")
@@ -185,8 +178,8 @@ def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
             client.update(100.0)
             assert (client.storage, client.parameters.rollout_length) == ("rollouts", 3)
             assert client.inference == ("tcp://node.example.com:5570",)
-            told = client.stats()
-            assert (told.pushed_caches, told.passed_steps, told.held_back) == (4, 0, ""), "nobody waits: on_full=oldest"
+            stats = client.stats()
+            assert (stats.pushed_caches, stats.passed_steps, stats.held_back) == (4, 0, ""), "no wait: on_full=oldest"
         server.terminate()
         assert server.wait(100.0) == 0
 
@@ -194,38 +187,34 @@ def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
 def test_up_says_which_process_could_not_start_and_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = run("up", "--schema", SCHEMA.to_json(), "--port", str(port), status=1)
-    assert "memoire: proxy-0 ended with status 1" in said
-    assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in said  # its own, or a neighbour that is taken too
-
-
-# ------------------------------------------------------------------------------------------------------ the doctor
+        output = run("up", "--schema", SCHEMA.to_json(), "--port", str(port), status=1)
+    assert "memoire: proxy-0 ended with status 1" in output
+    assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in output  # its own, or a neighbour that is taken too
 
 
 def examine(endpoint: str, timeout: float = 1.0) -> tuple[int, str]:
-    """Exit status and everything said."""
-    said: list[str] = []
-    status = doctor.examine(endpoint, timeout=timeout, say=said.append)
-    return status, "\n".join(said)
+    lines: list[str] = []
+    status = doctor.examine(endpoint, timeout=timeout, say=lines.append)
+    return status, "\n".join(lines)
 
 
 def test_a_healthy_server_gets_a_clean_bill() -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="heart", run="r-1") as server:
-        status, said = examine(server.endpoint, 5.0)
-        assert status == 0, said
+        status, output = examine(server.endpoint, 5.0)
+        assert status == 0, output
     for words in ("libzmq", "pyzmq", "msgspec", "numpy", "open files", "home 'heart'", "run 'r-1'", "obs float32[4]",
                   "UPDATE is answered", "its clock is", "memoire 0.1.0 and keeps acknowledged data in memory only", "PULL socket", "XPUB socket", "all is well"):  # fmt: skip
-        assert words in said
-    assert server.total_steps == 0 and "warn" not in said
+        assert words in output
+    assert server.total_steps == 0 and "warn" not in output
 
 
 def test_a_state_folder_and_another_clock_are_said(tmp_path: Path) -> None:
     process = memoire.Process(clock=lambda: wall_clock() + 90.0)
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, state=tmp_path / "state", process=process) as server:
-        status, said = examine(server.endpoint, 5.0)
-    assert status == 0, said
-    assert f"ok   its home runs memoire {memoire.__version__} and keeps acknowledged data on disk" in said
-    assert "its clock is 90.0 s ahead of the local clock" in said
+        status, output = examine(server.endpoint, 5.0)
+    assert status == 0, output
+    assert f"ok   its home runs memoire {memoire.__version__} and keeps acknowledged data on disk" in output
+    assert "its clock is 90.0 s ahead of the local clock" in output
 
 
 @pytest.mark.parametrize(
@@ -236,18 +225,18 @@ def test_what_is_no_address_is_said_so(endpoint: str) -> None:
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    status, said = examine("tcp://no-such-host.invalid:5560")
+    status, output = examine("tcp://no-such-host.invalid:5560")
     assert status == doctor.NO_NAME
-    assert "'no-such-host.invalid' does not resolve" in said
+    assert "'no-such-host.invalid' does not resolve" in output
 
 
 def test_nothing_listens(tmp_path: Path) -> None:
-    status, said = examine(ports.address())
+    status, output = examine(ports.address())
     assert status == doctor.NOTHING_LISTENS
-    assert "no process listens" in said
-    status, said = examine(f"ipc://{tmp_path}/nothing")
+    assert "no process listens" in output
+    status, output = examine(f"ipc://{tmp_path}/nothing")
     assert status == doctor.NOTHING_LISTENS
-    assert "The socket file does not exist" in said
+    assert "The socket file does not exist" in output
 
 
 @pytest.mark.parametrize(
@@ -264,17 +253,17 @@ def test_something_else_listens(greeting: bytes, hangs_up: bool, words: str) -> 
 
         def serve() -> None:
             while True:
-                made = held.enter_context(listener.accept()[0])
-                made.sendall(greeting)
+                connection = held.enter_context(listener.accept()[0])
+                connection.sendall(greeting)
                 if hangs_up:
-                    made.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
         thread, _ = netkit.in_thread(serve)
-        status, said = examine(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 0.3)
+        status, output = examine(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 0.3)
         listener.shutdown(socket.SHUT_RDWR)  # which ends the thread
         thread.join(100.0)
     assert status == doctor.NOT_MEMOIRE
-    assert any(word in said for word in words.split("|")), said
+    assert any(word in output for word in words.split("|")), output
 
 
 Answer = Callable[[Message], list[Any] | None]
@@ -282,20 +271,20 @@ Answer = Callable[[Message], list[Any] | None]
 
 @contextlib.contextmanager
 def router(answer: Answer) -> Iterator[str]:
-    """A ZeroMQ ROUTER that answers requests as told; its address."""
+    """Run a ZeroMQ ROUTER that answers requests by a function; yield its address."""
     context = zmq.Context()
-    made = context.socket(zmq.ROUTER)
-    made.linger = 0
-    port = made.bind_to_random_port("tcp://127.0.0.1")
+    server = context.socket(zmq.ROUTER)
+    server.linger = 0
+    port = server.bind_to_random_port("tcp://127.0.0.1")
     ending = threading.Event()
 
     def serve() -> None:
         while not ending.is_set():
-            if made.poll(50):
-                identity, empty, *frames = made.recv_multipart()
+            if server.poll(50):
+                identity, empty, *frames = server.recv_multipart()
                 frames = answer(parse(frames))
                 if frames is not None:
-                    made.send_multipart([identity, empty, *frames])
+                    server.send_multipart([identity, empty, *frames])
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -304,7 +293,7 @@ def router(answer: Answer) -> Iterator[str]:
     finally:
         ending.set()
         thread.join(100.0)
-        made.close()
+        server.close()
         context.term()
 
 
@@ -312,12 +301,12 @@ SETTINGS = memoire.Parameters().to_wire()
 
 
 def welcome(schema: str) -> Callable[[Message], list[Any]]:
-    told = messages.Welcome(schema=schema, parameters=SETTINGS, run_name="r", home_name="h")
-    return lambda asked: reply(asked.header, told)
+    body = messages.Welcome(schema=schema, parameters=SETTINGS, run_name="r", home_name="h")
+    return lambda asked: reply(asked.header, body)
 
 
 def from_the_future(asked: Message) -> list[Any]:
-    """An answer in version 9 of the protocol."""
+    """Return an answer in version 9 of the protocol."""
     frame = bytearray(reply(asked.header, messages.Welcome(schema=SCHEMA.to_json()))[0])
     struct.pack_into("<H", frame, 4, 9)
     return [bytes(frame)]
@@ -346,25 +335,25 @@ BUSY = messages.Refused(code="busy", text="later")
 )
 def test_what_answers_is_not_a_memoire_that_can_be_used(answer: Answer, status: int, words: str) -> None:
     with router(answer) as endpoint:
-        found, said = examine(endpoint, 0.5)
-    assert (found, words in said) == (status, True), said
+        actual, output = examine(endpoint, 0.5)
+    assert (actual, words in output) == (status, True), output
 
 
 def test_a_blocked_port_for_caches_is_found() -> None:
-    """What a network policy that opens only the first port does."""
-    nobody = ports.address()
+    """A network policy that opens only the first port blocks caches."""
+    unused = ports.address()
 
     def answer(asked: Message) -> list[Any]:
         if isinstance(asked.body, messages.Update):
             return reply(asked.header, messages.Updated())
-        ports = messages.Endpoints(push=nobody, publish=nobody)
-        told = messages.Welcome(schema=SCHEMA.to_json(), parameters=SETTINGS, endpoints=ports)
-        return reply(asked.header, told)
+        ports = messages.Endpoints(push=unused, publish=unused)
+        body = messages.Welcome(schema=SCHEMA.to_json(), parameters=SETTINGS, endpoints=ports)
+        return reply(asked.header, body)
 
     with router(answer) as endpoint:
-        status, said = examine(endpoint, 2.0)
+        status, output = examine(endpoint, 2.0)
     assert status == doctor.NOTHING_LISTENS
-    assert f"caches: {nobody}" in said
+    assert f"caches: {unused}" in output
 
 
 def test_the_doctor_s_exit_status_is_the_command_s() -> None:
@@ -372,7 +361,7 @@ def test_the_doctor_s_exit_status_is_the_command_s() -> None:
 
 
 def test_the_doctor_runs_in_a_thin_image() -> None:
-    """With no rich, gymnasium or lz4 to import; nothing else that an actor's image lacks is looked for."""
+    """rich, gymnasium and lz4 cannot be imported; other packages that an actor's image lacks are not tried."""
     script = (
         "import sys\n"
         "for name in ('rich', 'gymnasium', 'lz4'): sys.modules[name] = None\n"

@@ -1,4 +1,4 @@
-"""Programs that users begin with run as they are and keep their promises: examples, those of deploy, the README's, the demo."""
+"""Tests that programs for beginners run unchanged and keep their promises: examples, deploy, README and demo."""
 
 import contextlib
 import json
@@ -39,15 +39,15 @@ PROMISES = {
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py", "ppo.py")
-# Those that take minutes, or packages that tests do not have; each has who runs it.
+# Examples that take minutes, or packages that tests lack, each with the command that runs it.
 APART = {
     "double_pendulum.py": "make demo-sac, with MuJoCo",
     "drone.py": "python examples/drone.py, ten minutes under a real clock",
     "door_key.py": "make soak SOAK=door_key, with MiniGrid",
 }
-# Those that take an address of their own: how many ports in a row, of which the first is their argument.
+# Number of adjacent ports of examples that take an address; the first port is their argument.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
-# Programs that belong together: each with its further arguments and promise. The first argument is their first port.
+# Programs that run together, each with further arguments and its promise. The first argument is their first port.
 TOGETHER = {
     "actor and learner": [("learner.py", [], "learned ["), ("actor.py", [], "the run is over after")],
     "classic actor and learner": [
@@ -55,7 +55,7 @@ TOGETHER = {
         *(("classic_actor.py", [number], "episodes played") for number in "12"),
     ],
 }
-# Programs that learn, each in one file: how to make them short. docs/development/records/curves.md has them whole.
+# Programs that learn, with arguments that shorten them. docs/development/records/curves.md has them whole.
 LEARN = {
     "dqn.py": ["--steps", "1500"],
     "sac.py": ["--steps", "1400"],
@@ -66,7 +66,7 @@ LEARN = {
 
 
 SLOW = re.compile(r"client \w+: server .* (has acknowledged nothing for|is back; steps) .*\n")
-"""What a client says on a machine so busy that its server does not answer for ten seconds."""
+"""Message of a client on a machine so busy that its server does not answer for ten seconds."""
 
 
 def start(program: Path, folder: Path, arguments: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -76,20 +76,20 @@ def start(program: Path, folder: Path, arguments: Sequence[str] = ()) -> subproc
 
 
 def keep(*promised: tuple[str, subprocess.Popen[str]]) -> list[str]:
-    """Programs that run together keep their promises, and say nothing else; returns what each of them prints."""
-    said = []
+    """Check that programs that run together keep their promises and log nothing else; return the output of each."""
+    outputs = []
     try:
         for promise, process in promised:
             out, err = process.communicate(timeout=100)
             assert process.returncode == 0, err
             assert promise in out
             assert not SLOW.sub("", err)
-            said.append(out)
+            outputs.append(out)
     finally:
         for _, process in promised:
             process.kill()
             process.communicate()
-    return said
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_program_that_learns_begins_to(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("programs", TOGETHER)
 def test_programs_that_belong_together_keep_their_promises(programs: str, tmp_path: Path) -> None:
     port = str(block(3))
-    keep(*[(said, start(EXAMPLES / name, tmp_path, [port, *more])) for name, more, said in TOGETHER[programs]])
+    keep(*[(promise, start(EXAMPLES / name, tmp_path, [port, *more])) for name, more, promise in TOGETHER[programs]])
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
 
@@ -136,25 +136,25 @@ ENOUGH = 90.0
 
 @contextlib.contextmanager
 def started(folder, *command, **environment):
-    """A process that is killed at the end; what it says goes into a file."""
-    said = folder / f"{len(list(folder.glob('*.said')))}.said"
+    """Start a process with its output in a file; kill the process at the end."""
+    log = folder / f"{len(list(folder.glob('*.said')))}.said"
     with (
-        said.open("w") as file,
+        log.open("w") as file,
         program(*command, cwd=folder, env=surroundings(**environment), stdout=file) as process,
     ):
         try:
             yield process
         except BaseException:
-            print(said.read_text())
+            print(log.read_text())
             raise
 
 
 def status(port):
-    """What a node says of itself; without counts as long as it does not answer, or has nothing to show."""
-    said = {"stats": {"steps": 0, "samples": 0}}
+    """Return the status page of a node, or counts of 0 until the node answers."""
+    facts = {"stats": {"steps": 0, "samples": 0}}
     with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=100) as answer:
-        said |= json.load(answer)
-    return said
+        facts |= json.load(answer)
+    return facts
 
 
 @pytest.mark.parametrize("embeds", [True, False], ids=["the learner is the server", "the learner reads"])
@@ -168,12 +168,12 @@ def test_an_actor_and_a_learner_to_begin_with_learn_and_end_when_they_are_asked_
         def start(*command, **environment):
             return stack.enter_context(started(tmp_path, *command, **environment))
 
-        said = {"MEMOIRE_STATE_DIR": str(tmp_path / "state"), "MEMOIRE_HTTP": f"127.0.0.1:{learner_page}"}
+        variables = {"MEMOIRE_STATE_DIR": str(tmp_path / "state"), "MEMOIRE_HTTP": f"127.0.0.1:{learner_page}"}
         if embeds:
-            said |= {"MEMOIRE_LISTEN": endpoint, "MEMOIRE_NAME": "learner-0"}
+            variables |= {"MEMOIRE_LISTEN": endpoint, "MEMOIRE_NAME": "learner-0"}
         else:
             start("-m", "memoire", "server", "--endpoint", endpoint, "--schema", schema, "--set", "multi_step=3")
-        learner = start(DEPLOYED / "learner" / "learner.py", MEMOIRE_ENDPOINT=endpoint, **said)
+        learner = start(DEPLOYED / "learner" / "learner.py", MEMOIRE_ENDPOINT=endpoint, **variables)
         plays = {"MEMOIRE_ENDPOINT": endpoint, "MEMOIRE_HTTP": f"127.0.0.1:{actor_page}", "JOB_COMPLETION_INDEX": "3"}
         actor = start(DEPLOYED / "actor" / "actor.py", **plays)
         until(lambda: status(actor_page)["stats"]["steps"] > 500, ENOUGH)
@@ -192,9 +192,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def script(word: str) -> str:
-    """The one example with this in it."""
-    (found,) = [block for block in BLOCKS if word in block]
-    return str(found)
+    """Return the one example that contains `word`."""
+    (example,) = [block for block in BLOCKS if word in block]
+    return str(example)
 
 
 def test_the_example_of_one_process_runs(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_what_is_linked_to_is_there(target: str) -> None:
 
 
 def demo(*arguments: str, timeout: float) -> tuple[int, str]:
-    """Exit status and output of `memoire demo` that ends by itself."""
+    """Return exit status and output of a `memoire demo` that ends by itself."""
     command = [sys.executable, "-u", "-m", "memoire", "demo", *arguments]
     pipe = subprocess.PIPE
     done = subprocess.run(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
@@ -230,13 +230,13 @@ SUMMARY = re.compile(r"solved CartPole-v1 in ([0-9.]+) s: the last 20 episodes r
 
 @pytest.mark.slow
 def test_the_demo_learns_to_balance_the_pole() -> None:
-    status, said = demo("--seed", "0", "--seconds", "100", timeout=115)
-    assert status == 0, said
-    found = SUMMARY.search(said)
-    assert found is not None, said
-    assert float(found[2]) > 195.0
-    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in said
-    totals = [line.split() for line in said.splitlines() if re.match(r"  ([0-9a-f]{32}|cluster) ", line)]
+    status, output = demo("--seed", "0", "--seconds", "100", timeout=115)
+    assert status == 0, output
+    summary = SUMMARY.search(output)
+    assert summary is not None, output
+    assert float(summary[2]) > 195.0
+    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in output
+    totals = [line.split() for line in output.splitlines() if re.match(r"  ([0-9a-f]{32}|cluster) ", line)]
     columns = np.array([[int(number.replace(",", "")) for number in row[1:]] for row in totals])
     assert len(columns) == 3, "two actors, and the sum"
     np.testing.assert_array_equal(columns[:-1].sum(axis=0), columns[-1])
@@ -246,19 +246,19 @@ def test_the_demo_learns_to_balance_the_pole() -> None:
 @pytest.mark.slow
 def test_several_servers_and_proxies_make_one_cluster() -> None:
     arguments = ("--servers", "2", "--proxies", "2", "--actors", "3", "--num-envs", "2", "--goal", "30", "--seed", "3")
-    status, said = demo(*arguments, "--seconds", "100", timeout=115)
-    assert status == 0, said
-    assert "solved CartPole-v1" in said
-    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in said
+    status, output = demo(*arguments, "--seconds", "100", timeout=115)
+    assert status == 0, output
+    assert "solved CartPole-v1" in output
+    assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in output
 
 
 @pytest.mark.slow
 def test_a_goal_that_is_not_reached_in_time_is_admitted() -> None:
-    for seconds in ("3", "25"):  # more on a machine so busy that three of them are over before the first episode
-        status, said = demo("--seconds", seconds, "--goal", "1000", "--actors", "1", timeout=100)
-        assert status == 1, said
-        if re.search(r"episodes [1-9]", said):
+    for seconds in ("3", "25"):  # 25 on a machine so busy that 3 are over before the first episode
+        status, output = demo("--seconds", seconds, "--goal", "1000", "--actors", "1", timeout=100)
+        assert status == 1, output
+        if re.search(r"episodes [1-9]", output):
             break
-    assert "not solved: after" in said
-    assert "the goal is 1000" in said
-    assert "the counts of the actors equal those of the servers" in said
+    assert "not solved: after" in output
+    assert "the goal is 1000" in output
+    assert "the counts of the actors equal those of the servers" in output

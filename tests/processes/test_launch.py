@@ -1,4 +1,4 @@
-"""Launched processes: ready when they say so, heard when they die, and never left behind."""
+"""Tests of launched processes: ready when they report so, named when they die, and never left behind."""
 
 import contextlib
 import json
@@ -27,8 +27,8 @@ PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH")
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    with Launcher() as made:
-        yield made
+    with Launcher() as running:
+        yield running
 
 
 def start(launcher: Launcher, *actions: str, name: str = "child-0") -> Child:
@@ -68,8 +68,8 @@ def test_a_child_that_dies_later_is_noticed_while_others_run(launcher: Launcher)
 
 
 def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_one_line() -> None:
-    said: list[str] = []
-    with Launcher(say=said.append) as launcher:
+    lines: list[str] = []
+    with Launcher(say=lines.append) as launcher:
         child, other = start(launcher, "ready", "wait"), start(launcher, "ready", "wait", name="child-1")
         launcher.await_ready([child, other])
         launcher.supervise([child], lambda facts: (f"first-was-{facts['pid']}",))
@@ -77,11 +77,11 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
         os.kill(first, signal.SIGKILL)
         until(lambda: launcher.pump(1.0) and child.process.pid != first and child.facts, 60.0)
         assert child.facts is not None and child.facts["pid"] != first
-        assert said == ["child-0 was killed by signal 9; it restarts in 0.5 s"]
+        assert lines == ["child-0 was killed by signal 9; it restarts in 0.5 s"]
         command = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
         assert f"first-was-{first}".encode() in command
         assert other.status is None
-        os.kill(other.process.pid, signal.SIGKILL)  # nobody supervises this one
+        os.kill(other.process.pid, signal.SIGKILL)  # not supervised
         with pytest.raises(ChildDied, match="child-1"):
             while launcher.pump(60.0):
                 pass
@@ -90,8 +90,8 @@ def test_a_supervised_child_that_is_killed_is_started_again_and_that_is_said_in_
 
 def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Callable[..., None]) -> None:
     times(restart_pause=0.01)
-    said: list[str] = []
-    with Launcher(say=said.append) as launcher:
+    lines: list[str] = []
+    with Launcher(say=lines.append) as launcher:
         child = start(launcher, "ready", "wait")
         launcher.await_ready([child])
         launcher.supervise([child])
@@ -100,8 +100,8 @@ def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Ca
         with pytest.raises(ChildDied, match="child-0 ended with status 3"):
             while launcher.pump(60.0):
                 pass
-    assert len(said) == MAX_FAILED_STARTS
-    assert said[1].endswith("(its last output: so I leave)")
+    assert len(lines) == MAX_FAILED_STARTS
+    assert lines[1].endswith("(its last output: so I leave)")
 
 
 def test_a_child_that_never_gets_ready_is_named(launcher: Launcher) -> None:
@@ -156,7 +156,7 @@ def test_a_signal_ends_the_pump_at_once(number: signal.Signals, launcher: Launch
 def test_a_child_finds_what_its_launcher_found_whatever_lies_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Launcher
 ) -> None:
-    """`./memoire` is a package to whoever looks in the working directory first, as `python -m` does."""
+    """`python -m` looks in the working directory first, in which `./memoire` is a package."""
     (tmp_path / "memoire").mkdir()
     (tmp_path / "memoire" / "__init__.py").write_text("raise SystemExit('this is not the memoire that was asked')")
     (tmp_path / "extra").mkdir()
@@ -202,7 +202,7 @@ def test_no_process_is_left_behind_however_the_launcher_ends(number: signal.Sign
 
 @contextlib.contextmanager
 def tied(*words: str) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]:
-    """A child with a line to this process, which takes in nothing; killed at the end."""
+    """Yield a child and this end of their line, which is never read; kill the child at the end."""
     ours, theirs = socket.socketpair()
     line = {**os.environ, **PATH, "OMP_NUM_THREADS": "1", LINE: str(theirs.fileno())}
     with ours, theirs, program(*words, pass_fds=[theirs.fileno()], env=line) as process:
@@ -213,7 +213,7 @@ def tied(*words: str) -> Iterator[tuple["subprocess.Popen[str]", socket.socket]]
 @pytest.mark.parametrize(("action", "status"), [("wait", 0), ("hang", ABANDONED)])
 @pytest.mark.timeout(90)
 def test_a_line_that_ends_with_a_report_unread_is_the_end_of_the_child(action: str, status: int) -> None:
-    """Linux resets a Unix stream then, in place of ending it."""
+    """Linux resets a Unix stream with unread data, in place of ending it."""
     with tied("-m", "launched_child", "ready", action) as (process, line):
         assert select.select([line], [], [], 60.0)[0], "the child says that it is ready"
         line.close()

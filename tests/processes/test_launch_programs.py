@@ -1,4 +1,4 @@
-"""`memoire launch`: programs that know nothing of a launcher, started again, and never left behind."""
+"""Tests of `memoire launch`: programs that know nothing of a launcher, restarted, and never left behind."""
 
 import contextlib
 import json
@@ -62,27 +62,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 def launched(folder: Path, *words: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
-    """`memoire launch` in a folder; killed at the end."""
     launch = "-m", "memoire", "launch", "--port", "0", "--logs", "logs"
     return program(*launch, *words, cwd=folder, env=surroundings())
 
 
 def read_until(process: "subprocess.Popen[str]", pattern: str, count: int = 1) -> list["re.Match[str]"]:
-    """The first lines that match."""
-    found, said = [], ""
-    while len(found) < count:
+    """Return the first `count` matches in a process's lines."""
+    matches, output = [], ""
+    while len(matches) < count:
         line = process.stdout.readline()
-        assert line, f"it ended by itself: {said}"
-        said += line
-        found += [match] if (match := re.search(pattern, line)) else []
-    return found
+        assert line, f"it ended by itself: {output}"
+        output += line
+        matches += [match] if (match := re.search(pattern, line)) else []
+    return matches
 
 
 def pid_of(launcher: int, words: str) -> int:
-    """The process of this launcher with these words in its command line."""
+    """Return the process of a launcher with these words in its command line."""
     listed = [file.read_text() for file in Path(f"/proc/{launcher}/task").glob("*/children")]
-    (found,) = [pid for pid in " ".join(listed).split() if words in Path(f"/proc/{pid}/cmdline").read_text()]
-    return int(found)
+    (child,) = [pid for pid in " ".join(listed).split() if words in Path(f"/proc/{pid}/cmdline").read_text()]
+    return int(child)
 
 
 def test_a_learner_that_is_the_server_and_its_actors_end_together(folder: Path) -> None:
@@ -128,15 +127,15 @@ def test_what_a_program_has_started_ends_with_it(folder: Path) -> None:
 
 def test_programs_that_are_done_are_not_started_again(folder: Path) -> None:
     with launched(folder, "-", "ends.py", "--actors", "2", "--endpoint", "tcp://127.0.0.1:9") as process:
-        said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0 and said.count("is done") == 2 and "started again" not in said
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0 and output.count("is done") == 2 and "started again" not in output
 
 
 def test_a_program_that_cannot_start_is_shown_with_its_last_words(folder: Path) -> None:
     with launched(folder, "fails.py", "--endpoint", "tcp://127.0.0.1:9") as process:
-        said, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
-    assert "memoire: learner ended with status 1" in said and "ValueError: a mistake in it" in said
+    assert "memoire: learner ended with status 1" in output and "ValueError: a mistake in it" in output
 
 
 def test_a_learner_that_opens_no_server_is_told_how(
@@ -148,9 +147,9 @@ def test_a_learner_that_opens_no_server_is_told_how(
         local.launch(options)
     words = r"no server at tcp://127\.0\.0\.1:\d+ from the learner within 0\.4 s\. Make the server"
     assert re.match(words, str(caught.value))
-    told = [line for line in capsys.readouterr().err.splitlines() if "actors wait" in line]
-    assert len(told) == 1 and re.fullmatch(
-        r"memoire: actors wait until the learner listens at tcp://127\.0\.0\.1:\d+ \(\$MEMOIRE_LISTEN\)", told[0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "actors wait" in line]
+    assert len(lines) == 1 and re.fullmatch(
+        r"memoire: actors wait until the learner listens at tcp://127\.0\.0\.1:\d+ \(\$MEMOIRE_LISTEN\)", lines[0]
     )
 
 
@@ -221,13 +220,13 @@ def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of
         read_until(process, r"\| has told 100")
         for number in signals:
             process.send_signal(number)
-        said, _ = process.communicate(timeout=20)
-    assert process.returncode == 128 + signals[0], said
-    assert "Traceback" not in said and "cannot close" not in said and "Error" not in said, said
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signals[0], output
+    assert "Traceback" not in output and "cannot close" not in output and "Error" not in output, output
     schema = {"obs": memoire.Column("float32", (2,), "state"), "action": "int64", "reward": "float32"}
     with memoire.Server("tcp://127.0.0.1:*", schema, state=folder / "state") as server:
         steps = server.totals().steps
     assert steps >= 100
     if len(signals) == 1:  # the second one kills
-        (made,) = re.findall(r"has made (\d+)", said)
-        assert steps in (int(made), int(made) + 1), said
+        (count,) = re.findall(r"has made (\d+)", output)
+        assert steps in (int(count), int(count) + 1), output

@@ -1,4 +1,4 @@
-"""Servers as processes, with a state folder: killed, told to end, and started again, they count exactly."""
+"""Tests of servers as processes with a state folder: killed, terminated and restarted, they count exactly."""
 
 import contextlib
 import resource
@@ -19,7 +19,7 @@ from tcpkit import flood, place
 
 
 class Process:
-    """`memoire server` on a folder and ports of its own; it can be killed and started again."""
+    """`memoire server` on its own folder and ports, which can be killed and started again."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
@@ -35,33 +35,30 @@ class Process:
         assert self.endpoint.rpartition(":")[2] in self.process.stdout.readline()
 
     def end(self, number: int) -> int:
-        """Send a signal; the exit status."""
+        """Send a signal, and return the exit status."""
         self.process.send_signal(number)
         status = self.process.wait(100.0)
         self.process.communicate()
         return status
 
     def saved(self) -> memoire.Server:
-        """What is in the folder, as a server that nobody can reach shows it."""
+        """Return a server without addresses that shows the folder's content."""
         return memoire.Server(None, SCHEMA, name="home", state=self.folder)
 
 
 @contextlib.contextmanager
 def node(folder: Path, *options: str) -> Iterator[Process]:
-    made = Process(folder, *options)
-    made.start()
+    server = Process(folder, *options)
+    server.start()
     try:
-        yield made
+        yield server
     finally:
-        if made.process is not None and made.process.poll() is None:
-            made.end(signal.SIGKILL)
+        if server.process is not None and server.process.poll() is None:
+            server.end(signal.SIGKILL)
 
 
 def test_nothing_is_lost_or_doubled_while_processes_are_killed(tmp_path: Path) -> None:
-    """Real processes, signals and disks; simulated trials have the other faults and storages, and the planted faults.
-
-    The long form is `make soak SOAK=killed_cluster`.
-    """
+    """Simulated trials have the other faults and storages; `make soak SOAK=killed_cluster` is the long form."""
     outcome = trial.run(trial.Settings(seed=1, seconds=6, kills=3, stops=1, terms=1, runs=2), tmp_path)
     print(outcome)
     assert not outcome.violations, outcome
@@ -80,17 +77,17 @@ def test_a_server_that_a_raw_peer_ends_from_outside_goes_on_exactly_when_it_is_s
                 flood(place(server.endpoint), b"DEALER")
         assert server.end(signal.SIGKILL) in (-signal.SIGABRT, -signal.SIGKILL)
         server.start()
-        (lines,), told = load.stop(), client.stats()
+        (lines,), stats = load.stop(), client.stats()
         assert server.end(signal.SIGTERM) == 0
         with server.saved() as saved:
-            assert (saved.total_episodes, saved.total_steps) == (told.episodes, told.steps)
+            assert (saved.total_episodes, saved.total_steps) == (stats.episodes, stats.steps)
             texts = [entry.line.text for entry in saved.search(most=10_000)]
             assert texts == [f"line {number}" for number in range(lines)]
         client.close()
 
 
 def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: Path) -> None:
-    """It waits for a client that has not heard that the run is over: it was stopped."""
+    """The process waits for a stopped client, which has not learned that the run is over."""
     with node(tmp_path / "state") as server:
         server.end(signal.SIGKILL)
         server.start(("-c", PATIENT))
@@ -103,7 +100,7 @@ def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: P
             with pytest.raises(subprocess.TimeoutExpired):
                 server.process.wait(0.7)
             assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
-        server.start()  # nothing of the folder minds
+        server.start()  # the folder is intact
         assert server.end(signal.SIGTERM) == 0
 
 
@@ -143,6 +140,6 @@ def test_a_run_is_begun_and_ended_from_the_command_line() -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, name="home") as server:
         for options, words in ([], "the current run at home"), (["--finish"], "finished at home"):
             command = [sys.executable, "-m", "memoire", "run", "next", server.endpoint, *options]
-            said = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=True).stdout
-            assert f"run 'next' is {words}" in said
+            output = subprocess.run(command, capture_output=True, text=True, timeout=100.0, check=True).stdout
+            assert f"run 'next' is {words}" in output
             assert (server.run, server.finished) == ("next", bool(options))

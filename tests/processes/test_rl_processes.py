@@ -1,4 +1,4 @@
-"""`python -m memoire.rl`: a pipeline as processes, of which some are killed."""
+"""Tests of `python -m memoire.rl`: a pipeline as processes, some of which are killed."""
 
 import contextlib
 import os
@@ -32,16 +32,16 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
 ) -> None:
     monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
     accidents = (Accident("worker-0", 60), Accident("trainer", 130), Accident("server-0", 200))
-    said: list[str] = []
-    run = Run(str(FILE), seconds=90.0, accidents=accidents, dashboard=False, say=said.append)
-    assert run.run() == 0, "\n".join(said)
-    text = "\n".join(said)
+    lines: list[str] = []
+    run = Run(str(FILE), seconds=90.0, accidents=accidents, dashboard=False, say=lines.append)
+    assert run.run() == 0, "\n".join(lines)
+    text = "\n".join(lines)
     assert text.count("on purpose") == 3 and "goal reached" in text
     tried = python("try", str(FILE), "--episodes", "2")
     assert tried.returncode == 0 and "mean return 20.00 over 2 episodes" in tried.stdout, tried.stderr
-    said.clear()
-    assert Run(str(FILE), seconds=60.0, dashboard=False, say=said.append).run() == 1, "the run is finished"
-    assert "goal not reached" in said[-1] and "start it again with --fresh" in said[-1]
+    lines.clear()
+    assert Run(str(FILE), seconds=60.0, dashboard=False, say=lines.append).run() == 1, "the run is finished"
+    assert "goal not reached" in lines[-1] and "start it again with --fresh" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
     ],
 )
 def test_a_file_without_what_is_run_is_refused(verb: str, file: object, missing: str) -> None:
-    found = python(verb, *([] if verb == "up" else ["tcp://127.0.0.1:9"]), str(file))
-    assert found.returncode == 2 and missing in found.stderr
+    done = python(verb, *([] if verb == "up" else ["tcp://127.0.0.1:9"]), str(file))
+    assert done.returncode == 2 and missing in done.stderr
 
 
 @contextlib.contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that ends by SIGTERM with status 0."""
+    """Run a command that ends by SIGTERM with status 0."""
     with program(*RL, *arguments, stderr=subprocess.PIPE) as process:
         yield process
         process.terminate()
@@ -84,15 +84,15 @@ def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() 
                     if step < 2:  # after the last one there is no room for further steps
                         version = server.publish("policy", body)
                 server.finish()
-                said, _ = collector.communicate(timeout=60.0)
-                assert collector.returncode == 0 and "recorded 768 steps" in said, said
+                output, _ = collector.communicate(timeout=60.0)
+                assert collector.returncode == 0 and "recorded 768 steps" in output, output
 
 
 def test_an_observer_runs_the_episodes_of_its_file_and_goes_on_at_another_agent() -> None:
     columns = {"obs": (np.float32, (1,)), "action": np.int64, "reward": np.float32}
     act = lambda rows: {"action": np.zeros(len(rows["obs"]), np.int64)}  # noqa: E731
-    given = {"obs": (np.float32, (1,))}, {"action": np.int64}, act
-    agents = [rl.Agent("tcp://127.0.0.1:0", *given, columns) for _ in range(2)]
+    facts = {"obs": (np.float32, (1,))}, {"action": np.int64}, act
+    agents = [rl.Agent("tcp://127.0.0.1:0", *facts, columns) for _ in range(2)]
     try:
         with running("observe", *(each.endpoint for each in agents), str(COLLECTION)):
             assert until(lambda: any(each.stats().jobs.observers for each in agents), 60.0)
