@@ -52,16 +52,16 @@ help:
 	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
 	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
 	@echo "make protocol      every order of events of small worlds, and each rule taken out with the harm that it does; Spin's models"
-	@echo "make soak          what takes minutes: kills, loads, disks; written to docs/soak.md; SOAK='killed_cluster' picks some"
-	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/benchmarks; CURVES_ARGS='--only ppo' runs one"
+	@echo "make soak          what takes minutes: kills, loads, disks; written to docs/development/records/soak.md; SOAK='killed_cluster' picks some"
+	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/development/records; CURVES_ARGS='--only ppo' runs one"
 	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong, pong_gpu; installs them"
-	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/mutants.md"
+	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/development/records/mutants.md"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
-	@echo "make bench         benchmarks/, written to docs/benchmarks/"
+	@echo "make bench         benchmarks/, written to docs/development/records/"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
-	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/benchmarks"
+	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/development/records"
 	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
 	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
 	@echo "make docs          the documentation as a site: search, API reference, every page; opens it in a browser"
@@ -143,11 +143,11 @@ protocol: setup-dev
 	cd tests && PYTHONPATH=.:support $(CURDIR)/$(BIN)/python -m protocol.spin
 
 soak: setup-dev
-	$(BIN)/python tests/soak/_run.py --write docs/soak.md $(SOAK)
+	$(BIN)/python tests/soak/_run.py --write docs/development/records/soak.md $(SOAK)
 
 # A run that was cut off goes on; MUTANTS_ARGS=--again tries anew what was not found, --only=WORD some.
 mutants: setup-dev
-	$(BIN)/python tests/mutants/run.py --write docs/mutants.md $(MUTANTS_ARGS)
+	$(BIN)/python tests/mutants/run.py --write docs/development/records/mutants.md $(MUTANTS_ARGS)
 
 lint: setup-dev
 	@$(MAKE) --no-print-directory --keep-going $(LINTS)
@@ -202,7 +202,7 @@ image:
 	$(PYTHON) tools/image.py --engine $(ENGINE)
 
 structure: setup-dev
-	$(BIN)/python tools/structure.py --draw docs/structure.svg
+	$(BIN)/python tools/structure.py --draw docs/development/structure.svg
 
 chart: setup-dev
 	$(BIN)/python tools/chart.py
@@ -215,32 +215,32 @@ format: setup-dev
 	$(BIN)/ruff format .
 
 bench: setup-dev
-	$(BIN)/python benchmarks/core.py --write docs/benchmarks
-	$(BIN)/python benchmarks/wire.py --write docs/benchmarks
-	$(BIN)/python benchmarks/waiting.py --write docs/benchmarks
-	$(BIN)/python benchmarks/farlearner.py --write docs/benchmarks
-	$(BIN)/python benchmarks/feedback.py --write docs/benchmarks
-	$(BIN)/python benchmarks/storage.py --write docs/benchmarks
-	$(BIN)/python benchmarks/frames.py --write docs/benchmarks
-	$(BIN)/python benchmarks/scaling.py --write docs/benchmarks
-	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/benchmarks
-	$(BIN)/python benchmarks/trainer.py --write docs/benchmarks
+	$(BIN)/python benchmarks/core.py --write docs/development/records
+	$(BIN)/python benchmarks/wire.py --write docs/development/records
+	$(BIN)/python benchmarks/waiting.py --write docs/development/records
+	$(BIN)/python benchmarks/farlearner.py --write docs/development/records
+	$(BIN)/python benchmarks/feedback.py --write docs/development/records
+	$(BIN)/python benchmarks/storage.py --write docs/development/records
+	$(BIN)/python benchmarks/frames.py --write docs/development/records
+	$(BIN)/python benchmarks/scaling.py --write docs/development/records
+	$(BIN)/python benchmarks/cliffwalk.py --seeds 3 --write docs/development/records
+	$(BIN)/python benchmarks/trainer.py --write docs/development/records
 
 curves: setup-torch
-	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/benchmarks $(CURVES_ARGS)
+	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/development/records $(CURVES_ARGS)
 
 # Runs that are recorded in build/contest are not run again: CONTEST_ARGS="--seeds 5 --sides memoire,sb3" adds to them.
 contest: setup-torch
-	$(BIN)/python benchmarks/contest.py --part $(PART) --game $(GAME) --write docs/benchmarks $(CONTEST_ARGS)
+	$(BIN)/python benchmarks/contest.py --part $(PART) --game $(GAME) --write docs/development/records $(CONTEST_ARGS)
 
 # benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
 bench-peers: setup-dev
-	$(BIN)/python benchmarks/learner.py --write docs/benchmarks
+	$(BIN)/python benchmarks/learner.py --write docs/development/records
 	$(BIN)/python tools/pictures.py
-	$(BIN)/python benchmarks/endtoend.py --write docs/benchmarks
-	$(BIN)/python benchmarks/inference.py --write docs/benchmarks
-	$(BIN)/python benchmarks/onpolicy.py --write docs/benchmarks
-	$(BIN)/python benchmarks/transfer.py --write docs/benchmarks
+	$(BIN)/python benchmarks/endtoend.py --write docs/development/records
+	$(BIN)/python benchmarks/inference.py --write docs/development/records
+	$(BIN)/python benchmarks/onpolicy.py --write docs/development/records
+	$(BIN)/python benchmarks/transfer.py --write docs/development/records
 
 # Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
 instructions: setup-dev

@@ -1,4 +1,4 @@
-"""Table of the aims of speed and of the measured ratios: renders docs/benchmarks/README.md from the figures there."""
+"""Table of the aims of speed and of the measured ratios: renders docs/results.md from the figures there."""
 
 import json
 import tomllib
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = HERE.parent / "docs" / "benchmarks"
+DOCS = HERE.parent / "docs"
+PAGES = DOCS / "development" / "records"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ def render(folder: Path = PAGES) -> str:
         low, middle, high = quartiles.get(key, [float("nan")] * 3)
         reached = "not measured" if key not in quartiles else "yes" if aim.is_reached(middle) else "**no**"
         figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in quartiles else ""
-        page = f"[{aim.shown_by}]({aim.shown_by}.md)" if (folder / f"{aim.shown_by}.md").exists() else aim.shown_by
+        page = (
+            f"[{aim.shown_by}](development/records/{aim.shown_by}.md)"
+            if (folder / f"{aim.shown_by}.md").exists()
+            else aim.shown_by
+        )
         rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure} | {reached} | {page} |")
         if key in quartiles and not aim.is_reached(middle) and aim.bounded_by:
             bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
@@ -73,12 +78,14 @@ def render(folder: Path = PAGES) -> str:
 def contests(folder: Path) -> str:
     """Return the section with the existing plots of contest.py: return of each side over seconds, or steps."""
     pictures = sorted(folder.glob("contest-*.svg"))
-    lines = [f"![Return over seconds, or steps, of each side]({path.name})" for path in pictures]
+    lines = [f"![Return over seconds, or steps, of each side](development/records/{path.name})" for path in pictures]
     return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
 
 
 def write(folder: Path = PAGES) -> None:
-    (folder / "README.md").write_text(render(folder), encoding="utf-8")
+    """Write the page: for the records in docs/ to docs/results.md, for others beside them."""
+    place = DOCS if folder.resolve() == PAGES else folder
+    (place / "results.md").write_text(render(folder), encoding="utf-8")
 
 
 PAGE = """# What was aimed at, and what was measured
@@ -105,8 +112,8 @@ Each of these was built, timed beside the present code, and was slower or no fas
 * a pause of 0.2 ms for the thread that receives caches, so that it wakes once for several caches
 
 Beyond the processor's caches, the speed of memory bounds gathering, checksums and copying. A second thread for a large
-batch was not built: a thread of its own prefetches a learner's batches ([waiting](waiting.md)), and in a server
-a second thread would take a core from the intake of the next caches.
+batch was not built: a thread of its own prefetches a learner's batches ([waiting](development/records/waiting.md)), and
+in a server a second thread would take a core from the intake of the next caches.
 
 ## What was measured once
 
@@ -117,8 +124,8 @@ Commit 294c2516 has the scripts of all these measurements. Memoire loses some of
 CONTESTS = """
 ## How long until a task is learned
 
-Median and quartiles over seeds, one side at a time on the same two cores. [The page](contest.md) describes the
-sides."""
+Median and quartiles over seeds, one side at a time on the same two cores. [The page](development/records/contest.md)
+describes the sides."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Contest of memoire, other libraries and a plain loop: seconds until a task is learned, on the same machine.
 
-    python benchmarks/contest.py --game breakout --seeds 3 --write docs/benchmarks
+    python benchmarks/contest.py --game breakout --seeds 3 --write docs/development/records
     python benchmarks/contest.py --game breakout --sides memoire,sb3 --seeds 1 --minutes 8
 
 Sides take turns: all of them with seed 0, then all with seed 1 in the reverse order. Each run writes a record to

@@ -1,7 +1,8 @@
 """Instructions of the hot calls, counted by valgrind and compared with the recorded counts.
 
 Counts hardly depend on the load of a machine, so that CI can compare them. `make instructions` fails if a call exceeds
-the record in docs/benchmarks/instructions.json by more than a tolerance; `--write` renews the record. Instructions of
+the record in docs/development/records/instructions.json by more than a tolerance; `--write` renews the record.
+Instructions of
 the C and mathematics libraries are not counted: their code depends on the processor. Other benchmarks measure times.
 """
 
@@ -42,7 +43,7 @@ from memoire.wire import _bytes, containers, messages
 from memoire.wire.frames import Message, MessageHeader
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs" / "benchmarks" / "instructions.json"
+RECORD = ROOT / "docs" / "development" / "records" / "instructions.json"
 RENEW = "python benchmarks/instructions.py --write"
 TOLERANCE = 0.05
 COMPILED = ("_core", "_bytes", "_container", "_draw")

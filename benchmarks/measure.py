@@ -140,7 +140,7 @@ def record(folder: str, name: str, aims: Mapping[str, Spread], results: Sequence
     """Write the figures that answer rows of aims.toml to `name`.json, and rewrite the table of all aims.
 
     Args:
-        folder: docs/benchmarks, or another folder.
+        folder: docs/development/records, or another folder.
         name: Name of the benchmark.
         aims: Measured ratio by the key of its row.
         results: All rows of the benchmark, which are written to the same file.

@@ -141,7 +141,7 @@ FAR_HEAD = head("workload", "caches, bytes per sample", "episodes, bytes per sam
 COUNTED = """\
 Counted on TCP between one actor and its server, both directions, requests and replies included; frames are random, so
 that compression cannot help. Episodes have 1000 steps; the actor's memory was full before counting began.
-[choose.md](../choose.md) has the conclusions."""
+[tables.md](../../tables.md) has the conclusions."""
 FAR = "A remote learner (`Reader`) adds these bytes for each sample, with either storage:"
 
 

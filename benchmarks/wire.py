@@ -55,7 +55,7 @@ def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool = False
     """Run a PULL socket, which receives as many messages as each order says; answer with the seconds and CPU seconds.
 
     Args:
-        keeps: Tune the C library as memoire does (docs/sockets.md).
+        keeps: Tune the C library as memoire does (docs/development/sockets.md).
     """
     if keeps:
         process.tune()

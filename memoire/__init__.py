@@ -18,11 +18,11 @@ Further names of `memoire`, which their docstrings and these pages describe:
     Client, Reader, Proxy               an actor's connection (`connect` returns it), a learner in another process, a
                                         node between actors and servers
     State, Endpoints, Process           further settings of a server (docs/guide.md)
-    Inference, RemotePolicy             a policy in another process, called in batches (docs/inference.md)
+    Inference, RemotePolicy             a policy in another process, called in batches (docs/remote-policies.md)
     Prompts                             prompts for language models, and their groups of answers
                                         (docs/language-models.md)
     MemoireError, InsecureWarning       the base class of all errors, and a warning (docs/errors.md)
-    ReplayMemory, ReplayMemoryServer,   the classes of the first design (docs/contract.md), with
+    ReplayMemory, ReplayMemoryServer,   the classes of the first design (docs/development/contract.md), with
     ReplayMemoryClient                  Bind, Conn, Transition, PrioritizedReplayBuffer and
                                         PriorityExperienceReplayBuffer
 

@@ -1,6 +1,6 @@
 """Figures: declarations of counters, gauges and histograms on the fields of stats, and rules to add them up.
 
-    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", docs="choose.md")]
+    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", docs="tables.md")]
                 │                   │             │       └ the sentence of a scrape, of docs/metrics.md and of pages
                 │                   │             └ the title of columns on pages and in `memoire top`
                 │                   └ the metric is memoire_held_bytes, its unit bytes

@@ -1,4 +1,4 @@
-"""Write the golden vectors of docs/wire.md into tests/vectors: `python tests/make_vectors.py`.
+"""Write the golden vectors of docs/development/wire.md into tests/vectors: `python tests/make_vectors.py`.
 
 Each vector is the frames of one message (<name>.0, <name>.1) or one container (<name>.payload); vectors.json says what they
 hold. Containers are put together here byte by byte, not by memoire.wire.containers, so that both must agree with the page.

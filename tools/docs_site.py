@@ -4,7 +4,8 @@
     python tools/docs_site.py --open     also serve it on this machine and open a browser, until Ctrl-C
     python tools/docs_site.py --into F   add this version to the site in the folder F
 
-The lists of docs/README.md are the site's menu. Pages link to each other, and to files of the repository, as in a
+The lists of docs/README.md and docs/development/README.md are the site's menu. Pages link to each other, and to files
+of the repository, as in a
 checkout: each file that a page links to becomes a page, too. mkdocs-material and mkdocstrings build the site in an
 environment of their own, with the versions pinned in deploy/requirements/docs.txt. The site loads nothing from other
 hosts.
@@ -38,10 +39,14 @@ TOOLS = ROOT / "build" / "site-tools"
 PINNED = ROOT / "deploy" / "requirements" / "docs.txt"
 LINK = re.compile(r"(\]\()([^)\s]+)(?=\))|(^\[[^\]]+\]: )(\S+)$", re.MULTILINE)
 """A Markdown link or picture, with its target."""
+LISTS = ("docs/README.md", "docs/development/README.md")
+"""Pages whose lists are the site's menu: for readers, and for contributors."""
+RECORDS = "docs/development/records/"
+"""Folder of pages that scripts write; the site's search leaves them out."""
 MARK = re.compile(r"\A(```\w*) [^\n]*")
 """First line of a fenced block with a note for tests after the language; mkdocs does not accept such a fence."""
 ROW = re.compile(r"^\| \[[^\]]*\]\(([^)#]+)\) \| (.*) \|$")
-"""A row of docs/README.md: the page and its purpose."""
+"""A row of a list: the page and its purpose."""
 CODE = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".md": "", ".sh": "bash"}
 """Language for syntax highlighting, by suffix."""
 
@@ -102,7 +107,8 @@ class Stage:
             return self._listing(path, place)
         text = source.read_text(encoding="utf-8")
         if source.suffix == ".md":
-            return self._with_links(path, text, place)
+            head = "---\nsearch:\n  exclude: true\n---\n" if path.startswith(RECORDS) else ""
+            return head + self._with_links(path, text, place)
         return f"# {path}\n\n````{CODE.get(source.suffix, '')}\n{text.rstrip()}\n````\n"
 
     def _listing(self, path: str, place: str) -> str:
@@ -133,14 +139,15 @@ class Stage:
         return f"{before}{relative(place, self.add(wanted))}{mark}{anchor}"
 
 
-def sections(text: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the lists of docs/README.md: (page, purpose) pairs by heading."""
+def sections(root: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the lists of the pages `LISTS`: (page, purpose) pairs by heading."""
     menu: dict[str, list[tuple[str, str]]] = {}
-    for line in text.splitlines():
-        if line.startswith("## "):
-            menu[line[3:]] = []
-        elif (row := ROW.match(line)) and menu:
-            menu[list(menu)[-1]].append((repository_path("docs/README.md", row[1]), row[2]))
+    for page in LISTS:
+        for line in (root / page).read_text(encoding="utf-8").splitlines():
+            if line.startswith("## "):
+                menu[line[3:]] = []
+            elif row := ROW.match(line):
+                menu[list(menu)[-1]].append((repository_path(page, row[1]), row[2]))
     return menu
 
 
@@ -151,7 +158,7 @@ def title(text: str) -> str:
 
 
 def public_names(stability: str) -> dict[str, list[str]]:
-    """Return the names that docs/stability.md calls public, by module.
+    """Return the names that docs/reference.md calls public, by module.
 
     The names of `memoire` come from several rows, its first eight names first.
     """
@@ -189,9 +196,9 @@ def stage(folder: Path, root: Path = ROOT) -> tuple[dict[str, list[tuple[str, st
     """Stage every page except the API's and the commands'; return the menu, and messages about broken links."""
     shutil.rmtree(folder, ignore_errors=True)
     staging, menu = Stage(root, folder), {}
-    listed = sections((root / "docs" / "README.md").read_text(encoding="utf-8"))
-    staging.add("docs/README.md")
-    for section, pages in listed.items():
+    for page in LISTS:
+        staging.add(page)
+    for section, pages in sections(root).items():
         menu[section] = [(title((root / path).read_text(encoding="utf-8")), staging.add(path)) for path, _ in pages]
     return menu, staging.broken
 
@@ -210,14 +217,14 @@ def llms(listed: Mapping[str, list[tuple[str, str]]], root: Path = ROOT) -> str:
 
 
 def nav(menu: Mapping[str, list[tuple[str, str]]], api: list[str]) -> list[object]:
-    """Return the menu of mkdocs: the sections of docs/README.md, with API and commands first in the reference."""
+    """Return the menu of mkdocs: the sections of the pages `LISTS`, with API and commands first in "Look up"."""
     entries: list[object] = []
     for section, pages in menu.items():
         rows: list[object] = [{name: place} for name, place in pages]
-        if section == "Reference":
+        if section == "Look up":
             rows = [{"API": [{Path(page).stem: page} for page in api]}, {"Commands": "commands.md"}, *rows]
         entries.append({section: rows})
-    entries.append({"All pages": "pages.md"})
+    entries.append({"All pages": ["pages.md", "development/README.md"]})
     return entries
 
 
@@ -256,7 +263,7 @@ def build(site: Path) -> list[str]:
     menu, broken = stage(pages)
     if broken:
         return broken
-    api = dict(api_pages(public_names((ROOT / "docs" / "stability.md").read_text(encoding="utf-8"))))
+    api = dict(api_pages(public_names((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))))
     for place, text in {**api, "commands.md": commands_page(Path(sys.executable))}.items():
         (pages / place).parent.mkdir(exist_ok=True)
         (pages / place).write_text(text, encoding="utf-8")
@@ -269,8 +276,7 @@ def build(site: Path) -> list[str]:
     if subprocess.run([*command, "--site-dir", target], cwd=BUILD, check=False).returncode:
         return ["mkdocs failed or warned: see its output above"]
     shutil.copytree(pages, target, ignore=lambda _, names: [n for n in names if not is_text(n)], dirs_exist_ok=True)
-    listed = sections((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
-    (target / "llms.txt").write_text(llms(listed), encoding="utf-8")
+    (target / "llms.txt").write_text(llms(sections(ROOT)), encoding="utf-8")
     entries = versions(site)
     (site / "versions.json").write_text(json.dumps(entries) + "\n", encoding="utf-8")
     (site / "index.html").write_text(FRONT.format(entries[0]["version"]), encoding="utf-8")

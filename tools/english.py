@@ -42,8 +42,6 @@ AWKWARD = re.compile(
 """Words of another century or of another kind of text, and templates of sentences that make riddles."""
 OPENINGS = re.compile(r"(Of|What|Whether|Where|Those|Who|How)\b")
 NAMES = {"made", "found", "given", "told", "said"}
-RECORDED = {"docs/soak.md", "docs/mutants.md"}
-"""Pages that record what commands printed."""
 AREAS = {
     "product": ("memoire", "dashboard"),
     "tests": ("tests",),
@@ -165,8 +163,7 @@ def look(path: Path) -> Page:
 def pages() -> list[Path]:
     """Return the pages that people write."""
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    paths = [*top, *sorted((ROOT / "docs").glob("*.md"))]
-    return [path for path in paths if path.relative_to(ROOT).as_posix() not in RECORDED]
+    return [*top, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "development").glob("*.md"))]
 
 
 def doubled(paths: Iterable[Path]) -> dict[str, set[str]]:

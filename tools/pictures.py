@@ -1,6 +1,6 @@
 """Generator of the README's bar chart, from the record of a benchmark.
 
-    python tools/pictures.py            docs/pictures/speed.svg, from docs/benchmarks/learner.json
+    python tools/pictures.py            docs/pictures/speed.svg, from docs/development/records/learner.json
     python tools/pictures.py --check    fail if a picture is out of date
 
 The drawings follow the browser's theme, light or dark, and need no font and no library.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDS, PICTURES = ROOT / "docs" / "benchmarks", ROOT / "docs" / "pictures"
+RECORDS, PICTURES = ROOT / "docs" / "development" / "records", ROOT / "docs" / "pictures"
 STYLE = """<style>
   text { font: 13px system-ui, sans-serif; fill: #24292f }
   .title { font-size: 15px; font-weight: 600 }
@@ -28,7 +28,7 @@ STYLE = """<style>
   }
 </style>"""
 COMPARED = "draw + gather 256, W1"
-"""The row of docs/benchmarks/learner.json that the bars show."""
+"""The row of docs/development/records/learner.json that the bars show."""
 PEERS = {
     "Stable-Baselines3": "Stable-Baselines3 (uniform)",
     "cpprb": "cpprb",

@@ -2,7 +2,7 @@
 
     python tools/structure.py                   print the figures
     python tools/structure.py --check           fail if a figure is above a ceiling, and name the files that raised it;
-                                                and if docs/structure.svg is out of date
+                                                and if docs/development/structure.svg is out of date
     python tools/structure.py --record          lower the ceilings to the figures
     python tools/structure.py --beside COMMIT   print the figures of a commit and of this tree side by side
     python tools/structure.py --draw FILE       draw the packages and their imports
@@ -51,7 +51,7 @@ from structure_picture import drawing
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "tools/structure.toml"
-PICTURE = "docs/structure.svg"
+PICTURE = "docs/development/structure.svg"
 OTHER_PRODUCT = (".pyx", ".pxd", ".h", ".js", ".css", ".html")
 """Product code that is not Python. Stubs repeat a signature and are not counted."""
 SMALL, LONG = 150, 600

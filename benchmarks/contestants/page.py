@@ -1,4 +1,4 @@
-"""Records of a contest's runs, and the page, figures and plots in docs/benchmarks that are rendered from them."""
+"""Records of a contest's runs, and the page, figures and plots that are rendered from them."""
 
 import ast
 import json

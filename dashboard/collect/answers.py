@@ -163,7 +163,7 @@ class Forecast:
     # fmt: off
     memory_full: Annotated[float | None, gauge("memory_full_seconds", "Memory is full", "Seconds until a table has no "
         "room left, at the pace of the last twenty minutes; 0 if a table is full. New entries then overwrite the "
-        "oldest; nothing fails.", docs="choose.md")] = None
+        "oldest; nothing fails.", docs="tables.md")] = None
     disk_full: Annotated[float | None, gauge("disk_full_seconds", "Disk is full", "Seconds until the disk of a state "
         "folder is full, at the pace of the last twenty minutes. Then nothing is acknowledged any more.",
         docs="state.md")] = None
@@ -205,7 +205,7 @@ class NodeRow:
     memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: its pages in RAM, shared "
         "pages included.", unit="bytes", curve=True)]
     descriptors: Annotated[int | None, shown("Open files", "Open file descriptors of the process, and their limit. "
-        "Each client takes up to three.", docs="sockets.md")]
+        "Each client takes up to three.", docs="development/sockets.md")]
     most_descriptors: int | None
     faults: Annotated[int, FAULTS]
     took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",
@@ -241,25 +241,26 @@ class InferenceRow:
     clients: Annotated[int, figure_of(InferenceStats, "clients")]
     queue_rows: Annotated[int, figure_of(InferenceStats, "queue_rows")]
     rows_per_second: Annotated[float | None, shown("Rows/s", "Observations for which actors ask; an actor with eight "
-        "environments asks for eight rows at a time.", docs="inference.md", curve=True)]
+        "environments asks for eight rows at a time.", docs="remote-policies.md", curve=True)]
     batch_rows: Annotated[float | None, shown("Batch", "Mean number of rows in one call of the function. Large "
-        "batches cost less per row.", formula="rows ÷ batches", docs="inference.md", curve=True)]
+        "batches cost less per row.", formula="rows ÷ batches", docs="remote-policies.md", curve=True)]
     batches: Annotated[dict[str, float], figure_of(InferenceStats, "batches")]
     """Share of the batches by the reason that started them; {} if no batch was computed."""
     wait: Annotated[float | None, shown("Wait", "Seconds from the arrival of a request to the start of its batch, as a "
-        "mean.", unit="s", docs="inference.md", curve=True)]
+        "mean.", unit="s", docs="remote-policies.md", curve=True)]
     p50: Annotated[float | None, shown("Answer, median", "Median seconds from the arrival of a request at the node "
         "until its answer is sent: the wait and the call of the function. The network adds to this time.",
-        unit="s", docs="inference.md", curve=True)]
+        unit="s", docs="remote-policies.md", curve=True)]
     p99: Annotated[float | None, shown("99 % below", "Seconds from the arrival of a request to its answer: 99 in 100 "
-        "requests take less.", unit="s", docs="inference.md", curve=True)]
+        "requests take less.", unit="s", docs="remote-policies.md", curve=True)]
     busy: Annotated[float | None, shown("Busy", "The share of its time in which the node computes. Near 100 % actors "
-        "wait for it.", unit="share", formula="seconds in the function ÷ seconds", docs="inference.md", curve=True)]
+        "wait for it.", unit="share", formula="seconds in the function ÷ seconds", docs="remote-policies.md",
+        curve=True)]
     refused: Annotated[dict[str, int], shown("Refused requests", "Requests without an answer since the node was "
         "started: busy (too many rows wait), failed (the function raised), or those of another schema or key.",
-        docs="inference.md")]
+        docs="remote-policies.md")]
     refused_per_second: Annotated[float, shown("Refused/s", "Requests without an answer each second.",
-        docs="inference.md", curve=True)]
+        docs="remote-policies.md", curve=True)]
     failures: Annotated[int, figure_of(InferenceStats, "failures")]
     weights_failures: Annotated[int, figure_of(InferenceStats, "weights_failures")]
     expired: Annotated[int, figure_of(InferenceStats, "expired")]
@@ -374,7 +375,7 @@ class Overview:
     models: Annotated[dict[str, int], MODEL_VERSION] = field(default_factory=dict)
     outdated: Annotated[int, gauge("outdated_actors", "Replaced a minute ago", "Active actors whose model was "
         "replaced more than a minute ago. Their connection for models may be cut.",
-        docs="runbooks.md")] = 0
+        docs="alerts.md")] = 0
     inference: list[InferenceRow] = field(default_factory=list)
     """Figures of the inference nodes that answer."""
     starts: list[StartsRow] = field(default_factory=list)
@@ -545,9 +546,9 @@ class HeldSample:
 WORDS: Final[Mapping[str, Figure]] = {
     "bytes_factor": shown("Sent for each byte recorded", "Above 1, entries are sent several times, because a cache "
         "repeats the frames and entries that it samples. Below 1, only a part is sent, or it is compressed.",
-        formula="bytes received ÷ bytes recorded", docs="choose.md"),
+        formula="bytes received ÷ bytes recorded", docs="tables.md"),
     "bytes_sent": shown("Bytes received", "Bytes of caches that reached servers, beside the bytes of all entries "
-        "that actors recorded.", docs="choose.md"),
+        "that actors recorded.", docs="tables.md"),
     "priority": shown("Priority", "How surprising an entry is: the size of its TD error plus a small constant, so that "
         "every entry can be drawn.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
     "trainer_waits": shown("Trainer", "Present state of the trainer. It pauses until start_training samples have come, "

@@ -231,7 +231,7 @@ class Totals:
     received_bytes: Annotated[int, counter("received_bytes", "Received", "Bytes of caches or episodes that arrived.",
         docs="benchmarks/storage.md")] = 0
     accepted_caches: Annotated[int, counter("caches", "Caches", "Caches of this run that were accepted: packets of "
-        "samples that clients drew from their own memories.", docs="choose.md")] = 0
+        "samples that clients drew from their own memories.", docs="tables.md")] = 0
     accepted_bytes: int = 0
     accepted_samples: int = 0
     rejected_caches: Annotated[int, DROPPED_CACHES("rejected", "Rejected", docs="errors.md"), counter("rejected_caches",

@@ -84,7 +84,7 @@ COSTS = NodeCosts(
     proxy_client=0.28e-3,
     client_memory=4 * 1024,
 )
-"""Costs measured on two cores of an AMD EPYC: docs/benchmarks/scaling.md."""
+"""Costs measured on two cores of an AMD EPYC: docs/development/records/scaling.md."""
 
 
 @dataclass(frozen=True)

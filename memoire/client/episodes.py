@@ -51,7 +51,7 @@ class Shipment(NamedTuple):
     """Sum of the episode's rewards, not discounted: [*R]; 0 if the schema has no reward."""
 
     def message(self, since: int, number: int, pushed_bytes: int) -> messages.Episode:
-        """Return the message for a client's account that was opened `since`; see docs/wire.md."""
+        """Return the message for a client's account that was opened `since`; see docs/development/wire.md."""
         return messages.Episode(since=since, number=number, pushed_bytes=pushed_bytes, **self.facts)
 
 

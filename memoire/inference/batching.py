@@ -454,10 +454,10 @@ class InferenceStats:
     requests: Annotated[int, counter("inference_requests", "Requests", "Requests that were answered or refused, those "
         "that came again too.")]
     rows: Annotated[int, counter("inference_rows", "Rows", "Rows (observations) that clients asked for; an actor with "
-        "eight environments asks for eight rows at a time.", docs="inference.md")]
+        "eight environments asks for eight rows at a time.", docs="remote-policies.md")]
     batches: Annotated[dict[str, int], counter("inference_batches", "What makes a batch due",
         "Calls of the function, by what made them due: the batch is full, every client that is alive has asked, or the "
-        "oldest request has waited long enough (max_wait).", label="reason", docs="inference.md")]
+        "oldest request has waited long enough (max_wait).", label="reason", docs="remote-policies.md")]
     batched_rows: Annotated[int, counter("inference_batch_rows", "Rows of batches", "Rows that the function was given, "
         "without those that fill a batch up.")]
     expired: Annotated[int, counter("inference_expired", "Expired", "Requests that were dropped before the function "
@@ -468,13 +468,13 @@ class InferenceStats:
         "Models of which no weights could be made; the former ones are still used.")]
     refused: Annotated[dict[str, int], REFUSED]
     queue_rows: Annotated[int, gauge("inference_queue_rows", "Rows that wait", "Rows that wait for their batch now. "
-        "Above queue_rows further ones are refused (busy).", docs="inference.md", curve=True)]
+        "Above queue_rows further ones are refused (busy).", docs="remote-policies.md", curve=True)]
     holders: Annotated[dict[str, int], HOLDER_BYTES]
     budget: Annotated[int, BUDGET_BYTES]
     clients: Annotated[int, gauge("inference_clients", "Clients", "Actors that asked within the last second, or the "
-        "node's `alive` seconds.", docs="inference.md")]
+        "node's `alive` seconds.", docs="remote-policies.md")]
     version: Annotated[int, gauge("inference_model_version", "Version", "Version of the weights with which the next "
-        "batch is computed. The node changes it between two batches.", docs="inference.md", curve=True)]
+        "batch is computed. The node changes it between two batches.", docs="remote-policies.md", curve=True)]
     waited_seconds: float
     """Total seconds that requests waited for their batch."""
     computed_seconds: Annotated[float, counter("inference_forward_seconds", "Computed",
@@ -483,7 +483,7 @@ class InferenceStats:
         "their arrival for their batch, by what made it due.", label="reason")]
     durations: Annotated[dict[str, Timing], histogram("inference_request_duration_seconds", "Time of an answer",
         "Seconds from the arrival of a request to its answer, by what made its batch due. The network comes on top.",
-        label="reason", docs="inference.md")]
+        label="reason", docs="remote-policies.md")]
     security: Security
     faults: Annotated[int, FAULTS]
     jobs: JobStats = field(default_factory=JobStats)

@@ -170,7 +170,7 @@ class TableStats:
     waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch, "
         "sample_episodes and take waited for samples in all; its rate is the learner's waiting share.")]
     held_caches: Annotated[int, gauge("held_caches", "Held", "Caches that are held now; of other tables, episodes, "
-        "fragments of rollouts or groups of prompts.", docs="choose.md", curve=True)]
+        "fragments of rollouts or groups of prompts.", docs="tables.md", curve=True)]
     held_samples: Annotated[int, shown("Samples held", "Samples of all held caches; of other tables, entries.")]
     held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", curve=True)]
     byte_limit: Annotated[int, gauge("held_limit_bytes", "Limit", "Bytes that are held at most.")]
@@ -179,7 +179,7 @@ class TableStats:
     unused_samples: Annotated[int, gauge("unused_samples", "Samples left", "Held samples that no learner has drawn "
         "yet; of a table of episodes, entries that can be drawn.", docs="rate.md", curve=True)]
     overwritten_caches: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches, episodes or fragments of "
-        "rollouts that made room for newer ones.", docs="choose.md", curve=True)]
+        "rollouts that made room for newer ones.", docs="tables.md", curve=True)]
     overwritten_samples: Annotated[int, counter("overwritten_samples", "Samples overwritten",
         "Samples in them that were not drawn; of rollouts, entries.")]
     split_fragments: Annotated[int, counter("split_fragments", "Fragments split", "Fragments of which a take got the "

@@ -67,7 +67,7 @@ class Table:
             which the server draws. "rollouts": parts of episodes; each entry is handed out once, in order (`take`).
             "prompts": prompts for language models; the schema describes an answer (`memoire.Prompts`). "keyed": rows by
             key, with fields that writers name (`memoire.tq`), without a schema. Or another kind that is registered or
-            installed (docs/extending.md).
+            installed (docs/development/extending.md).
         capacity: Maximum number of entries in episodes; 0: bytes, and a million entries, are the limit. For rollouts
             the entries recorded and not yet taken; 0 is 65,536. For prompts the unfinished prompts; 0: bytes alone are
             the limit.
@@ -167,7 +167,7 @@ class OpenTable:
         self.name, self.settings, self.pool = name, settings, pool
         self.push_bytes = self._message_bytes = int(message_bytes)
         """Maximum bytes of a push. A server sets a lower value for all of its tables if their caches are small, because
-        then more pushes may queue (docs/sockets.md).
+        then more pushes may queue (docs/development/sockets.md).
         """
         self.kind = settings.kind
         self.pushes = _able(pool, TakesPushes)

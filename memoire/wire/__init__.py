@@ -1,1 +1,1 @@
-"""Wire format: messages and containers as bytes. docs/wire.md describes both."""
+"""Wire format: messages and containers as bytes. docs/development/wire.md describes both."""

@@ -118,7 +118,7 @@ def header_checksum(frame):
         PyBuffer_Release(&view)
 
 
-# Frame 0 of a message; docs/wire.md has the layout bit by bit. Python checks an invalid frame again, to find the reason.
+# Frame 0 of a message; docs/development/wire.md has the layout bit by bit. Python checks an invalid frame again, to find the reason.
 
 cdef packed struct Header:
     uint8_t magic[4]

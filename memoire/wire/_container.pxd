@@ -23,7 +23,7 @@ cpdef enum:  # kinds of containers
     KIND_DRAWN_SEQUENCES = 6
     KIND_ROWS = 7
 
-cpdef enum:  # parts: contents of blocks; docs/wire.md has the shape and range of each
+cpdef enum:  # parts: contents of blocks; docs/development/wire.md has the shape and range of each
     PART_PREV = 1
     PART_NEXT = 2
     PART_FRAMES = 3

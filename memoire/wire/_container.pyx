@@ -25,7 +25,7 @@ cdef extern from "Python.h":
     char* PyBytes_AsString(object data) except NULL
 
 # A container: head (64 bytes), block table (32 bytes a block), blocks at multiples of 64, zeros between blocks, no byte behind the last.
-# docs/wire.md describes every bit. Schema and parameters alone determine the blocks. So a container is compared with a
+# docs/development/wire.md describes every bit. Schema and parameters alone determine the blocks. So a container is compared with a
 # `ContainerLayout`, the list of blocks that it must have, and any difference is refused.
 #
 #     head | table: (0xFFFF PREV_INDEX) (0xFFFF WEIGHT) (0 FRAMES) (1 PREV) | 0 0 | index | 0 0 | weights | frames of column 0 | ...

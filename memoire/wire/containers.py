@@ -1,4 +1,5 @@
-"""Packing and unpacking of containers: caches, drawn batches, episodes and feedback as one buffer (docs/wire.md).
+"""Packing and unpacking of containers: caches, drawn batches, episodes and feedback as one buffer
+(docs/development/wire.md).
 
 A container is a head, a table and 64-byte aligned blocks, one for each column. States are *unique frames and an
 index*: overlapping stacks and entries that were drawn twice cross the wire once. Schema and parameters determine the
@@ -280,7 +281,7 @@ def pack_episode(
     Args:
         fill: Called as fill(column, target) for each column but the return: writes the column's T values into exactly
             their bytes, one value after the other.
-        init_w, age, model_version: Arrays [T], as in docs/wire.md.
+        init_w, age, model_version: Arrays [T], as in docs/development/wire.md.
         lengths: Number of elements of each value of each ragged column, [T], by column.
         final: Final state: each state column [*F].
         now: Unix seconds, for the head.

@@ -1,7 +1,8 @@
 """Conversion of messages to frames and back, by pure functions: one parser checks every byte that is received.
 
-Frame 0 is a header of 96 bytes and a msgpack tail; frame 1 is the payload, if the message has one. docs/wire.md has the
-layout bit by bit, and `tests/vectors/` an example of every message. The module uses no socket, clock or file.
+Frame 0 is a header of 96 bytes and a msgpack tail; frame 1 is the payload, if the message has one.
+docs/development/wire.md has the layout bit by bit, and `tests/vectors/` an example of every message. The module uses no
+socket, clock or file.
 
 Schedule of HELLO for the sender, and the check of its answer. Pure: time is passed in.
 
@@ -414,7 +415,7 @@ CODES: Final = {
     "schema": "made for another schema",
     "table": "a table that this node does not have",
     "run": "made for another run",
-    "container": "a payload whose head, table or blocks are not as docs/wire.md describes",
+    "container": "a payload whose head, table or blocks are not as docs/development/wire.md describes",
     "index": "an index, count or step that is out of range",
     "value": "a weight, total or discount that is not finite or not in its range",
     "codec": "a compression that this node does not have, or compressed bytes that are damaged",

@@ -1,7 +1,7 @@
 """Bodies of messages: the fields of each message's tail, with all bounds in the types.
 
 Table kinds define their own messages. `frames` converts messages to bytes and back; `rows` has the packed rows that
-some messages carry. docs/wire.md describes each message.
+some messages carry. docs/development/wire.md describes each message.
 """
 
 from collections.abc import Callable

@@ -37,7 +37,7 @@ class ContainerKind(IntEnum):
 
 
 class Part(IntEnum):
-    """Content of a block; the number is on the wire. docs/wire.md has the shape and range of each part."""
+    """Content of a block; the number is on the wire. docs/development/wire.md has the shape and range of each part."""
 
     PREV = _container.PART_PREV
     NEXT = _container.PART_NEXT
@@ -121,7 +121,7 @@ FACTS: Final = {
     Part.INIT_WEIGHT: BookkeepingBlock("<f4"),
     Part.TD_ERROR: BookkeepingBlock("<f4"),
 }
-"""Dtypes and rows of the bookkeeping, by part. docs/wire.md has the same table."""
+"""Dtypes and rows of the bookkeeping, by part. docs/development/wire.md has the same table."""
 
 LENGTH: Final = np.dtype("<u4")
 """Dtype of the lengths of a ragged column's values, in elements."""

@@ -1,4 +1,4 @@
-"""The classic server and client, row by row of docs/contract.md, over real sockets: scripts as the API page has them."""
+"""The classic server and client, row by row of docs/development/contract.md, over real sockets: scripts as the API page has them."""
 
 import inspect
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The classic ReplayMemory, row by row of docs/contract.md: written from the API page alone, without a look at the engine."""
+"""The classic ReplayMemory, row by row of docs/development/contract.md: written from the API page alone, without a look at the engine."""
 
 import inspect
 import math

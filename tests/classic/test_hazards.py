@@ -1,4 +1,4 @@
-"""Faults that earlier replay memories had, one test each: docs/contract.md names the row that a test belongs to."""
+"""Faults that earlier replay memories had, one test each: docs/development/contract.md names the row that a test belongs to."""
 
 import multiprocessing
 import os

@@ -57,7 +57,7 @@ def test_rules_name_only_metrics_that_exist():
 
 
 def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on():
-    page = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     assert list(sections) == list(alerts())  # each alert has a section, in the same order, and no section is left over
     for name, rule in alerts().items():
@@ -65,13 +65,13 @@ def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on():
         assert name.startswith("Memoire") and rule["labels"]["severity"] in ("critical", "warning", "info"), name
         assert notes["summary"].endswith(".") and "{{" not in notes["summary"], name  # the same for all, to group by
         assert notes["description"].endswith(".") and "{{" in notes["description"], name
-        assert notes["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert notes["runbook_url"] == f"docs/alerts.md#{name.lower()}"
         assert all(f"**{word}:**" in sections[name] for word in ("Means", "Look at", "Do")), name
 
 
 def test_runbooks_name_only_metrics_that_exist():
     known = catalogue() | {rule["record"] for rule in rules() if "record" in rule}
-    assert set(NAME.findall((ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8"))) <= known
+    assert set(NAME.findall((ROOT / "docs" / "alerts.md").read_text(encoding="utf-8"))) <= known
 
 
 def test_every_rule_has_a_test():

@@ -1,6 +1,6 @@
 """Plant mistakes in copies of the checkout and see which of them the tests find: `make mutants`.
 
-    python tests/mutants/run.py [--workers 2] [--quick] [--again] [--only WORD] [--write docs/mutants.md]
+    python tests/mutants/run.py [--workers 2] [--quick] [--again] [--only WORD] [--write docs/development/records/mutants.md]
 
 Places are drawn by a seed (places.py, kernels.py); by_hand.toml has some more. The first run records which tests enter
 which function, which takes as long as `make test`; a mistake is tried by the tests that enter its function, the quickest

@@ -170,7 +170,7 @@ def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
     assert all(shared.of(payload) is payload for payload in unshared)
 
 
-# --- docs/sockets.md says what every socket has: each option is read back from each role, and from the nodes' own sockets
+# --- docs/development/sockets.md says what every socket has: each option is read back from each role, and from the nodes' own sockets
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
@@ -178,7 +178,7 @@ LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
 
 def table(heading):
     """Rows of the first table under a heading, each a dictionary by column."""
-    text = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    text = (ROOT / "docs" / "development" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     rows = [
         [cell.strip() for cell in line.strip("| \n").split(" | ")]
         for line in re.findall(r"^\|.*$", text.partition("\n## ")[0], re.M)

@@ -55,7 +55,7 @@ TOGETHER = {
         *(("classic_actor.py", [number], "episodes played") for number in "12"),
     ],
 }
-# Programs that learn, each in one file: how to make them short. docs/benchmarks/curves.md has them whole.
+# Programs that learn, each in one file: how to make them short. docs/development/records/curves.md has them whole.
 LEARN = {
     "dqn.py": ["--steps", "1500"],
     "sac.py": ["--steps", "1400"],

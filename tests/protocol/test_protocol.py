@@ -1,6 +1,6 @@
 """Small worlds, gone through in all orders: nothing is wrong, and a rule that is taken out does harm.
 
-`make protocol` goes through larger ones, with every rule taken out in turn (docs/protocol.md).
+`make protocol` goes through larger ones, with every rule taken out in turn (docs/development/protocol.md).
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Runs the trials of this folder one after the other and writes docs/soak.md: `make soak`.
+"""Runs the trials of this folder one after the other and writes docs/development/records/soak.md: `make soak`.
 
-    python tests/soak/_run.py [--write docs/soak.md] [NAME ...]
+    python tests/soak/_run.py [--write docs/development/records/soak.md] [NAME ...]
     python tests/soak/PROGRAM.py NAME [OPTIONS]
 
 A program has several trials. Each answers one question, the first line of its function's docstring; the rest of the

@@ -125,8 +125,8 @@ STANDS_ON = {"tmrl": ("rl",), "tq": ("keyed",), "trl": ("prompts",)}
 
 
 def public_modules() -> set[str]:
-    """Modules of the first table of docs/stability.md."""
-    table = (ROOT / "docs" / "stability.md").read_text("utf-8").partition("| --- | --- |")[2].partition("\n\n")[0]
+    """Modules of the first table of docs/reference.md."""
+    table = (ROOT / "docs" / "reference.md").read_text("utf-8").partition("| --- | --- |")[2].partition("\n\n")[0]
     return {name for row in table.splitlines()[1:] for name in re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])}
 
 

@@ -1,6 +1,6 @@
 """A kind of table from outside of memoire: a stack of the best episodes, by the sum of their rewards.
 
-Whole, but small: docs/extending.md explains it. No file of memoire names it.
+Whole, but small: docs/development/extending.md explains it. No file of memoire names it.
 """
 
 import heapq

@@ -12,7 +12,7 @@ import pytest
 import pictures
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-PAGES = FOLDER.parent / "docs" / "benchmarks"
+PAGES = FOLDER.parent / "docs" / "development" / "records"
 
 
 @pytest.fixture
@@ -73,13 +73,15 @@ def test_a_report_goes_to_a_folder_or_to_a_page_that_says_of_which_machine_it_is
     title = "benchmarks/core.py" + ", 16 cores" * (page != "core")  # no two pages have the same
     assert text.startswith(f"# {title}\n\nHow fast?") and f"![ratios]({page}.svg)" in text
     assert json.loads((tmp_path / f"{page}.json").read_text())["aims"] == {"draw-W1-numpy": [0.9, 1.0, 1.1]}
-    made = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"README.md"}  # the table of all aims
+    made = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"results.md"}  # the table of all aims
     assert {each.name for each in tmp_path.iterdir()} == made
 
 
 def test_the_page_of_aims_is_what_the_figures_make_of_it(modules):
     aims, *_ = modules
-    assert (PAGES / "README.md").read_text(encoding="utf-8") == aims.render(), "run: python benchmarks/aims.py"
+    assert (PAGES.parents[1] / "results.md").read_text(encoding="utf-8") == aims.render(), (
+        "run: python benchmarks/aims.py"
+    )
 
 
 IMPORTS = """
@@ -110,7 +112,7 @@ def test_an_aim_is_reached_missed_or_not_measured(modules, tmp_path):
     assert "**no**" not in aims.render(tmp_path) and "not measured" in aims.render(tmp_path)
     for ratio, reached in ((0.79, "**no**"), (0.8, "yes")):
         measure.record(str(tmp_path), "learner", {key: measure.Spread(ratio, ratio, ratio)})
-        row = next(line for line in (tmp_path / "README.md").read_text().splitlines() if known[key].against in line)
+        row = next(line for line in (tmp_path / "results.md").read_text().splitlines() if known[key].against in line)
         assert f"| 0.8 | {ratio} ({ratio} to {ratio}) | {reached} |" in row
     assert known["atari-bytes"].is_reached(0.2) and not known["atari-bytes"].is_reached(0.21)
 

@@ -11,7 +11,7 @@ import site_check
 ROOT = Path(__file__).resolve().parents[2]
 
 DOCS = ROOT / "docs"
-LISTED = docs_site.sections((DOCS / "README.md").read_text(encoding="utf-8"))
+LISTED = docs_site.sections(ROOT)
 
 
 def listed_pages():
@@ -19,9 +19,9 @@ def listed_pages():
 
 
 def test_every_page_is_in_the_menu_once():
-    there = {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} - {"docs/README.md"}
-    assert sorted(there) == sorted(path for path in listed_pages() if path.startswith("docs/"))
-    assert list(LISTED) == ["Start", "Guides", "Operate", "Reference", "Design", "Results"]
+    pages = {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")} - {*docs_site.LISTS}
+    assert sorted(pages) == sorted(path for path in listed_pages() if path.startswith("docs/"))
+    assert list(LISTED) == ["Learn", "Do", "Operate", "Look up", "Understand", "Contributors", "Records"]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_every_page_is_in_the_menu_once():
         ("README.md", "index.md"),
         ("docs/README.md", "pages.md"),
         ("docs/guide.md", "guide.md"),
-        ("docs/benchmarks/README.md", "benchmarks/README.md"),
+        ("docs/development/records/wire.md", "development/records/wire.md"),
         ("CONTRIBUTING.md", "project/CONTRIBUTING.md"),
         ("examples/sb3_dqn.py", "project/examples/sb3_dqn.py.md"),
         ("deploy/examples/actor", "project/deploy/examples/actor/index.md"),
@@ -47,6 +47,8 @@ def checkout(tmp_path):
     for name, text in {
         "README.md": "# One\n\nFor everybody.\n\nSee [a page](docs/a.md#part), ![it](docs/p.svg), [out](https://e.org).\n",
         "docs/README.md": "# All\n\n## Start\n\n| [../README.md](../README.md) | what it *is* |\n| [a.md](a.md) | `a` |\n",
+        "docs/development/README.md": "# Development\n\n## Records\n\n| [records/r.md](records/r.md) | a record |\n",
+        "docs/development/records/r.md": "# benchmarks/r.py\n\n[a](../../a.md)\n",
         "docs/a.md": "# The `a`\n\n## Part\n\n[x](../examples/x.py) [f](../examples) [home][h]\n\n```\n[no](link)\n```\n\n```sh docker\nls\n```\n\n[h]: ../README.md\n",
         "docs/p.svg": "<svg/>",
         "examples/x.py": "print('```')\n",
@@ -60,7 +62,12 @@ def checkout(tmp_path):
 
 def test_links_lead_to_where_their_targets_are_on_the_site(checkout, tmp_path):
     menu, broken = docs_site.stage(tmp_path / "pages", checkout)
-    assert not broken and menu == {"Start": [("One", "index.md"), ("The a", "a.md")]}
+    assert not broken and menu == {
+        "Start": [("One", "index.md"), ("The a", "a.md")],
+        "Records": [("r", "development/records/r.md")],
+    }
+    record = (tmp_path / "pages/development/records/r.md").read_text()
+    assert record == "---\nsearch:\n  exclude: true\n---\n# benchmarks/r.py\n\n[a](../../a.md)\n"
     assert "[a page](a.md#part), ![it](p.svg), [out](https://e.org)" in (tmp_path / "pages/index.md").read_text()
     page = (tmp_path / "pages/a.md").read_text()
     assert "[x](project/examples/x.py.md) [f](project/examples/index.md)" in page
@@ -76,12 +83,15 @@ def test_a_link_to_a_file_that_is_not_there_is_named(checkout, tmp_path):
 
 
 def test_llms_txt_names_each_page_with_what_it_is_for(checkout):
-    text = docs_site.llms(docs_site.sections((checkout / "docs/README.md").read_text()), checkout)
-    assert text == "# memoire\n\n> For everybody.\n\n## Start\n\n- [One](index.md): what it is\n- [The a](a.md): a\n"
+    text = docs_site.llms(docs_site.sections(checkout), checkout)
+    readers = "## Start\n\n- [One](index.md): what it is\n- [The a](a.md): a\n"
+    assert (
+        text == f"# memoire\n\n> For everybody.\n\n{readers}\n## Records\n\n- [r](development/records/r.md): a record\n"
+    )
 
 
 def test_every_public_name_has_a_place_in_the_api_reference():
-    names = docs_site.public_names((DOCS / "stability.md").read_text(encoding="utf-8"))
+    names = docs_site.public_names((DOCS / "reference.md").read_text(encoding="utf-8"))
     pages = dict(docs_site.api_pages(names))
     assert names["memoire"][:3] == ["Schema", "Column", "Buffer"] and "__version__" not in names
     for name in ("Buffer", "Server", "connect", "Reader", "ReplayMemory", "MemoireError"):

@@ -375,7 +375,7 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
 
 
 def test_the_page_names_every_part_and_kind() -> None:
-    page = (VECTORS.parent.parent / "docs" / "wire.md").read_text(encoding="utf-8")
+    page = (VECTORS.parent.parent / "docs" / "development" / "wire.md").read_text(encoding="utf-8")
     for part in Part:
         assert any(
             f"{part.value}" in line.split("|")[1] and part.name in line for line in page.splitlines() if "|" in line

@@ -294,7 +294,7 @@ def test_tails_of_the_right_names_and_wrong_values_are_parsed_or_refused(name: s
     refused(with_tail(name, msgspec.msgpack.encode(tail)))
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "development" / "wire.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in messages.BODIES])

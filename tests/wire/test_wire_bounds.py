@@ -1,4 +1,4 @@
-"""Every field of every message takes what lies at its bounds, as docs/wire.md has them, and refuses what lies beyond."""
+"""Every field of every message takes what lies at its bounds, as docs/development/wire.md has them, and refuses what lies beyond."""
 
 import math
 

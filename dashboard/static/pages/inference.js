@@ -100,7 +100,7 @@ function nothing({nodes}) {
   const away = nodes.filter(({role}) => role === "inference");
   if (away.length) return h("p.away-note", `${away.map(({name, url}) => name || url).join(", ")} does not answer: `, h("a", {href: address("nodes")}, "see the nodes"), ".");
   return h("section.card.start", h("h2", "No inference node is watched"),
-    h("p", "An inference node computes the policy for many actors at once, for instance on a GPU: docs/inference.md. In its process, write:"),
+    h("p", "An inference node computes the policy for many actors at once, for instance on a GPU: docs/remote-policies.md. In its process, write:"),
     h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an inference node"}, LINES)),
     h("p.quiet", "Then name its pages to this dashboard: ", h("code", "memoire dashboard dns:NAME:8080"), " finds all addresses of a name."));
 }
