@@ -1,4 +1,4 @@
-"""Every field of every message takes what lies at its bounds, as docs/development/wire.md has them, and refuses what lies beyond."""
+"""Fields of messages at their bounds in wire.md: values at a bound are taken, and values beyond are refused."""
 
 import math
 
