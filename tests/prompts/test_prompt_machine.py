@@ -1,4 +1,4 @@
-"""A table of prompts against a slow and obvious one: any order of calls, with restarts in between."""
+"""Rule-based test of the prompt table: random calls and restarts, compared with a simple Python model."""
 
 import copy
 import random
@@ -25,7 +25,7 @@ LEASE, ATTEMPTS, KEEP, LAG = 10.0, 2, 1, 2
 
 @dataclass
 class ModelPrompt:
-    """One prompt; `answers` are (version, reward or None) by place, `failed` places that have none."""
+    """Expected prompt: `answers` maps an index to [version, reward or None], `failed` an index to a reason."""
 
     key: tuple
     order: int
@@ -46,7 +46,7 @@ class ModelPrompt:
 
 
 class ModelTable:
-    """What `PromptTable` has to do."""
+    """Simple Python model of `PromptTable`."""
 
     def __init__(self, group, at_least, on_stale):
         self.group, self.at_least, self.on_stale = group, at_least, on_stale
@@ -77,9 +77,9 @@ class ModelTable:
             each = min(forgotten, key=lambda each: each.lease)
             each.until = now + LEASE
             return each
-        found = self.in_order("waiting")
-        if found:
-            each = found[0]
+        waiting = self.in_order("waiting")
+        if waiting:
+            each = waiting[0]
             each.state, each.worker, each.lease, each.until = "leased", worker, number, now + LEASE
             each.attempts, each.given_up = each.attempts + 1, set()
             return each
@@ -156,7 +156,7 @@ class ModelTable:
         return self.newest > 0 and self.version(each) < self.newest - LAG
 
     def draw(self, step, count):
-        """Places of the step's prompts; None while there are too few."""
+        """Return the keys of the step's prompts, or None while too few groups are ready."""
         fixed = sorted((each for each in self.prompts.values() if each.step == step), key=lambda each: each.place)
         if fixed:
             return [each.key for each in fixed]
@@ -237,19 +237,19 @@ def columns_of(values):
 
 
 def save(table, disk):
-    """Have what changed on disk: a dictionary by kind and key."""
+    """Apply the unsaved changes of a table to `disk`, a dictionary by kind and key."""
     for kind, key, body in take_changes(table):
         disk.pop((kind, key), None) if body is None else disk.update({(kind, key): body})
 
 
 def go_on(table, disk, now=0.0):
-    """Have a new table go on with what is on disk; returns the prompts of which something is missing."""
+    """Restore an empty table from `disk` and return its incomplete prompts."""
     table.store.saves = {}
     return restore(table, ((kind, key, body) for (kind, key), body in sorted(disk.items())), now)
 
 
 class HeldLease(NamedTuple):
-    """A lease that a worker has, or had."""
+    """Current or former lease of a worker."""
 
     key: tuple
     number: int
@@ -284,7 +284,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), count=st.integers(1, 3), forgets=st.integers(0, 2))
     def lease(self, worker, count=1, forgets=0):
-        """A reply that was lost: the worker does not know of its newest leases, and is given them again."""
+        """Lease prompts as a worker that lost its newest replies: the table returns the forgotten leases first."""
         having = [each.number for each in self.leases if each.worker == worker]
         having = having[: len(having) - forgets]
         rows, why = self.table.lease(worker, self.now, count=count, having=having)
@@ -421,9 +421,9 @@ class PromptMachine(RuleBasedStateMachine):
         step = max(self.step - again, self.model.committed + 1)
         if step in self.table.steps.steps:
             count = len(self.table.steps.steps[step].keys)
-        found = self.table.draw(step, count, self.model.session)
+        drawn = self.table.draw(step, count, self.model.session)
         expected = self.model.draw(step, count)
-        assert (None if found is None else found.keys) == expected
+        assert (None if drawn is None else drawn.keys) == expected
         self.step = max(self.step, step + (expected is not None))
 
     @rule(ahead=st.integers(0, 2))
@@ -463,7 +463,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule(epoch=EPOCHS, leases=st.integers(0, 3))
     def end_epoch(self, epoch, leases):
-        """All prompts that train are over: the epoch can be forgotten while evaluations are leased."""
+        """Cancel the training prompts of an epoch, and forget the epoch while evaluation prompts are leased."""
         for _ in range(leases):
             self.lease(WORKERS[1])
         self.commit(0)
@@ -479,7 +479,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule(is_killed=st.booleans())
     def restart(self, is_killed):
-        """Killed, all that was not saved is as if it had never been: nobody was told of it."""
+        """Restart the table from disk; a killed table loses all changes that were not saved."""
         if is_killed:
             self.model, self.leases, self.step = copy.deepcopy(self.saved)
         else:
@@ -492,7 +492,7 @@ class PromptMachine(RuleBasedStateMachine):
 
     @rule(is_heir=st.booleans())
     def restore_a_snapshot_elsewhere(self, is_heir):
-        """Each prompt is taken, with each answer that is there; what was forgotten or finished is so there, too."""
+        """Restore a snapshot in another table: prompts, answers, and epochs that were finished or forgotten."""
         table, facts = PromptTable(SCHEMA, self.rules, first=1 << 20), self.table.book.facts
         snapshot.go_on(table, snapshot.order_of(self.table), is_heir=is_heir)
         for row in sorted(self.table.book.rows.values(), key=lambda row: row.number):
@@ -524,36 +524,36 @@ class PromptMachine(RuleBasedStateMachine):
 
 
 class ReplayMachine(RuleBasedStateMachine):
-    """Steps that replay, whose trainer runs ahead of its commits: what is not committed is the same when drawn again."""
+    """Rule-based test of replay: uncommitted steps hold the same groups when the trainer draws them again."""
 
     def __init__(self):
         super().__init__()
         rules = PromptRules(group=1, at_least=1, required_mask=3, keep=1, replay_limit=3)
-        self.rules, self.disk, self.told = rules, {}, {}
-        self.given, self.rewinds, self.first, self.table = 0, 0, 1, PromptTable(SCHEMA, rules)
+        self.rules, self.disk, self.drawn = rules, {}, {}
+        self.added, self.rewinds, self.first, self.table = 0, 0, 1, PromptTable(SCHEMA, rules)
         self.table.store.saves = {}
 
     @property
     def newest(self):
-        return max(self.told, default=self.table.book.facts.committed)
+        return max(self.drawn, default=self.table.book.facts.committed)
 
     def seen(self, step):
-        """All that a trainer gets of a step."""
-        found = self.table.draw(step, 2, f"s{self.rewinds}", replay=0.5)
-        if found is None:
+        """Return the parts of a step that a trainer receives: keys, importance weights and packed columns."""
+        drawn = self.table.draw(step, 2, f"s{self.rewinds}", replay=0.5)
+        if drawn is None:
             return None
-        assert self.table.steps.is_kept(found)
-        keys = [*found.keys, *found.replayed]
-        return keys, list(found.importance), [self.table.store.packed(key, 0).data for key in keys]
+        assert self.table.steps.is_kept(drawn)
+        keys = [*drawn.keys, *drawn.replayed]
+        return keys, list(drawn.importance), [self.table.store.packed(key, 0).data for key in keys]
 
     @rule()
     def add(self):
-        key = "d", self.given // 8, self.given
-        self.given += 1
-        if not self.table.add([key], [b"p"])[0]:  # of an epoch that was forgotten
+        key = "d", self.added // 8, self.added
+        self.added += 1
+        if not self.table.add([key], [b"p"])[0]:  # the prompt belongs to a forgotten epoch
             return
         (row,), _ = self.table.lease(WORKERS[0], 0.0)
-        come = columns_of({"tokens": np.array([self.given], np.int32), "reward": np.float32(1.0)})
+        come = columns_of({"tokens": np.array([self.added], np.int32), "reward": np.float32(1.0)})
         assert self.table.answer(row, row.lease, 0, come) == "taken"
         self.table.bring_on(row)
 
@@ -563,19 +563,19 @@ class ReplayMachine(RuleBasedStateMachine):
             self.add()
             step = self.newest + 1
             if (seen := self.seen(step)) is not None:
-                self.told[step] = seen
+                self.drawn[step] = seen
 
     @rule(ahead=st.integers(0, 3))
     def commit(self, ahead):
         step = max(-1, self.newest - ahead)
         self.table.commit(step, f"s{self.rewinds}")
-        self.told = {number: seen for number, seen in self.told.items() if number > step}
+        self.drawn = {number: seen for number, seen in self.drawn.items() if number > step}
 
     @rule(ahead=st.integers(0, 3))
     def rewind(self, ahead):
         step, self.rewinds = max(-1, self.newest - ahead), self.rewinds + 1
         self.table.rewind(step, f"s{self.rewinds}")
-        self.told = {}
+        self.drawn = {}
 
     @rule(epoch=st.integers(0, 2))
     def forget(self, epoch):
@@ -593,7 +593,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_not_committed_is_the_same_when_it_is_drawn_again(self):
-        assert {step: self.seen(step) for step in self.told} == self.told
+        assert {step: self.seen(step) for step in self.drawn} == self.drawn
         self.table.check_invariants()
         kept = sum(row.has_columns for row in self.table.book.rows.values() if row.state is PromptState.COMMITTED)
         replayed = {key for step in self.table.steps.steps.values() for key in step.replayed}
@@ -616,22 +616,22 @@ RULES = {
 
 
 def table_of(rules, disk, first=1):
-    """A table that goes on with what is on disk, and the prompts of which something is missing."""
+    """Return a table restored from `disk`, and its incomplete prompts."""
     rules = PromptRules(group=2, at_least=2, required_mask=3, attempts=50, **rules)
     table = PromptTable(SCHEMA, rules, score="column:reward", first=first)
-    table.store.joined_bytes = 0  # an answer stays in pieces, as long ones do
+    table.store.joined_bytes = 0  # answers stay in pieces, as long answers do
     return table, go_on(table, disk)
 
 
 class Trainer:
-    """A worker, whose answers come in pieces, and a trainer that go by dice."""
+    """Trainer and worker that make random calls; the worker sends its answers in pieces."""
 
     def __init__(self, table, dice, sessions):
-        self.table, self.dice, self.sessions, self.step, self.given = table, dice, sessions, 0, 0
+        self.table, self.dice, self.sessions, self.step, self.added = table, dice, sessions, 0, 0
 
     def add(self):
-        keys = [(self.dice.choice("abc"), 0, self.given + i) for i in range(4)]
-        self.given += 4
+        keys = [(self.dice.choice("abc"), 0, self.added + i) for i in range(4)]
+        self.added += 4
         self.table.add(keys, [b"p"] * 4, priority=self.dice.choice([0.0, 0.0, 1.0]))
 
     def share(self):
@@ -688,7 +688,7 @@ def test_prompts_whose_answers_or_payloads_are_lost_wait_again_or_are_dropped_an
     for turn in range(6):
         trainer.go_on(25)
         if trainer.step > 1:
-            table.draw(trainer.step, 1, trainer.sessions[0], replay=0.5)  # not committed
+            table.draw(trainer.step, 1, trainer.sessions[0], replay=0.5)  # an uncommitted draw
         save(table, disk)
         states = {key: row.state for key, row in table.book.rows.items()}
         lost = {name for name in disk if name[0] in (PAYLOAD, COLUMNS) and dice.random() < 0.1}

@@ -1,4 +1,4 @@
-"""`memoire.Prompts` over sockets: givers, workers, trainers of several ranks, several servers, restarts."""
+"""`memoire.Prompts` over sockets: producers, workers, trainers of several ranks, several servers and restarts."""
 
 import contextlib
 import functools
@@ -25,8 +25,6 @@ from memoire.wire import messages
 from netkit import in_thread, until
 from readerkit import message
 
-# --- `memoire.Prompts` over sockets: givers, workers, trainers of several ranks, several servers, restarts and snapshots
-
 COLUMNS = {"tokens": (np.int32, (None,)), "reward": np.float32}
 ANY = "tcp://127.0.0.1:*"
 
@@ -36,7 +34,7 @@ def table(**settings):
 
 
 def answer_all(prompts, count=1 << 20, version=0, timeout=0.2):
-    """Answer what waits, at most so many prompts."""
+    """Answer at most `count` waiting prompts; return the number of answered prompts."""
     done = 0
     while done < count:
         try:
@@ -54,7 +52,7 @@ def answer_all(prompts, count=1 << 20, version=0, timeout=0.2):
 
 @contextlib.contextmanager
 def prompts_of(*names, **settings):
-    """Several servers of such a table, and the prompts of all of them."""
+    """Yield servers with a prompt table each, and a `memoire.Prompts` client of all these servers."""
     with contextlib.ExitStack() as opened:
         tables = {"t": table(**settings)}
         servers = [opened.enter_context(memoire.Server(ANY, tables=tables, name=name)) for name in names]
@@ -64,14 +62,14 @@ def prompts_of(*names, **settings):
 
 @pytest.fixture
 def server():
-    with memoire.Server(ANY, tables={"t": table()}) as made:
-        yield made
+    with memoire.Server(ANY, tables={"t": table()}) as prompt_server:
+        yield prompt_server
 
 
 @pytest.fixture
 def prompts(server):
-    with memoire.Prompts(server.endpoint, "t", timeout=10.0) as made:
-        yield made
+    with memoire.Prompts(server.endpoint, "t", timeout=10.0) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_a_lost_lease_comes_back_and_one_that_ended_is_anothers(server):
         again = other.lease(timeout=5.0)[0]
         assert again.key == lease.key and again.missing == (1,) and again.number > lease.number
         assert not one.renew(lease) and other.renew(again)
-        assert one.answer(lease, 1, {"tokens": [2], "reward": 0.0})  # whoever is first
+        assert one.answer(lease, 1, {"tokens": [2], "reward": 0.0})  # the first answer counts
         assert not other.answer(again, 1, {"tokens": [3], "reward": 0.0})
         assert one.draw(0, 1)["tokens"].values.tolist() == [1, 2] and one.figures()["late"] == 1
 
@@ -181,7 +179,7 @@ def test_long_answers_come_in_pieces_and_old_groups_are_known_by_the_oldest(prom
     prompts.answer(lease, 0, {"tokens": [1, 2]}, version=3, last=False)
     prompts.answer(lease, 0, {"tokens": [3], "reward": 1.0}, version=5)
     huge = np.arange(500_000)
-    prompts.answer(lease, 1, {"tokens": huge, "reward": 0.0}, version=4)  # larger than one request may be
+    prompts.answer(lease, 1, {"tokens": huge, "reward": 0.0}, version=4)  # larger than the limit of one request
     step = prompts.draw(0, 1)
     assert step["tokens"][0].tolist() == [1, 2, 3] and (step["tokens"][1] == huge).all()
     assert step.version.tolist() == [3, 4]
@@ -217,7 +215,7 @@ def test_a_rewind_brings_back_what_came_after_and_ends_the_former_session(server
     answer_all(one)
     keys = [one.draw(step, 2).keys for step in range(3)]
     one.commit(0)
-    assert two.resume(1) == 2  # step 1 is committed by that, step 2 comes back
+    assert two.resume(1) == 2  # resume(1) commits step 1; step 2 comes back
     counts = two.counts()
     assert (counts["committed"], counts["drawn"], counts["ready"]) == (4, 0, 4)
     assert two.draw(2, 2).keys == keys[2]
@@ -266,14 +264,14 @@ def test_a_drain_waits_until_the_prompts_of_the_server_that_leaves_are_committed
             with pytest.raises(MemoireTimeout, match=advice):
                 drain(old.endpoint, [new.endpoint], timeout=3.0, say=lambda line: None)
             assert answer_all(alone) == 5
-            said = []
-            thread, box = in_thread(lambda: drain(old.endpoint, [new.endpoint], timeout=100.0, say=said.append))
-            until(lambda: said and "has 4 prompts" in said[-1])
+            lines = []
+            thread, box = in_thread(lambda: drain(old.endpoint, [new.endpoint], timeout=100.0, say=lines.append))
+            until(lambda: lines and "has 4 prompts" in lines[-1])
             alone.draw(0, 4)
             assert thread.is_alive()
             alone.commit(0)
             thread.join(100.0)
-        assert "error" not in box and said[-1] == "old may be stopped, and taken off its proxies' lists"
+        assert "error" not in box and lines[-1] == "old may be stopped, and taken off its proxies' lists"
         with memoire.Prompts([old.endpoint, new.endpoint], "t", timeout=10.0) as both:
             both.add(dict.fromkeys(range(10, 14), ""), "d")
             assert [each.table("t").calls().counts()["waiting"] for each in (old, new)] == [0, 4]
@@ -299,7 +297,7 @@ def test_a_committed_step_of_which_a_server_has_no_group_is_drawn_again_until_it
         prompts.add(dict.fromkeys(range(8), ""), "d")
         answer_all(prompts)
         for step in range(3):
-            drawn = prompts.draw(step, 1)  # of one of the servers
+            drawn = prompts.draw(step, 1)  # a group of one server
             prompts.commit(step)
             assert prompts.draw(step, 1).keys == drawn.keys
         with pytest.raises(Refused, match="groups of step 0 are gone: all steps up to 2 are committed"):
@@ -308,17 +306,17 @@ def test_a_committed_step_of_which_a_server_has_no_group_is_drawn_again_until_it
 
 @pytest.mark.slow
 def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_trained_on():
-    given = 0
+    added = 0
     with prompts_of("n0", "n1") as ((_, other), prompts), memoire.Reader([other.endpoint], table="t") as reader:
 
         def there():
             return other.stats().tables["t"].own.given
 
         def add_elsewhere():
-            """Whether the other server got sixteen more."""
-            nonlocal given
+            """Add sixteen prompts; return True if server n1 received none of them."""
+            nonlocal added
             before = there()
-            given += prompts.add(dict.fromkeys(range(given, given + 16), ""), "d")
+            added += prompts.add(dict.fromkeys(range(added, added + 16), ""), "d")
             return there() == before
 
         assert not add_elsewhere()
@@ -328,8 +326,8 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
         answer_all(prompts)
         prompts.finish("d")
         trained = [key[2] for step in prompts.groups(8) for key in step.keys]
-        assert sorted(trained) == list(range(given))
-        prompts.commit(given)
+        assert sorted(trained) == list(range(added))
+        prompts.commit(added)
         assert other.stats().tables["t"].own.committed == there() > 0
 
 
@@ -365,7 +363,7 @@ def test_data_sets_are_leased_and_drawn_in_their_shares(prompts):
     assert Counter(lease.dataset for lease in leases) == {"math": 12, "code": 4}
     prompts.answer_all([(lease, dict.fromkeys((0, 1), {"tokens": [1], "reward": 1.0})) for lease in leases])
     assert Counter(dataset for dataset, _, _ in prompts.draw(0, 8).keys) == {"math": 6, "code": 2}
-    prompts.shares({"code": 1.0})  # the others come when it is empty
+    prompts.shares({"code": 1.0})  # other data sets are leased once "code" is empty
     assert {lease.dataset for lease in prompts.lease(16)} == {"code"}
 
 
@@ -389,10 +387,10 @@ def test_answers_to_several_prompts_travel_together_and_one_that_is_refused_spoi
         prompts.add(dict.fromkeys(range(40), ""), "d")
         leases = [*prompts.lease(3), *prompts.lease(3)]
         assert len({lease.server for lease in leases}) == 2
-        given = [(lease, {0: one, 1: one}) for lease in leases]
-        assert prompts.answer_all(given) == [[True, True]] * len(leases) == prompts.answer_all(given, piece=0)
+        answers = [(lease, {0: one, 1: one}) for lease in leases]
+        assert prompts.answer_all(answers) == [[True, True]] * len(leases) == prompts.answer_all(answers, piece=0)
         assert prompts.counts()["ready"] == len(leases)
-        good, bad, last = prompts.lease(3)  # of one server
+        good, bad, last = prompts.lease(3)  # all three of one server
         with pytest.raises(Refused, match="answer 2 to a prompt that has answers 0 to 1"):
             prompts.answer_all([(good, {0: one, 1: one}), (bad, {2: one}), (last, {0: one, 1: one})])
         assert prompts.fetch([good.key])[good.key]["answer"] == [0, 1]
@@ -408,7 +406,7 @@ def test_only_the_client_that_is_a_consumer_moves_its_cursor_and_there_are_not_m
         with pytest.raises(Refused, match=r"session.*another client is the consumer 'reward'"):
             other.list(since=dict.fromkeys(cursor, 2**60), consumer="reward")
         assert [each.key[2] for each in prompts.list(consumer="reward")[0]] == [1, 2]
-        assert [each.key[2] for each in other.list(consumer="reward")[0]] == [1, 2]  # a restart, for instance
+        assert [each.key[2] for each in other.list(consumer="reward")[0]] == [1, 2]  # as after a restart
         with pytest.raises(Refused, match="session"):
             prompts.list(since=cursor, consumer="reward")
         with pytest.raises(Refused, match=r"cursors of 256 consumers; forget one with forget_consumer"):
@@ -424,8 +422,8 @@ def test_only_the_client_that_is_a_consumer_moves_its_cursor_and_there_are_not_m
 def test_listeners_go_on_where_they_were(prompts):
     prompts.add(dict.fromkeys(range(3), ""), "d", tags={"level": "hard"})
     prompts.add({9: ""}, "d", evaluation=True)
-    found, cursor = prompts.list(consumer="reward model")
-    assert len(found) == 4 and {each.state for each in found} == {"waiting"}
+    rows, cursor = prompts.list(consumer="reward model")
+    assert len(rows) == 4 and {each.state for each in rows} == {"waiting"}
     assert prompts.list(since=cursor, consumer="reward model")[0] == []
     answer_all(prompts, 1)
     changed, _ = prompts.list("ready", consumer="reward model")
@@ -433,7 +431,7 @@ def test_listeners_go_on_where_they_were(prompts):
     assert len(prompts.list(tags={"level": "hard"})[0]) == 3
     answer_all(prompts)
     prompts.finish("d")
-    assert sum(len(step.keys) for step in prompts.groups(8)) == 3  # one is for evaluation
+    assert sum(len(step.keys) for step in prompts.groups(8)) == 3  # the fourth prompt is for evaluation
     assert prompts.fetch([("d", 0, 9)])["d", 0, 9]["reward"].tolist() == [0.0, 1.0]
 
 
@@ -464,7 +462,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
         prompts.add(dict.fromkeys(range(8), ""), "d")
         answer_all(prompts, 5)
         with pytest.raises(MemoireTimeout, match="5 of 6 groups ready"):
-            prompts.draw(0, 6, timeout=0.1, replay=0.5)  # nothing was committed yet
+            prompts.draw(0, 6, timeout=0.1, replay=0.5)  # before the first commit, no group can be replayed
         assert len(prompts.draw(0, 4, replay=0.5).keys) == 4
         prompts.commit(0)
         with pytest.raises(MemoireTimeout, match=r"1 of 2 groups ready \(2 more are replayed\)"):
@@ -478,7 +476,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
         assert prompts.draw(2, 4, replay=1.0).keys == alone.keys and prompts.draw(1, 4).keys == step.keys
         prompts.finish("d")
         answer_all(prompts)
-        assert len(prompts.draw(3, 8, replay=0.5).keys) == 7  # of the 3 last fresh ones, and the 4 that are kept
+        assert len(prompts.draw(3, 8, replay=0.5).keys) == 7  # 3 fresh groups and 4 replayed groups
         with pytest.raises(EpochOver):
             prompts.draw(4, 4, replay=1.0)
 
@@ -539,13 +537,13 @@ def test_the_terminal_shows_how_prompts_stand(server, prompts, capsys):
     assert [line.split() for line in shown.splitlines()[1:3]] == [["waiting", "2"], ["leased", "1"]]
 
 
-# --- A worker's list of its leases, over a server that is a function: no socket, and a clock that is set
+# --- Leases of a worker: the server is a Python object, and the test sets the clock
 
 SCHEMA = RowSchema({"reward": np.float32})
 
 
 class OneServer:
-    """Leases prompts without an end, 30 seconds each, and takes every answer."""
+    """Server stub that leases prompts without end, for 30 seconds each, and takes every answer."""
 
     limits = Limits()
 
@@ -575,7 +573,7 @@ class OneServer:
 
 
 def working():
-    """A server, and a worker's calls."""
+    """Return a server stub and a worker's calls to the stub."""
     server = OneServer()
     return server, WorkerCalls(server, (0, 1), 1.0, "")
 

@@ -1,4 +1,4 @@
-"""Proxies and relays: every client has a home, nobody waits for a server, and what is lost is counted."""
+"""Proxies and relays over sockets: homes of clients, servers that are down, and counts of lost messages."""
 
 import itertools
 import multiprocessing
@@ -24,16 +24,13 @@ pytestmark = pytest.mark.slow
 
 NAMES = [f"server-{number}" for number in range(4)]
 MANY = 20
-"""Clients that have both of two homes, but for one time in half a million."""
+"""Number of clients: each of two homes gets at least one, except once in half a million runs."""
 
 
 def settled(*proxies, servers):
-    """Wait until the proxies have met that many servers."""
+    """Wait until each proxy knows this number of servers."""
     for proxy in proxies:
         until(lambda proxy=proxy: len(proxy.servers) == servers)
-
-
-# What decides
 
 
 @given(st.lists(st.integers(0, 160), max_size=40))
@@ -50,9 +47,6 @@ def test_a_lane_keeps_the_newest_within_its_bytes_and_counts_the_rest(steps):
     sent = []
     assert lane.send("a connection", lambda _, frames: not sent.append(frames))
     assert sent == [[number] for number, _ in kept] and (len(lane), lane.bytes) == (0, 0)
-
-
-# What arrives
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -93,9 +87,7 @@ def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there
 @pytest.mark.parametrize("is_behind_proxy", [False, True])
 def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, times, is_behind_proxy):
     times(channel_renewed=0.3)
-    stranger = cluster.context.socket(
-        zmq.PULL
-    )  # answers a DEALER's greeting with one that does not fit: ZeroMQ gives up
+    stranger = cluster.context.socket(zmq.PULL)  # a PULL's greeting does not fit a DEALER's: ZeroMQ gives up
     place = f"tcp://127.0.0.1:{stranger.bind_to_random_port('tcp://127.0.0.1')}"
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED)
     node = cluster.proxy([place]) if is_behind_proxy else place
@@ -109,9 +101,6 @@ def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster,
     record(client)
     assert client.push_cache(100.0)
     until(lambda: server.total_caches == 1)
-
-
-# What goes wrong
 
 
 def test_a_home_that_is_down_delays_its_clients_and_loses_none(cluster):
@@ -175,7 +164,7 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
         clients.append(cluster.client(proxy))
     stuck = next(client for client in clients if client.home == NAMES[0])
     free = next(client for client in clients if client.home == NAMES[1])
-    servers[0]._io.pullers[0].stop(5.0)  # its caches are no longer taken, its requests are
+    servers[0]._io.pullers[0].stop(5.0)  # the server stops reading caches, but still answers requests
     for client in (stuck, free):
         record(client)
     for number in range(1, 21):
@@ -231,9 +220,6 @@ def test_totals_and_lines_are_exact_while_a_proxy_is_killed_again_and_again(clus
         process.join(100.0)
 
 
-# Models
-
-
 @pytest.mark.parametrize("size", [100, 1_500_000])
 def test_models_are_handed_out_by_the_proxy_also_without_their_server(cluster, size):
     servers = [cluster.server(name=name) for name in NAMES[:2]]
@@ -251,7 +237,7 @@ def test_models_are_handed_out_by_the_proxy_also_without_their_server(cluster, s
         try:
             clients.append(cluster.client(proxy, timeout=0.5))
         except MemoireTimeout:
-            continue  # given to the server that has just gone
+            continue  # assigned to the server that was just closed
     late = next(client for client in clients if client.home == NAMES[1])
     assert late.model("policy").wait(100.0).body == body
 
@@ -269,9 +255,6 @@ def test_a_publisher_that_begins_anew_is_heard_through_proxies(cluster, tmp_path
     again = cluster.restart(server)
     again.publish("policy", "new")
     until(lambda: model.newest().value == "new", 100.0)
-
-
-# Garbage and ends
 
 
 def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
@@ -292,19 +275,19 @@ def test_ends_are_bounded_and_wrong_addresses_are_errors(cluster):
 
 
 def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_before_its_requests(cluster):
-    """At once: its first answer is no larger, though the client has not yet heard that the server began again."""
+    """The first reply of a restarted server keeps to the client's limit, although the client sends HELLO only once."""
     server = cluster.server(name="a", schema=None, storage="keyed")
     proxy = cluster.proxy([server])
     settled(proxy, servers=1)
     client, numbers = b"c" * 16, itertools.count(1)
 
-    def ask(made, body, payload=None):
+    def ask(socket, body, payload=None):
         number = next(numbers)
         frames = [b"", *encode(body, client=client, sequence=number, home=name_hash("a"), payload=payload)]
-        until(lambda: sockets.send(made, frames) and made.poll(200))
-        while (said := parse(sockets.receive(made)[1:])).header.sequence != number:
-            until(lambda: made.poll(200))  # that was the answer to the proxy's HELLO
-        return said.body
+        until(lambda: sockets.send(socket, frames) and socket.poll(200))
+        while (message := parse(sockets.receive(socket)[1:])).header.sequence != number:
+            until(lambda: socket.poll(200))  # the message was the reply to the proxy's HELLO
+        return message.body
 
     far, near = (sockets.request_client(cluster.context, 1 << 20) for _ in range(2))
     sockets.connect(far, proxy.endpoint)
@@ -319,8 +302,8 @@ def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_bef
         if life == 0:
             hello = messages.Hello(role="client", takes={"message_bytes": 1000, "request_bytes": 1000})
             assert isinstance(ask(far, hello), messages.Welcome)
-        said = ask(far, keyed.FindRows(call="tags", partition="p", known=1))
-        assert isinstance(said, messages.Refused) and said.code == "too_large", life
+        answer = ask(far, keyed.FindRows(call="tags", partition="p", known=1))
+        assert isinstance(answer, messages.Refused) and answer.code == "too_large", life
         server = cluster.restart(server, storage="keyed")
     far.close(0)
     near.close(0)

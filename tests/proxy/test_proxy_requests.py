@@ -1,4 +1,4 @@
-"""Where requests and replies go at a proxy, and what it knows of its servers: no socket, time is given."""
+"""Routes of requests and replies at a proxy, and its list of servers, without sockets and with a manual clock."""
 
 import pytest
 
@@ -34,11 +34,11 @@ LIMITS = Limits()
 RUN = name_hash("one")
 HOME = name_hash
 ADDRESS = [b"connection", b""]
-"""Of a client: what stands in front of its requests."""
+"""Routing frames before a client's request."""
 
 
 class Arriving:
-    """The models of an address, as far as a proxy asks for them."""
+    """Stub of the models that a proxy requests from one server address."""
 
     def __init__(self):
         self.coming, self.announcements, self.runs = set(), [], 0
@@ -60,7 +60,7 @@ class Arriving:
 
 
 class Back(Backend):
-    """An address that has answered with these names."""
+    """Server address; if names are passed, the address has sent a WELCOME that lists these servers."""
 
     is_away, denied = False, ""
 
@@ -79,17 +79,17 @@ def welcome(name="a", **facts):
     return messages.Welcome(**{"schema": "{}", "home_name": name} | facts)
 
 
-def router(*backs, now=100.0):
-    """A router that has learned of these addresses."""
-    made = Router(now)
-    made.backs = list(backs)
+def router_of(*backs, now=100.0):
+    """Return a router that has the servers and homes of these addresses."""
+    router = Router(now)
+    router.backs = list(backs)
     for back in backs:
-        made.learn(back)
-    return made
+        router.learn(back)
+    return router
 
 
 def request(body, client=b"c" * 16, sequence=1, home="", run=RUN, payload=None):
-    """A request of a client."""
+    """Return a client's request in its envelope."""
     hashed = HOME(home) if home else 0
     frames = encode(body, client=client, sequence=sequence, home=hashed, run=run, payload=payload)
     return EnvelopedRequest(OPEN, ADDRESS, frames, True)
@@ -101,7 +101,7 @@ def header_of(asked):
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Where a request goes at a proxy: to its server, to one that is chosen, to the models that are here, or nowhere yet
+# --- Destination of a request: its home, a chosen server, the proxy's own models, or none yet
 
 NOW = 100.0
 HELLO = messages.Hello(role="actor")
@@ -113,10 +113,10 @@ def fetch(version=0, topic="policy", offset=0, size=0):
 
 
 class World:
-    """A proxy that decides, and nothing else."""
+    """Routing decisions of a proxy without sockets."""
 
     def __init__(self, *backs, now=NOW):
-        self.router, self.counts = router(*backs, now=now), ProxyCounts()
+        self.router, self.counts = router_of(*backs, now=now), ProxyCounts()
         self.cache = ModelCache(self.router, LIMITS)
         self.requests = Requests(self.router, self.cache, LIMITS, self.counts)
 
@@ -124,17 +124,14 @@ class World:
         return self.requests.take(asked, header_of(asked), now)
 
     def put(self, back, version, body=b"weights", topic="policy", is_renewed=False, noticed=(0, 0)):
-        made = model.Model(topic, version, body, False, model.make(topic, body, version).checksum)
-        return self.cache.put(back, made, is_renewed=is_renewed, noticed=noticed), made
+        published = model.Model(topic, version, body, False, model.make(topic, body, version).checksum)
+        return self.cache.put(back, published, is_renewed=is_renewed, noticed=noticed), published
 
 
 def chunk_of(step):
-    """The chunk of a reply, whose envelope is the request's."""
+    """Return the message of a reply, and check that the reply has the envelope of its request."""
     assert isinstance(step, AnswerRequest) and step.frames[:2] == ADDRESS
     return parse(step.frames[2:])
-
-
-# --------------------------------------------------------------------------------------------------------- servers
 
 
 def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
@@ -145,8 +142,8 @@ def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
         ({"message_bytes": 5, "request_bytes": 6}, {"message_bytes": 5, "request_bytes": 6}),
     ):
         step = world.take(request(messages.Hello(role="actor", name="me", takes=takes)))
-        said = parse(step.request.message).body
-        assert (said.takes, said.role, said.name) == (passed_on, "actor", "me")
+        hello = parse(step.request.message).body
+        assert (hello.takes, hello.role, hello.name) == (passed_on, "actor", "me")
         assert world.requests.receivers.of(b"c" * 16) == Receiver.of(passed_on)
 
 
@@ -165,14 +162,11 @@ def test_a_hello_for_a_server_that_may_still_come_is_given_to_no_other_one():
     asked = request(HELLO, home="x")
     for seconds in (0.0, SETTLE_INTERVAL + 0.1, START_GRACE):
         assert world.take(asked, NOW + seconds) is None
-    assert not world.requests.pending  # its client asks again
+    assert not world.requests.pending  # the client sends the request again
     assert world.take(asked, NOW + START_GRACE + 0.1) == ForwardRequest(world.router.backs[0], asked)
     late.names = ("x",)
     world.router.learn(late)
     assert world.take(asked, NOW) == ForwardRequest(late, asked)
-
-
-# -------------------------------------------------------------------------------------------------- before servers
 
 
 def test_a_hello_is_refused_while_no_server_lets_this_proxy_in():
@@ -192,9 +186,6 @@ def test_clients_hear_if_a_welcome_is_longer_than_their_proxy_takes():
     assert raised.value.code == "too_large"
 
 
-# ---------------------------------------------------------------------------------------------------------- models
-
-
 def test_a_stretch_that_a_model_does_not_have_is_refused():
     back = Back("a")
     world = World(back)
@@ -208,7 +199,7 @@ def test_a_client_that_asks_for_any_version_has_heard_of_none():
     world = World(back)
     asked = request(fetch(0), home="a")
     assert world.take(asked) == ForwardRequest(back, asked) and not back.topics.announcements
-    assert back.topics.wanted == {"policy"}  # but of the topic
+    assert back.topics.wanted == {"policy"}  # the topic itself is subscribed
 
 
 def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
@@ -217,7 +208,7 @@ def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
     world.put(first, 3)
     asked = request(fetch(3), home="b", run=OTHER)
     assert world.take(asked) == ForwardRequest(second, asked) and not second.topics.announcements
-    assert isinstance(world.take(request(fetch(3), home="b", run=0)), AnswerRequest)  # any run will do
+    assert isinstance(world.take(request(fetch(3), home="b", run=0)), AnswerRequest)  # run 0 accepts any run
 
 
 def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
@@ -225,12 +216,12 @@ def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
     world = World(back)
     back.topics.coming = {("policy", 3), ("policy", 4)}
     asked = request(fetch(3), home="a")
-    assert world.take(asked) is None and world.take(asked) is None  # sent again
+    assert world.take(asked) is None and world.take(asked) is None  # the second call repeats the request
     later = request(fetch(4), home="a", sequence=2)
     assert world.take(later) is None
     assert world.cache.next_time() == NOW + HELD_FETCH_TIMEOUT and world.counts.requests == 0
-    _, made = world.put(back, 3)
-    assert world.cache.arrived(made) == [asked]
+    _, stored = world.put(back, 3)
+    assert world.cache.arrived(stored) == [asked]
     assert bytes(chunk_of(world.requests.release(asked, NOW)).payload) == b"weights"
     assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [later] and world.cache.next_time() == float("inf")
     assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == ForwardRequest(back, later)
@@ -257,20 +248,17 @@ def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():
         world.requests.release(asked, NOW + HELD_FETCH_TIMEOUT)
 
 
-# ------------------------------------------------------------------------------------------------- what is kept
-
-
 def test_an_older_model_is_not_kept_and_the_notice_says_where_the_newest_came_from():
     first, second = Back("a"), Back("b", run=OTHER)
     world = World(first, second)
     assert world.put(first, 3, noticed=(1, 5))[0]
     assert not world.put(second, 3)[0] and not world.put(second, 2)[0]
-    told = parse_notice(world.cache.notice(world.cache.store.newest("policy")))
-    assert (told.header.home, told.body.epoch, told.body.version) == (HOME("a"), 5, 3)
-    is_new, made = world.put(second, 4, noticed=(1, 6))
-    told = parse_notice(world.cache.notice(made, again=True))
-    assert is_new and (told.header.home, told.header.run, told.body.epoch) == (HOME("b"), OTHER, 6)
-    assert told.payload is None and parse_notice(world.cache.notice(made)).payload is not None
+    notice = parse_notice(world.cache.notice(world.cache.store.newest("policy")))
+    assert (notice.header.home, notice.body.epoch, notice.body.version) == (HOME("a"), 5, 3)
+    is_new, newest = world.put(second, 4, noticed=(1, 6))
+    notice = parse_notice(world.cache.notice(newest, again=True))
+    assert is_new and (notice.header.home, notice.header.run, notice.body.epoch) == (HOME("b"), OTHER, 6)
+    assert notice.payload is None and parse_notice(world.cache.notice(newest)).payload is not None
 
 
 def test_a_publisher_that_began_again_counts_from_1_unless_the_newest_is_another_servers():
@@ -290,21 +278,21 @@ def test_another_run_at_an_address_takes_its_models_away_and_no_others():
     world.put(second, 3, topic="other")
     world.cache.begin_run(first)
     assert world.cache.store.versions() == {"other": 3} and (first.topics.runs, second.topics.runs) == (1, 0)
-    assert world.cache.has_run("policy", OTHER)  # nothing is here of any run
+    assert world.cache.has_run("policy", OTHER)  # no model of this topic remains
     assert world.put(first, 1)[0]
 
 
-# --- What a server's reply is when its client gets it through a proxy
+# --- Replies of servers on their way through a proxy
 
 OWN = messages.Endpoints(request="tcp://me")
 
 
 class WorldOfProxyReplies:
-    """A proxy between servers a and b and their clients, as far as replies go."""
+    """Replies of two servers, a and b, on their way through one proxy without sockets."""
 
     def __init__(self):
         self.first, self.second = Back("a", endpoint="tcp://a"), Back("b", endpoint="tcp://b")
-        self.router, self.counts, self.store = router(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
+        self.router, self.counts, self.store = router_of(self.first, self.second), ProxyCounts(), ModelStore(1 << 20)
         self.receivers = Receivers()
         self.replies = Replies(self.router, OWN, self.store, LIMITS, self.counts, self.receivers)
 
@@ -329,8 +317,8 @@ def test_clients_of_a_server_that_was_taken_off_the_list_are_told_to_leave_it():
     frames = reply(messages.Updated(caches=3), payload=b"feedback")
     assert world.take(frames) is frames
     world.retire_first()
-    said = read(world.take(frames))
-    assert (said.body.leaving, said.body.caches, bytes(said.payload)) == (True, 3, b"feedback")
+    updated = read(world.take(frames))
+    assert (updated.body.leaving, updated.body.caches, bytes(updated.payload)) == (True, 3, b"feedback")
     assert world.take(reply(messages.Updated()), world.second) == reply(messages.Updated())
     refused = reply(messages.Refused(code="busy", text="not now"))
     assert world.take(refused) is refused
@@ -355,14 +343,11 @@ def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
     assert world.counts.refused == {"too_large": 1}
 
 
-# --- What the WELCOMEs of one address behind a proxy change, and the parts of what passes it
+# --- WELCOMEs and notices of one server address
 
 
-def learn(back, told, run=RUN):
-    return back.learn(header(messages.Welcome, run=run), told)
-
-
-# -------------------------------------------------------------------------------------------------------- WELCOME
+def learn(back, body, run=RUN):
+    return back.learn(header(messages.Welcome, run=run), body)
 
 
 def test_a_server_that_is_heard_of_again_is_not_the_oldest():
@@ -371,9 +356,6 @@ def test_a_server_that_is_heard_of_again_is_not_the_oldest():
         learn(back, welcome(name, epoch=5))
     assert learn(back, welcome("stays", epoch=6)).has_restarted
     assert not learn(back, welcome("server-0", epoch=6)).has_restarted, "forgotten in its place"
-
-
-# -------------------------------------------------------------------------------------------------------- notices
 
 
 def test_a_notice_of_another_run_is_not_taken_and_has_hello_ask():
@@ -394,17 +376,17 @@ def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
     assert back.publisher((3, 4)) == (3, 4)
 
 
-# --- Which way a message goes, and what clients are told of servers: addresses are plain facts, and time is passed in
+# --- Choice of servers for clients, and the lists of servers that clients receive
 
 
 def listed(*names):
-    """A router with one address for each name, called as the server there is; "" has not answered."""
-    return router(*(Back(*filter(None, [name]), endpoint=f"tcp://{place}") for place, name in enumerate(names)))
+    """Return a router with one address for each server name; an address without a name has not answered."""
+    return router_of(*(Back(*filter(None, [name]), endpoint=f"tcp://{place}") for place, name in enumerate(names)))
 
 
-def relist(made, *endpoints, now=100.0):
+def relist(router, *endpoints, now=100.0):
     opened = []
-    changed = made.relist(
+    changed = router.relist(
         [f"tcp://{each}" for each in endpoints], lambda url: opened.append(url) or Back(endpoint=url), now
     )
     return changed, opened
@@ -414,18 +396,15 @@ def clients(count):
     return [number.to_bytes(16, "little") for number in range(count)]
 
 
-# ----------------------------------------------------------------------------------------------------- new clients
-
-
 def test_new_clients_are_shared_out_when_all_have_answered_or_had_their_time():
-    made = listed("a", "")
-    ready = [made.is_ready(100.0 + later) for later in (0.0, SETTLE_INTERVAL, SETTLE_INTERVAL + 0.1)]
+    router = listed("a", "")
+    ready = [router.is_ready(100.0 + later) for later in (0.0, SETTLE_INTERVAL, SETTLE_INTERVAL + 0.1)]
     assert ready == [False, False, True]
-    assert made.ready_at() == 100.0 + SETTLE_INTERVAL
-    made.backs[1].names = ("b",)
-    assert made.is_ready(100.0)
-    nobody = listed("", "")
-    assert not nobody.is_ready(999.0) and nobody.ready_at() == float("inf")
+    assert router.ready_at() == 100.0 + SETTLE_INTERVAL
+    router.backs[1].names = ("b",)
+    assert router.is_ready(100.0)
+    silent = listed("", "")
+    assert not silent.is_ready(999.0) and silent.ready_at() == float("inf")
 
 
 def test_a_name_more_moves_only_the_clients_that_it_gets():
@@ -434,58 +413,52 @@ def test_a_name_more_moves_only_the_clients_that_it_gets():
     assert {new for old, new in moved if old != new} == {"c"} and 60 < sum(old != new for old, new in moved) < 140
 
 
-# -------------------------------------------------------------------------------------------------- another list
-
-
 def test_the_same_list_in_another_order_changes_nothing():
-    made = listed("a", "b")
-    assert relist(made, 1, 0, now=200.0) == (False, []) and made.listed_at == 100.0
+    router = listed("a", "b")
+    assert relist(router, 1, 0, now=200.0) == (False, []) and router.listed_at == 100.0
 
 
 def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_known_to_be_gone_then():
-    made = listed("a", "b")
-    old = made.backs[0]
-    assert relist(made, 1, 2, now=200.0) == (True, ["tcp://2"]) and made.listed_at == 200.0
-    assert made.servers == ("b",) and made.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in made.all
-    assert made.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and made.homes[HOME("a")] is old
-    assert not made.is_unknown(HOME("a"), 200.0)  # tcp://2 has not answered
-    assert made.retire(200.0 + RETIRE_TIMEOUT) == {old}
-    assert HOME("a") not in made.homes and made.retiring == {} and old not in made.all
-    assert made.is_unknown(HOME("a"), 200.0) and not made.is_unknown(HOME("x"), 200.0)
+    router = listed("a", "b")
+    old = router.backs[0]
+    assert relist(router, 1, 2, now=200.0) == (True, ["tcp://2"]) and router.listed_at == 200.0
+    assert router.servers == ("b",) and router.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in router.all
+    assert router.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and router.homes[HOME("a")] is old
+    assert not router.is_unknown(HOME("a"), 200.0)  # tcp://2 has not answered
+    assert router.retire(200.0 + RETIRE_TIMEOUT) == {old}
+    assert HOME("a") not in router.homes and router.retiring == {} and old not in router.all
+    assert router.is_unknown(HOME("a"), 200.0) and not router.is_unknown(HOME("x"), 200.0)
 
 
 def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
-    made = listed("a")
-    made.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
-    made.learn(made.backs[0])
-    relist(made, 1)
-    made.retire(200.0)
-    unknown = [made.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
-    assert unknown == [False, True, True]  # tcp://1 has not answered: a home that is forgotten may be there
-
-
-# ------------------------------------------------------------------------------------------------ what clients hear
+    router = listed("a")
+    router.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
+    router.learn(router.backs[0])
+    relist(router, 1)
+    router.retire(200.0)
+    unknown = [router.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
+    assert unknown == [False, True, True]  # tcp://1 has not answered, and may serve the home that the router forgot
 
 
 def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_limits():
-    made = listed("a", "b", "")
-    made.backs[0].leaving, made.backs[1].unmet = ("a",), ("tcp://further",)
-    relist(made, 0, 2)
-    told = messages.Welcome(
+    router = listed("a", "b", "")
+    router.backs[0].leaving, router.backs[1].unmet = ("a",), ("tcp://further",)
+    relist(router, 0, 2)
+    received = messages.Welcome(
         schema="{}", servers=["b"], leaving=["z"], models={"policy": 5, "old": 2}, home_name="b", unmet=["tcp://x"],
         limits={"request_bytes": 10, "message_bytes": 1 << 50, "unheard_of": 7},
     )  # fmt: skip
     own = messages.Endpoints(request="tcp://me")
-    said = made.welcome(told, own, {"policy": 4, "new": 1}, Limits())
-    assert said.endpoints == own and said.servers == ["a"] and said.leaving == ["z", "a", "b"]
-    assert said.models == {"policy": 5, "old": 2, "new": 1} and said.unmet == ["tcp://2"]
-    assert said.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
-    assert (said.home_name, said.schema) == ("b", "{}")
+    passed_on = router.welcome(received, own, {"policy": 4, "new": 1}, Limits())
+    assert passed_on.endpoints == own and passed_on.servers == ["a"] and passed_on.leaving == ["z", "a", "b"]
+    assert passed_on.models == {"policy": 5, "old": 2, "new": 1} and passed_on.unmet == ["tcp://2"]
+    assert passed_on.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
+    assert (passed_on.home_name, passed_on.schema) == ("b", "{}")
 
 
 def test_a_model_is_found_by_version_and_checksum():
     back = Back("a")
     world = World(back)
-    _, made = world.put(back, 3)
-    assert world.cache.find("policy", 3, made.checksum) == made
-    assert world.cache.find("policy", 3, made.checksum ^ 1) is world.cache.find("policy", 2, made.checksum) is None
+    _, stored = world.put(back, 3)
+    assert world.cache.find("policy", 3, stored.checksum) == stored
+    assert world.cache.find("policy", 3, stored.checksum ^ 1) is world.cache.find("policy", 2, stored.checksum) is None

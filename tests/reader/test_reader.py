@@ -1,4 +1,4 @@
-"""Readers over any number of servers: the draw is exact, nothing is eaten by losses, and servers may come and go."""
+"""Readers of one or several servers: exact draws, no samples lost with messages, and servers that join and leave."""
 
 import gc
 import weakref
@@ -18,7 +18,7 @@ NAMES = [f"server-{number}" for number in range(3)]
 
 
 def clients_of_each(cluster, node, names, most=60):
-    """Clients, at least one with each home."""
+    """Return clients of a node; each of these homes has at least one client."""
     clients = []
     while {client.home for client in clients} < set(names):
         clients.append(cluster.client(node))
@@ -66,7 +66,7 @@ def test_two_readers_share_the_samples_and_none_is_drawn_twice(cluster):
     until(is_all_drawn)
     assert min(counts) > 0
 
-    def adds_up():  # a batch that was drawn may still be on its way to its reader
+    def adds_up():  # a drawn batch may still be on its way to its reader
         on_the_way = 50 * sum(reader.stats().prefetched for reader in readers)
         unused = sum(server.stats().unused_samples for server in servers)
         return sum(counts) + on_the_way == sum(map(drawn, servers)) == pushed - unused
@@ -105,11 +105,11 @@ def test_priorities_find_their_owners_at_every_server(cluster):
 
 
 def test_a_reader_that_nobody_holds_goes_on_until_it_is_closed(cluster):
-    """Its thread uses sockets: the interpreter has to find it at its end."""
-    found = weakref.ref(Reader([cluster.server().endpoint], context=cluster.context))
+    """The reader's thread uses sockets, so the interpreter must still find the reader at exit."""
+    reference = weakref.ref(Reader([cluster.server().endpoint], context=cluster.context))
     gc.collect()
-    assert found() is not None and found().servers
-    found().close()
+    assert reference() is not None and reference().servers
+    reference().close()
 
 
 def test_a_closed_reader_refuses_every_call(cluster):

@@ -1,4 +1,4 @@
-"""Orders to all servers and questions: no thread, no socket; servers are functions, and time passes when a call waits."""
+"""Orders and questions of a reader to all servers: servers are functions, and each wait advances the clock."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 
 class Monitor:
-    """The lock that nobody else holds, and a clock that a wait sets forward."""
+    """Monitor without contention, whose waits advance the clock."""
 
     def __init__(self):
         self.time, self.is_open, self.paused = 100.0, True, []
@@ -51,8 +51,9 @@ class Monitor:
 
 
 class Thread:
-    """A thread that does everything at once. `servers` says for each name how it answers: a body or an error, or a
-    function of the request that makes one.
+    """Reader thread that runs each call at once.
+
+    `servers` maps a name to an answer: a body, an error, or a function that returns a body for a request.
     """
 
     def __init__(self, **servers):
@@ -104,7 +105,7 @@ def test_parameters_go_to_every_server_as_they_travel_whichever_run_it_counts():
     admin.configure(4.0, discount=(0.5, 0.9), prev=np.array([1, 2]), multi_step=2)
     plain = messages.Control(parameters={"discount": [0.5, 0.9], "prev": [1, 2], "multi_step": 2})
     assert thread.sent == [("a", plain, 104.0, 0), ("b", plain, 104.0, 0)]
-    assert thread.directory.next_time() == 0.0  # HELLO sees what came of it
+    assert thread.directory.next_time() == 0.0  # the next HELLO, which is due at once, reads the result
 
 
 @pytest.mark.parametrize("order", [lambda admin: admin.configure(None), lambda admin: admin.snapshot("x", None)])
@@ -140,7 +141,7 @@ def test_a_server_whose_disk_is_full_is_asked_again_until_there_is_room_or_the_t
     assert {deadline for _, _, deadline, _ in thread.sent} == {104.0}
     thread.servers["b"] = lambda _: refused("disk") if thread.monitor.now() < began + 3.0 else silent()
     began = thread.monitor.now()
-    with pytest.raises(Refused, match="no") as raised:  # and why it does not answer at the end is not told
+    with pytest.raises(Refused, match="no") as raised:  # the error is the refusal, not the silence at the end
         CALLS[call](admin, 4.0)
     assert raised.value.code == "disk" and 3.0 <= thread.monitor.now() - began <= 4.0
 
@@ -168,7 +169,7 @@ def test_the_end_is_told_to_all_and_awaited_of_those_that_are_away_too(caplog):
     assert "did not answer within 3.0 s: 'b'" in caplog.text
     thread.servers["b"] = None
     with pytest.raises(MemoireTimeout, match="answer"):
-        admin.finish(3.0)  # it was not awaited once, and clients whose home it was never heard of the end
+        admin.finish(3.0)  # without this wait, the clients of server b missed the end of the run
 
 
 def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
@@ -194,9 +195,9 @@ def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
 def test_a_reader_that_is_closed_orders_nothing(call):
     thread, admin = cluster(a=TAKEN)
     thread.monitor.is_open = False
-    given = {"finish": (None,), "begin_run": ("one", None), "configure": (None,), "snapshot": ("one", None)}[call]
+    args = {"finish": (None,), "begin_run": ("one", None), "configure": (None,), "snapshot": ("one", None)}[call]
     with pytest.raises(Closed):
-        getattr(admin, call)(*given)
+        getattr(admin, call)(*args)
     assert thread.sent == []
 
 
@@ -236,25 +237,24 @@ def test_a_snapshot_is_asked_for_until_every_server_has_written_it():
     states = iter([messages.Snapshot(name="x", state="writing"), messages.Snapshot(name="x", state="done", bytes=7)])
     failed = messages.Snapshot(name="x", state="failed", text="disk full")
     thread, admin = cluster(a=lambda _: next(states), b=failed, c=TAKEN, d=silent())
-    told = admin.snapshot("x", None)
-    assert told["a"].bytes == 7 and thread.monitor.paused == [SNAPSHOT_INTERVAL, 0.0]
-    assert told["b"].code == "failed" and told["c"].code == "unexpected" and isinstance(told["d"], MemoireTimeout)
+    answers = admin.snapshot("x", None)
+    assert answers["a"].bytes == 7 and thread.monitor.paused == [SNAPSHOT_INTERVAL, 0.0]
+    assert (
+        answers["b"].code == "failed" and answers["c"].code == "unexpected" and isinstance(answers["d"], MemoireTimeout)
+    )
     orders = {body.order for _, body, _, _ in thread.sent}
-    assert len(orders) == 1 and len(thread.sent) == 5  # the same order: servers write one file each
+    assert len(orders) == 1 and len(thread.sent) == 5  # one order, because each server writes one file
 
 
 def test_a_snapshot_that_takes_longer_than_the_call_goes_on():
     thread, admin = cluster(a=messages.Snapshot(name="x", state="writing"))
-    told = admin.snapshot("x", 1.0)
-    assert isinstance(told["a"], MemoireTimeout) and "The server is still writing" in str(told["a"])
+    answers = admin.snapshot("x", 1.0)
+    assert isinstance(answers["a"], MemoireTimeout) and "The server is still writing" in str(answers["a"])
     assert thread.monitor.now() == pytest.approx(101.0, abs=2 * SNAPSHOT_INTERVAL)
 
 
-# ------------------------------------------------------------------------------------------------- what was counted
-
-
 def rows_of(*steps):
-    """Accounts of clients 1, 2 ... that have counted so many steps."""
+    """Return accounts of clients 1, 2 ... with these numbers of steps."""
     rows = np.zeros(len(steps), ACCOUNT)
     rows["client"][:, 0], rows["steps"] = np.arange(1, len(steps) + 1), steps
     return rows
@@ -269,9 +269,9 @@ def test_totals_count_each_client_once_over_all_servers():
     thread, admin = cluster(
         a=accounts(rows=(50, 7), applied=3, stale=1, **finished), b=accounts(rows=(80,), applied=4, **finished)
     )
-    found = admin.totals(None, None)
-    assert (found.run, found.totals.steps, found.totals.applied, found.totals.stale) == ("one", 87, 7, 1)
-    assert found.finished and found.durable and found.servers == ("a", "b") and found.missing == ()
+    report = admin.totals(None, None)
+    assert (report.run, report.totals.steps, report.totals.applied, report.totals.stale) == ("one", 87, 7, 1)
+    assert report.finished and report.durable and report.servers == ("a", "b") and report.missing == ()
     thread.servers["b"] = accounts(rows=(80,))
     assert not admin.totals(None, None).finished and not admin.totals(None, None).durable
 
@@ -290,8 +290,8 @@ def test_servers_that_count_another_run_are_asked_for_the_one_that_most_of_them_
         return lambda body: accounts(body.run or own, rows if (body.run or own) == "new" else (), runs=["old", "new"])
 
     thread, admin = cluster(a=answer("new", (5,)), b=answer("old", (6,)), c=answer("new", (7,)))
-    found = admin.totals(None, None)
-    assert (found.run, found.totals.steps, found.runs) == ("new", 7, ("old", "new"))
+    report = admin.totals(None, None)
+    assert (report.run, report.totals.steps, report.runs) == ("new", 7, ("old", "new"))
     assert [name for name, body, _, _ in thread.sent if body.run == "new"] == ["b"]
 
 
@@ -303,8 +303,8 @@ def test_accounts_come_in_pages_and_each_page_begins_after_the_last_one():
         return messages.Accounts(run_name="one", accounts=page.tobytes(), more=len(page) == 2)
 
     thread, admin = cluster(a=answer, b=accounts(rows=(9,)))
-    told = admin.accounts("one", None)
-    assert isinstance(told["a"], ServerAccounts) and told["a"].rows["steps"].tolist() == [1, 2, 3, 4, 5]
+    answers = admin.accounts("one", None)
+    assert isinstance(answers["a"], ServerAccounts) and answers["a"].rows["steps"].tolist() == [1, 2, 3, 4, 5]
     asked = [body for name, body, _, _ in thread.sent if name == "a"]
     assert [bool(body.after) for body in asked] == [False, True, True] and {body.run for body in asked} == {"one"}
     assert len([name for name, *_ in thread.sent if name == "b"]) == 1

@@ -1,4 +1,4 @@
-"""Which servers a reader knows, by which address, what holds of the table, and which models and TD errors go to them."""
+"""Servers that a reader knows: their addresses and sampling rates, and deliveries of models and TD errors."""
 
 import numpy as np
 import pytest
@@ -19,90 +19,90 @@ from readerkit import OTHER, RUN, SCHEMA, PoolServer, World, directory_of, learn
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Which servers a reader knows, by which address, and what holds of the table: time and messages are passed in
+# --- Known servers and their addresses
 
 NEXT = name_hash("next")
 
 
 def test_a_server_keeps_its_address_while_that_leads_there_and_takes_another_one_then():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    learn(made, welcome("a", ["a", "b"]))
-    learn(made, welcome("a", ["a", "b"]), address=1)
-    assert [server.address.endpoint for server in made.known] == ["tcp://a", "tcp://a"]
-    learn(made, welcome("b", ["b"]))
-    assert [server.address.endpoint for server in made.known] == ["tcp://b", "tcp://a"]
-    assert all(server.is_listed for server in made.known)
+    directory = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(directory, welcome("a", ["a", "b"]))
+    learn(directory, welcome("a", ["a", "b"]), address=1)
+    assert [server.address.endpoint for server in directory.known] == ["tcp://a", "tcp://a"]
+    learn(directory, welcome("b", ["b"]))
+    assert [server.address.endpoint for server in directory.known] == ["tcp://b", "tcp://a"]
+    assert all(server.is_listed for server in directory.known)
 
 
 def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    learn(made, welcome("a"))
-    learn(made, welcome("a"), address=1)
-    assert made.servers["a"].address is made.addresses[0]
-    made.servers["a"].is_away = True
-    learn(made, welcome("a"), address=1)
-    assert made.servers["a"].address is made.addresses[1] and made.there == []
+    directory = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    learn(directory, welcome("a"))
+    learn(directory, welcome("a"), address=1)
+    assert directory.servers["a"].address is directory.addresses[0]
+    directory.servers["a"].is_away = True
+    learn(directory, welcome("a"), address=1)
+    assert directory.servers["a"].address is directory.addresses[1] and directory.there == []
 
 
 def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as_another():
-    made = directory_of("a", "b", now=0.0)
-    former = made.servers["b"]
-    _, _, dropped = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT)
-    assert dropped == [] and list(made.servers) == ["a", "b"] and not former.is_listed
-    _, _, dropped = learn(made, welcome("a", ["a"]), now=FORGET_TIMEOUT + 0.1)
-    assert dropped == [former] and list(made.servers) == ["a"] and former.is_away
-    learn(made, welcome("a", ["a", "b"]), now=FORGET_TIMEOUT + 0.2)
-    assert made.servers["b"] is not former and not made.servers["b"].is_away
+    directory = directory_of("a", "b", now=0.0)
+    former = directory.servers["b"]
+    _, _, dropped = learn(directory, welcome("a", ["a"]), now=FORGET_TIMEOUT)
+    assert dropped == [] and list(directory.servers) == ["a", "b"] and not former.is_listed
+    _, _, dropped = learn(directory, welcome("a", ["a"]), now=FORGET_TIMEOUT + 0.1)
+    assert dropped == [former] and list(directory.servers) == ["a"] and former.is_away
+    learn(directory, welcome("a", ["a", "b"]), now=FORGET_TIMEOUT + 0.2)
+    assert directory.servers["b"] is not former and not directory.servers["b"].is_away
 
 
 def test_a_server_of_other_columns_is_refused_and_changes_nothing():
-    made = directory_of("a")
+    directory = directory_of("a")
     with pytest.raises(SchemaMismatch, match="reader"):
-        learn(made, welcome("b", ["b"], schema=OTHER))
-    assert list(made.servers) == ["a"] and made.addresses[0].servers == ("a",)
+        learn(directory, welcome("b", ["b"], schema=OTHER))
+    assert list(directory.servers) == ["a"] and directory.addresses[0].servers == ("a",)
 
 
 def test_a_reader_that_names_no_table_keeps_the_first_one_and_asks_again():
-    made = directory_of("a")
-    made.due(1.0)
-    assert learn(made, welcome("b", ["b"], table_name="another")) is None
-    assert list(made.servers) == ["a"] and made.addresses[0].hello.due == 0.0
+    directory = directory_of("a")
+    directory.due(1.0)
+    assert learn(directory, welcome("b", ["b"], table_name="another")) is None
+    assert list(directory.servers) == ["a"] and directory.addresses[0].hello.due == 0.0
 
 
 def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address():
-    made = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
-    assert learn(made, welcome("a"))[1] is None and made.run == RUN
-    learn(made, welcome("b"), address=1)
-    assert learn(made, welcome("a"))[1] is None
-    change = learn(made, welcome("a"), run=NEXT)[1]
-    assert change.is_first and change.servers == (made.servers["a"],) and made.run == NEXT
-    change = learn(made, welcome("b"), address=1, run=NEXT)[1]
-    assert not change.is_first and change.servers == (made.servers["b"],)
-    assert learn(made, welcome("b"), address=1, run=NEXT)[1] is None
+    directory = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
+    assert learn(directory, welcome("a"))[1] is None and directory.run == RUN
+    learn(directory, welcome("b"), address=1)
+    assert learn(directory, welcome("a"))[1] is None
+    change = learn(directory, welcome("a"), run=NEXT)[1]
+    assert change.is_first and change.servers == (directory.servers["a"],) and directory.run == NEXT
+    change = learn(directory, welcome("b"), address=1, run=NEXT)[1]
+    assert not change.is_first and change.servers == (directory.servers["b"],)
+    assert learn(directory, welcome("b"), address=1, run=NEXT)[1] is None
 
 
 def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
-    made = directory_of("a", "b")
-    made.reported(made.servers["a"], True)
-    assert not made.is_finished
-    made.reported(made.servers["b"], True)
-    assert made.is_finished
-    made.reported(made.servers["b"], False)
-    assert made.is_finished
+    directory = directory_of("a", "b")
+    directory.reported(directory.servers["a"], True)
+    assert not directory.is_finished
+    directory.reported(directory.servers["b"], True)
+    assert directory.is_finished
+    directory.reported(directory.servers["b"], False)
+    assert directory.is_finished
 
 
-# --- How drawing stands beside recording at several servers, message by message
+# --- Sampling rates of several servers, message by message
 
 BAND = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
 
 
 def rate(inserted, drawn, *, surplus=None, is_told=False):
-    """What a server with that many inserts and draws says of itself."""
+    """Return a server's report of these numbers of inserts and draws."""
     return ServerRate(2.0 * inserted - drawn if surplus is None else surplus, is_told, inserted, drawn, 2.0, 100.0)
 
 
 def begun(*servers):
-    """A tracker that has heard 10 inserts of each server, and has begun to draw."""
+    """Return a tracker that has 10 inserts of each server and has begun to draw."""
     tracker = RateTracker()
     for server in servers:
         tracker.heard(server, 1, rate(10, 0), 10, 1)
@@ -125,47 +125,47 @@ def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all(
     assert tracker.band("a", ["a", "b", "c"]).surplus == 80.0
 
 
-# --- What a reader shows of itself, without a thread or a clock
+# --- Figures of delivered batches, without a thread or a clock
 
 
 def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn():
-    made = DeliveredBatches()
-    assert made.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and made.newest is None
+    delivered = DeliveredBatches()
+    assert delivered.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and delivered.newest is None
     (drawn,) = World({"a": PoolServer([1])}).run(1)
-    assert made.is_due(10.0) and not made.is_due(10.1), "too soon for another look"
-    made.saw(drawn.gathered, drawn.importance, drawn.left_out, 3)
-    fresh = made.newest
-    made.batches, made.waited = 2, 0.5
-    figures = made.figures(64)
+    assert delivered.is_due(10.0) and not delivered.is_due(10.1), "too soon for another look"
+    delivered.saw(drawn.gathered, drawn.importance, drawn.left_out, 3)
+    fresh = delivered.newest
+    delivered.batches, delivered.waited = 2, 0.5
+    figures = delivered.figures(64)
     assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)
-    assert figures["age_max"] == fresh.age_max and "ages" not in figures  # numbers alone
+    assert figures["age_max"] == fresh.age_max and "ages" not in figures  # only numbers, no arrays
 
 
-# --- Models to all servers: which server has which, what is sent next, and for whom a call waits
+# --- Models to all servers: version at each server, next chunk, and calls that wait
 
-STRETCH = 4
+CHUNK = 4
 
 
 class Publishers:
-    """What is published to servers that answer as a test says; `sends` are those that are not answered yet."""
+    """Published models, and servers that answer when the test calls `answer`; `sends` holds unanswered chunks."""
 
     def __init__(self, *names):
         self.directory = directory_of(*names)
-        self.made, self.sends, self.received = Publishing(self.directory, STRETCH), [], {}
+        self.publishing, self.sends, self.received = Publishing(self.directory, CHUNK), [], {}
 
     def publish(self, body=b"12345678", topic="policy", now=0.0):
-        order, sends = self.made.publish(make(topic, body, 0), now)
+        order, sends = self.publishing.publish(make(topic, body, 0), now)
         self.sends += sends
         return order
 
     def met(self, name, has_restarted=False):
-        self.sends += self.made.met(self.directory.servers[name], has_restarted)
+        self.sends += self.publishing.met(self.directory.servers[name], has_restarted)
 
     def answer(self, name, answer=None):
-        """Have the oldest stretch on its way to a server answered: taken, if nothing else is said."""
+        """Answer the oldest chunk on its way to a server; by default, the server takes the chunk."""
         send = next(send for send in self.sends if send.server.name == name)
         self.sends.remove(send)
-        self.sends += self.made.answered(send, answer or self.taken(send))
+        self.sends += self.publishing.answered(send, answer or self.taken(send))
 
     def taken(self, send):
         received = send.offset + len(send.payload or b"")
@@ -183,22 +183,22 @@ def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_h
     world = Publishers("a", "b")
     order = world.publish(now=10.0)
     late = 10.0 + LEFT_OUT_TIMEOUT
-    assert not world.made.is_taken(order, late)  # nobody has it
+    assert not world.publishing.is_taken(order, late)  # no server has the model
     world.answer("a")
     world.answer("a")
-    assert not world.made.is_taken(order, late - 0.1) and world.made.is_taken(order, late)
-    assert [server.name for server in world.made.silent(world.made.missing(order), "policy")] == ["b"]
-    world.answer("b")  # it has begun to answer: it is waited for
-    assert not world.made.is_taken(order, late) and world.made.silent(order.there, "policy") == []
+    assert not world.publishing.is_taken(order, late - 0.1) and world.publishing.is_taken(order, late)
+    assert [server.name for server in world.publishing.silent(world.publishing.missing(order), "policy")] == ["b"]
+    world.answer("b")  # server b has begun to answer, so the call waits for b
+    assert not world.publishing.is_taken(order, late) and world.publishing.silent(order.there, "policy") == []
 
 
 def test_a_call_that_finds_nobody_waits_for_the_first_server_that_comes():
     world = Publishers("a")
     world.directory.servers["a"].is_away = True
     order = world.publish()
-    assert order.there == () and not world.made.is_taken(order, 99.0)
+    assert order.there == () and not world.publishing.is_taken(order, 99.0)
     world.answer("a", refused("denied"))
-    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "denied"
+    assert world.publishing.is_taken(order, 0.0) and world.publishing.refusal(order).code == "denied"
 
 
 def test_a_server_that_comes_later_gets_the_newest_and_one_that_restarted_gets_it_again():
@@ -225,7 +225,7 @@ def test_a_server_that_forgot_the_beginning_is_sent_all_of_it_again():
     world.answer("a", refused("missing"))
     assert [send.offset for send in world.sends] == [0]
     world.answer_all()
-    assert world.made.is_taken(order, 0.0)
+    assert world.publishing.is_taken(order, 0.0)
 
 
 @pytest.mark.parametrize("code", ["run", "client", "closed"])
@@ -235,10 +235,10 @@ def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then
     world.directory.addresses[0].hello.due = 5.0
     world.answer("a", refused(code))
     assert world.sends == [] and world.directory.next_time() == 0.0
-    assert world.made.missing(order) == list(order.there) and world.made.refusal(order) is None
+    assert world.publishing.missing(order) == list(order.there) and world.publishing.refusal(order) is None
     world.met("a")
     world.answer_all()
-    assert world.made.is_taken(order, 0.0)
+    assert world.publishing.is_taken(order, 0.0)
 
 
 @pytest.mark.parametrize("code", ["busy", "disk"])
@@ -249,12 +249,12 @@ def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_wh
     world.answer("a", refused(code))
     world.answer("b")
     assert [send.server.name for send in world.sends] == ["b"] and world.directory.next_time() == 5.0
-    missing = world.made.missing(order)
-    assert missing == list(order.there) and world.made.refusal(order) is None
-    assert world.made.put_off(missing, "policy") == [f"Server 'a' refused the model for now ({code}): no."]
+    missing = world.publishing.missing(order)
+    assert missing == list(order.there) and world.publishing.refusal(order) is None
+    assert world.publishing.put_off(missing, "policy") == [f"Server 'a' refused the model for now ({code}): no."]
     world.met("a")
     world.answer_all()
-    assert world.made.is_taken(order, 0.0) and not world.made.put_off(order.there, "policy")
+    assert world.publishing.is_taken(order, 0.0) and not world.publishing.put_off(order.there, "policy")
 
 
 @pytest.mark.parametrize(("code", "is_taken"), [("disk", True), ("busy", False)])
@@ -264,20 +264,20 @@ def test_a_server_whose_disk_is_full_holds_nobody_up_for_long_where_another_one_
     world.answer("a", refused(code))
     while world.sends:
         world.answer("b")
-    assert not world.made.is_taken(order, 0.0)
-    assert world.made.is_taken(order, LEFT_OUT_TIMEOUT) is is_taken
+    assert not world.publishing.is_taken(order, 0.0)
+    assert world.publishing.is_taken(order, LEFT_OUT_TIMEOUT) is is_taken
 
 
 def test_nothing_of_a_former_run_is_sent_in_the_next_one():
     world = Publishers("a", "b")
     order = world.publish()
     servers = tuple(world.directory.known)
-    world.made.enter(RunChange(True, servers[:1]))
+    world.publishing.enter(RunChange(True, servers[:1]))
     world.answer("a")
-    assert [send.server.name for send in world.sends] == ["b"] and not world.made.is_used
-    world.made.enter(RunChange(False, servers[1:]))
+    assert [send.server.name for send in world.sends] == ["b"] and not world.publishing.is_used
+    world.publishing.enter(RunChange(False, servers[1:]))
     world.answer("b")
-    assert world.sends == [] and world.made.missing(order) == list(servers)
+    assert world.sends == [] and world.publishing.missing(order) == list(servers)
     world.met("a")
     assert world.sends == []
 
@@ -285,17 +285,19 @@ def test_nothing_of_a_former_run_is_sent_in_the_next_one():
 def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_are_short_enough():
     body = bytes(range(256)) * 2000
     world = Publishers("a")
-    world.made = Publishing(world.directory, 1 << 20)
+    world.publishing = Publishing(world.directory, 1 << 20)
     order = world.publish(body)
-    most = 100_000  # of the server
+    most = 100_000  # the server's limit in bytes
     while world.sends:
         world.answer("a", refused("too_large") if len(world.sends[0].payload) > most else None)
     pieces = world.received["a", "policy"]
-    assert b"".join(pieces) == body and world.made.is_taken(order, 0.0) and world.made.refusal(order) is None
+    assert (
+        b"".join(pieces) == body and world.publishing.is_taken(order, 0.0) and world.publishing.refusal(order) is None
+    )
     assert max(map(len, pieces)) == len(body) // 8
 
 
-# --- TD errors go to the servers that have their clients, in messages that are not too long; what is lost is counted
+# --- TD errors to the servers of their clients: sizes of messages, and counts of lost samples
 
 
 def ids_of(*clients):
@@ -304,28 +306,28 @@ def ids_of(*clients):
     return ids
 
 
-def route(made, ids, **has):
-    """What is sent, where each server has some clients."""
+def route(router, ids, **has):
+    """Return the messages that are sent if `has` maps each server to its clients."""
     servers = directory_of(*has).servers
     clients = [(servers[name], clients_of(ids_of(*numbers))) for name, numbers in has.items()]
-    return made.route(ids, np.arange(len(ids), dtype=np.float32), SCHEMA, clients)
+    return router.route(ids, np.arange(len(ids), dtype=np.float32), SCHEMA, clients)
 
 
 def test_samples_of_clients_that_nobody_has_are_lost():
-    made = FeedbackRouter()
-    assert len(route(made, ids_of(1, 7, 2), a=[7], b=[3])) == 1 and made.lost == 2
-    assert made.route(ids_of(1), np.zeros(1, np.float32), None, []) == [] and made.lost == 3
+    router = FeedbackRouter()
+    assert len(route(router, ids_of(1, 7, 2), a=[7], b=[3])) == 1 and router.lost == 2
+    assert router.route(ids_of(1), np.zeros(1, np.float32), None, []) == [] and router.lost == 3
 
 
 def test_what_a_server_lost_or_did_not_answer_is_counted():
-    made = FeedbackRouter()
-    (piece,) = route(made, ids_of(7, 7, 7), a=[7])
-    made.answered(piece, message(messages.Taken(samples=2, lost=1)))
-    assert made.lost == 1
-    made.answered(piece, MemoireTimeout("reply", "tcp://a", 1.0, ""))
-    assert made.lost == 4
-    made.answered(piece, message(messages.Summed()))
-    assert made.lost == 7
+    router = FeedbackRouter()
+    (piece,) = route(router, ids_of(7, 7, 7), a=[7])
+    router.answered(piece, message(messages.Taken(samples=2, lost=1)))
+    assert router.lost == 1
+    router.answered(piece, MemoireTimeout("reply", "tcp://a", 1.0, ""))
+    assert router.lost == 4
+    router.answered(piece, message(messages.Summed()))
+    assert router.lost == 7
 
 
 def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
@@ -333,9 +335,9 @@ def test_a_refusal_is_an_answer_until_the_next_model_of_this_topic():
     order = world.publish()
     world.directory.addresses[0].hello.due = 5.0
     world.answer("a", refused("stale"))
-    assert world.directory.next_time() == 0.0  # at its version
+    assert world.directory.next_time() == 0.0  # HELLO is due at once, to read the server's version
     world.answer_all()
-    assert world.made.is_taken(order, 0.0) and world.made.refusal(order).code == "stale"
+    assert world.publishing.is_taken(order, 0.0) and world.publishing.refusal(order).code == "stale"
     order = world.publish()
     world.answer_all()
-    assert world.made.refusal(order) is None and world.made.is_taken(order, 0.0)
+    assert world.publishing.refusal(order) is None and world.publishing.is_taken(order, 0.0)

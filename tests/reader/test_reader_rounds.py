@@ -1,4 +1,4 @@
-"""Batches from their plan to their last sample: servers are pools without sockets, time and chance are given."""
+"""Sampling rounds from plan to last sample: servers are pools without sockets, time and chance are arguments."""
 
 from copy import copy
 from dataclasses import replace
@@ -28,7 +28,6 @@ from readerkit import PARAMETERS, SCHEMA, PoolServer, World, learn, message, ref
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Batches from their plan to their last sample: servers are pools without sockets, time and chance are passed in
 
 LIMITED = Parameters(cache_size=64, samples_per_insert=1.0, samples_per_insert_tolerance=100.0)
 
@@ -42,11 +41,8 @@ def kinds(asks):
 
 
 def actions(drawn):
-    """Which client each sample is of."""
+    """Return the client number of each sample."""
     return drawn.batch(SCHEMA, None)["action"].tolist()
-
-
-# ------------------------------------------------------------------------------------------------- what a round is
 
 
 def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all_have_answered():
@@ -54,7 +50,7 @@ def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all
     first, second = world.begin()
     assert kinds([first, second]) == [("a", Sums), ("b", Sums)] and world.begin() == []
     world.answer(first)
-    assert world.begin() == []  # b has not said what it has
+    assert world.begin() == []  # b has not reported its sums
     world.answer(second)
     draws = world.begin()
     assert kinds(draws) == [("a", Draw), ("b", Draw)]
@@ -74,7 +70,7 @@ OTHERS = {
     "samples_per_insert": 2.0, "samples_per_insert_tolerance": 50.0, "min_size": 1, "max_times_sampled": 2,
     "max_age": 9.0, "max_model_lag": 1, "model_topic": "policy", "normalize": "global", "compression": "zlib",
 }  # fmt: skip
-"""Another value of every parameter."""
+"""Parameters that all differ from their defaults."""
 
 
 def test_no_batch_is_drawn_while_servers_differ_in_any_parameter():
@@ -122,11 +118,8 @@ def test_no_batch_is_planned_while_an_address_has_its_time_to_answer():
     assert len(world.begin()) == 2
 
 
-# ------------------------------------------------------------------------------------------------- what is too little
-
-
 def test_pauses_between_two_questions_grow_until_a_batch_is_drawn():
-    """A learner that uses up what comes asks soon; one that has too few for long asks less and less often."""
+    """A reader asks again soon after a batch, and less and less often while samples are too few."""
     server = PoolServer([1], caches=0)
     world, pauses = World({"a": server}, batch_size=48), []
 
@@ -149,7 +142,7 @@ def wanted_of(ask):
 
 
 def given_by(world):
-    """Samples that the servers have given for good."""
+    """Return the number of samples that the servers have delivered."""
     return sum(server.given for server in world.servers.values())
 
 
@@ -165,13 +158,13 @@ PARTS = {
     "nothing": drawn_of,
     "damaged": lambda world, name: drawn_of(world, name, np.zeros(8, np.uint8)),
 }
-"""What one of two servers does with its part of a round."""
+"""Answers of one of two servers to its part of a round."""
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("batch_size", [32, 8])
 def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_next_batches(part, batch_size):
-    """No sample that a server gave for good is lost, also if the caller asks for smaller batches then."""
+    """No delivered sample is lost, also if the caller changes to smaller batches."""
     world = two()
     world.turn()
     ours, theirs = world.begin()
@@ -184,10 +177,10 @@ def test_samples_of_a_round_that_another_server_makes_short_are_given_in_the_nex
             world.prefetch.check()
     world.prefetch.resize(batch_size)
     world.now += REFUSED_INTERVAL
-    world.answer()  # what is there already makes smaller batches
-    found = world.run(4)
-    assert {len(drawn.importance) for drawn in found} == {batch_size}
-    assert {float(drawn.importance.max()) for drawn in found} == {1.0}
+    world.answer()  # delivered samples make smaller batches
+    batches = world.run(4)
+    assert {len(drawn.importance) for drawn in batches} == {batch_size}
+    assert {float(drawn.importance.max()) for drawn in batches} == {1.0}
     assert given_by(world) == world.prefetch.samples, "each is in a batch"
 
 
@@ -244,16 +237,10 @@ def test_the_band_between_drawing_and_recording_holds_a_batch_up_and_says_why():
     assert isinstance(draw.body, Draw) and world.rounds.waits_for == "" and draw.body.wanted == 0
 
 
-# ------------------------------------------------------------------------------------------------- what servers are told
-
-
-@pytest.mark.parametrize("given", [1, (1,), (0, 1, 2), ("0", 1), (0, True), (-1, 2), (2, 2), (0, 1 << 32)])
-def test_what_is_no_partition_is_refused(given):
+@pytest.mark.parametrize("value", [1, (1,), (0, 1, 2), ("0", 1), (0, True), (-1, 2), (2, 2), (0, 1 << 32)])
+def test_what_is_no_partition_is_refused(value):
     with pytest.raises(ParameterError, match="partition"):
-        checked_partition(given)
-
-
-# ------------------------------------------------------------------------------------------------- servers that are away
+        checked_partition(value)
 
 
 def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_it_does():
@@ -267,7 +254,7 @@ def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_
     assert late.name == "b"
     world.rounds.leave_out(late)
     assert late.is_away and world.rounds.late(world.now, []) == []
-    world.begin()  # what a said is old by now
+    world.begin()  # the sums of a have become too old
     world.answer(*[ask for ask in world.open if ask is not theirs])
     assert kinds(world.begin()) == [("a", Draw)]
     world.answer()
@@ -281,7 +268,7 @@ def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
     world.answer()
     assert kinds(world.begin()) == [("a", Draw)]
     learn(world.directory, welcome("a", ["a", "b"]))
-    assert kinds(world.begin()) == []  # enough is on its way
+    assert kinds(world.begin()) == []  # enough samples are on their way
     world.answer()
     world.prefetch.take()
     assert ("b", Sums) in kinds(world.begin())
@@ -300,9 +287,6 @@ def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(
     assert kinds(world.begin()) == [("a", Sums)]
 
 
-# ------------------------------------------------------------------------------------------------- what changes
-
-
 def test_batches_on_their_way_are_given_up_when_parameters_change():
     world = two()
     world.turn()
@@ -311,21 +295,15 @@ def test_batches_on_their_way_are_given_up_when_parameters_change():
     assert world.answer(*draws) == [] and world.rounds.short == 0
 
 
-# ------------------------------------------------------------------------------------------------- the queue
-
-
-# ------------------------------------------------------------------------------------------------- several in a round
-
-
 def waiting(world):
-    """A learner that finds nothing ready, again and again."""
-    found = []
+    """Return the batches of twenty rounds of a learner that never finds a batch ready."""
+    rounds = []
     for _ in range(20):
         world.prefetch.starve()
-        found.append(world.turn())
+        rounds.append(world.turn())
         while len(world.prefetch):
             world.prefetch.take()
-    return found
+    return rounds
 
 
 def plenty(**options):
@@ -335,7 +313,7 @@ def plenty(**options):
 
 def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits_no_more():
     world = plenty(batch_size=8)
-    rounds = [len(found) for found in waiting(world)]
+    rounds = [len(batches) for batches in waiting(world)]
     assert max(rounds) > 1 and world.prefetch.depth == MAX_AHEAD and world.prefetch.reserve == 8 * (MAX_AHEAD + 1)
     for _ in range(40 * CALM_TAKES):
         world.turn()
@@ -355,7 +333,7 @@ def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits
 )
 def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, depth, rounds):
     world = plenty(batch_size=8)
-    one = next(found for found in waiting(world) if found)[0]
+    one = next(batches for batches in waiting(world) if batches)[0]
     big = replace(one, gathered=copy(one.gathered))
     big.gathered.weight = np.zeros(size, np.int8)
     queue = BatchQueue(3, most_bytes=most)
@@ -371,7 +349,7 @@ def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, dep
 @pytest.mark.parametrize("parameters", [LIMITED, LIMITED.replace(samples_per_insert_tolerance=300.0)])
 def test_a_band_counts_each_batch_by_itself(parameters):
     world = plenty(batch_size=8, parameters=parameters)
-    assert max(len(found) for found in waiting(world)) <= 1
+    assert max(len(batches) for batches in waiting(world)) <= 1
 
 
 @pytest.mark.parametrize("is_global", [False, True])
@@ -404,11 +382,11 @@ def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
     assert again.prev["x"].shape == (8, 5) and again.prev_lengths["x"].tolist() == [*lengths[4:], *lengths[:4]]
 
 
-# --- What a server has for a reader, less what is on its way to it; one list is driven beside it as the slow truth
+# --- Samples that a server holds for a reader, without those on their way, compared with a simple count
 
 
 def table_of(reserved, flags=None):
-    """Rows of CLIENT_SUMS of clients 7, 8, 9 ..."""
+    """Return rows of CLIENT_SUMS for clients 7, 8, 9 ..."""
     table = np.zeros(len(reserved), CLIENT_SUMS)
     table["client"][:, 0], table["reserved"] = np.arange(7, 7 + len(reserved)), reserved
     table["flags"], table["positives"] = flags or 0, 10
@@ -416,7 +394,7 @@ def table_of(reserved, flags=None):
 
 
 def counts_of(counts):
-    """Rows of CLIENT_COUNTS, by client."""
+    """Return rows of CLIENT_COUNTS by client."""
     rows = np.zeros(len(counts), CLIENT_COUNTS)
     rows["client"][:, 0], rows["count"] = list(counts), list(counts.values())
     return rows
@@ -431,18 +409,18 @@ def stock():
     st.dictionaries(st.integers(5, 13), st.integers(0, 40), max_size=6),
 )
 def test_taking_samples_agrees_with_counting_them_one_client_after_the_other(reserved, counts):
-    made = stock()
-    made.report(table_of(reserved), 0.0)
-    made.take(counts_of(counts))
+    held = stock()
+    held.report(table_of(reserved), 0.0)
+    held.take(counts_of(counts))
     expected = [max(0, there - counts.get(7 + place, 0)) for place, there in enumerate(reserved)]
-    assert made.table["reserved"].tolist() == expected
+    assert held.table["reserved"].tolist() == expected
 
 
 def test_nothing_is_taken_where_nothing_is_known():
-    made = stock()
-    made.take(counts_of({7: 3}))
-    assert made.table is None and made.is_older(1.0, 0.0)
-    made.report(table_of([3]), 5.0)
-    made.take(NOTHING)
-    assert made.table["reserved"].tolist() == [3]
-    assert not made.is_older(1.0, 6.0) and made.is_older(1.0, 6.1)
+    held = stock()
+    held.take(counts_of({7: 3}))
+    assert held.table is None and held.is_older(1.0, 0.0)
+    held.report(table_of([3]), 5.0)
+    held.take(NOTHING)
+    assert held.table["reserved"].tolist() == [3]
+    assert not held.is_older(1.0, 6.0) and held.is_older(1.0, 6.1)

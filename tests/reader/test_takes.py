@@ -1,4 +1,4 @@
-"""What a reader takes of rollouts: servers are dispatchers without sockets, and time is passed in."""
+"""Rollouts that a reader takes: servers are dispatchers without sockets, and time is an argument."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("without_io")
 
 
 class TakesWorld:
-    """A reader's takes over servers. What is asked is answered when `answer` says so."""
+    """Takes of a reader from several servers, which answer when the test calls `answer`."""
 
     def __init__(self, *names, capacity=1000, limits=None, **facts):
         self.servers = {name: TakesServer(capacity) for name in names}
         self.now, self.limits = 10.0, limits or Limits()
         self.directory = Directory(["tcp://a"], "reader", 0.0)
-        told = {"schema": SCHEMA, "storage": "rollouts", "table_name": "rollouts"} | facts
-        learn(self.directory, welcome(names[0], names, **told))
+        welcome_facts = {"schema": SCHEMA, "storage": "rollouts", "table_name": "rollouts"} | facts
+        learn(self.directory, welcome(names[0], names, **welcome_facts))
         self.takes = Takes(self.directory, self.limits)
         self.open, self.versions = [], {"policy": 3}
 
@@ -43,7 +43,7 @@ class TakesWorld:
         return [(ask.server.name, ask.body.steps) for ask in asks]
 
     def answer(self, *names, by=None):
-        """Have open requests to these servers, or all, answered."""
+        """Answer the open requests to these servers, or to all servers."""
         for ask in [ask for ask in self.open if not names or ask.server.name in names]:
             self.open.remove(ask)
             answer = by or self._reply(ask)
@@ -65,27 +65,24 @@ class TakesWorld:
         self.takes.want(TakeRequest(steps, **options))
 
     def take(self, steps, turns=6, **options):
-        """Entries that a call gets within so many turns, by their numbers; [] if they did not come."""
+        """Return the numbers of the entries that a call gets within `turns` turns, or [] if too few came."""
         self.want(steps, **options)
-        found = []
+        entries = []
         for _ in range(turns):
             self.turn()
             self.now += RETRY_INTERVAL
-            if found := self.takes.take(self.versions):
+            if entries := self.takes.take(self.versions):
                 break
         self.takes.want(None)
-        return [number for each in found for number in each.episode.columns["obs"].tolist()]
-
-
-# ------------------------------------------------------------------------------------------------- how much of whom
+        return [number for each in entries for number in each.episode.columns["obs"].tolist()]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
 def test_shares_are_whole_in_proportion_and_never_more_than_is_held(held, data):
     missing = data.draw(st.integers(0, sum(held)))
-    found = shares(missing, held) if sum(held) else [0]
-    assert sum(found) == missing
-    for share, there in zip(found, held, strict=False):
+    parts = shares(missing, held) if sum(held) else [0]
+    assert sum(parts) == missing
+    for share, there in zip(parts, held, strict=False):
         assert 0 <= share <= there and abs(share - missing * there / max(1, sum(held))) < 1.0
 
 
@@ -138,9 +135,6 @@ def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
         other.take(1)
 
 
-# ------------------------------------------------------------------------------------------------- who does not answer
-
-
 @pytest.mark.parametrize("answer", [refused("table"), MemoireTimeout("x", "y", 1.0, "z")])
 def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
     world = TakesWorld("a")
@@ -185,7 +179,7 @@ def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent
             first = 1000 * "abc".index(name) + pushed[name]
             world.push(name, range(first, first + count), client=name.encode() * 16)
             pushed[name] += count
-        elif move == "late":  # a call that gives up while some of it is on its way
+        elif move == "late":  # the call gives up while some entries are on their way
             world.want(count)
             world.turn()
             world.begin()

@@ -1,4 +1,4 @@
-"""Batches: mappings of arrays whose targets need no further thought, drawn ahead of the calls, in memory that is used again."""
+"""Batches: arrays and targets, prefetch in the order of the calls, and reuse of the memory of large arrays."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +19,6 @@ from memoire.replay.schema import Schema
 from memory_checks import with_episode
 from netkit import Cluster, fill, in_thread, until
 
-# --- A batch is a mapping of arrays whose targets need no further thought
-
 B = 3
 SCHEMA = Schema(
     {
@@ -33,7 +31,7 @@ SCHEMA = Schema(
 
 
 def batch_of(schema: Schema = SCHEMA, **options: Any) -> Batch:
-    """A batch of B entries whose numbers count up, drawn from an episode that goes on."""
+    """Return a batch of B entries with ascending values, drawn from one open episode."""
     buffer = memoire.Buffer(schema, 10, seed=0, **options)
     columns = [schema[name] for name in schema.entry_names]
     values = [np.arange(7 * np.prod(each.shape, dtype=int)).reshape(7, *each.shape) for each in columns]
@@ -107,11 +105,11 @@ def test_it_prints_its_arrays() -> None:
     assert repr(batch_of()).startswith("Batch(obs.image: uint8[3, 2, 2], obs.arm.0: int64[3], ")
 
 
-# --- Batches drawn ahead come in order, end with the run, and leave nobody behind who draws
+# --- Prefetched batches: order, end of the run, and threads that end
 
 
 class Numbers:
-    """0, 1, 2, ...: as many as there are, and how many were taken."""
+    """Source of the numbers 0, 1, 2 ..., which counts the taken ones and notes the end of their iterator."""
 
     def __init__(self, most: int = 1000) -> None:
         self.most, self.taken, self.is_ended = most, 0, False
@@ -156,12 +154,12 @@ def test_whatever_is_made_of_values_is_made_ahead_of_the_calls_and_comes_in_orde
         threads.add(threading.get_ident())
         return number * number
 
-    made = memoire.prefetch(map(squared, numbers.make(lambda: False)), ahead)
+    squares = memoire.prefetch(map(squared, numbers.make(lambda: False)), ahead)
     assert numbers.taken == 0
-    assert next(made) == 0
+    assert next(squares) == 0
     until(lambda: numbers.taken == 1 + ahead)
     assert (threading.get_ident() in threads) == (ahead == 0)
-    assert list(made) == [number * number for number in range(1, 10)]
+    assert list(squares) == [number * number for number in range(1, 10)]
 
 
 @pytest.mark.parametrize("ahead", [-1, MAX_PREFETCH + 1, 1.0, True, None])
@@ -178,7 +176,7 @@ def test_a_server_draws_ahead_until_the_run_is_over(cluster: Cluster) -> None:
     batches = server.batches(32, timeout=100, ahead=2)
     first = next(batches)
     assert first.obs.shape == (32, 4)
-    until(lambda: server.stats().batches == 3)  # the one that was taken, and two that wait
+    until(lambda: server.stats().batches == 3)  # one batch was taken, two wait
     first.update_priorities(np.ones(32))
     server.finish()
     assert list(batches) == []
@@ -192,7 +190,7 @@ def test_a_server_that_closes_ends_what_is_drawn_ahead() -> None:
     assert box == {"value": []}
 
 
-# --- Large arrays take the memory that earlier ones have given back, and nobody's while it is in use
+# --- Memory of large arrays: reused after release, never while in use
 
 LARGE = 1 << 20
 MAX_SPARE = 1 << 27
@@ -206,11 +204,11 @@ def address(array: np.ndarray) -> int:
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f4", "f8", "i8"])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (7,), (100_000,), (256, 4, 84, 84), (64, 1, 333, 1)])
 def test_arrays_are_as_numpy_makes_them(shape: tuple[int, ...], dtype: str) -> None:
-    made = _core.empty(shape, np.dtype(dtype))
-    assert (made.shape, made.dtype) == (shape, np.dtype(dtype))
-    assert made.flags.c_contiguous and made.flags.writeable and made.flags.aligned
-    made[...] = 1
-    assert made.all() and made.sum(dtype=np.int64) == made.size
+    array = _core.empty(shape, np.dtype(dtype))
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    array[...] = 1
+    assert array.all() and array.sum(dtype=np.int64) == array.size
 
 
 @given(
@@ -242,7 +240,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert 0 < _core.spare_bytes() <= MAX_SPARE
     too_large = _core.empty((MAX_SPARE + 1,), BYTE)
     del too_large
-    assert _core.spare_bytes() <= MAX_SPARE  # went back to the system
+    assert _core.spare_bytes() <= MAX_SPARE  # returned to the system
 
 
 def test_a_batch_takes_the_memory_of_the_one_before() -> None:
@@ -255,4 +253,4 @@ def test_a_batch_takes_the_memory_of_the_one_before() -> None:
         assert (batch["obs"] == 1).all()
         places |= {address(batch["obs"]), address(batch["next_obs"])}
         del batch
-    assert len(places) <= 4  # the two sides, and what other sizes of this process had left
+    assert len(places) <= 4  # memory of both sides, and blocks that arrays of other sizes left

@@ -1,4 +1,4 @@
-"""The single-process form: right targets, right transitions, from several threads, the same for the same seed; also as a copy."""
+"""Buffers in one process: targets, transitions, several threads, seeds, copies and files."""
 
 import copy
 import gc
@@ -21,13 +21,12 @@ from memoire.replay.schema import Schema
 from memory_checks import check_memory
 from netkit import in_thread, switching_often
 
-# ------------------------------------------------------------------------------------- targets in closed form
-
 
 def chain_value(t: int, length: int, gamma: float) -> float:
-    """The value of square t of a chain of `length` steps, where the step from square s earns s + 1.
+    """Return the value of square t of a chain of `length` steps, where the step from square s earns s + 1.
 
-    sum over s < k of gamma**s * (t + 1 + s), with k = length - t, by the sums of the geometric series and of its derivative.
+    The value is the sum over s < k of gamma**s * (t + 1 + s), with k = length - t, computed by the sums of the
+    geometric series and of its derivative.
     """
     k = length - t
     if gamma == 1.0:
@@ -64,19 +63,16 @@ def test_targets_are_the_true_values_at_both_kinds_of_end(multi_step: int, gamma
     np.testing.assert_array_equal(batch.steps, np.minimum(multi_step, stop - t))
     np.testing.assert_array_equal(after, t + batch.steps)
     np.testing.assert_allclose(batch.discount, np.where(after == length, 0.0, float(gamma) ** batch.steps), rtol=1e-6)
-    value = np.array([chain_value(s, length, gamma) for s in range(length)] + [1e9])  # nothing may read the last one
+    value = np.array([chain_value(s, length, gamma) for s in range(length)] + [1e9])  # nothing may read the last value
     earned = value[t] - np.where(after == length, 0.0, gamma**batch.steps) * value[after]
     np.testing.assert_allclose(batch.reward, earned, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(batch.reward + batch.discount * value[after], value[t], rtol=1e-5)
 
 
-# --------------------------------------------------------------------------------- transitions told by content
-
-
 def check_batch(
     batch: memoire.Batch, schema: Schema, kind: str, lengths: Any, ends: Any, multi_step: int, stack: int
 ) -> set[Any]:
-    """Check every sample of a batch of coded observations; the places that were drawn."""
+    """Check each sample of a batch of coded observations; return the places that were drawn."""
     seen = set()
     for b in range(len(batch.ids)):
         sides = []
@@ -116,7 +112,7 @@ def test_batches_hold_true_transitions_while_the_buffer_overflows(mode: Autorese
             seen |= check_batch(batch, schema, kind, lengths, ends, 3, 2)
             buffer.update_priorities(batch.ids, np.ones(16))
     assert len(buffer) <= 53 and len(seen) > 60
-    with pytest.raises(AssertionError):  # the check itself finds a wrong transition
+    with pytest.raises(AssertionError):  # the check must notice a wrong transition
         batch = buffer.sample(16)
         batch["reward"][:] += 1
         check_batch(batch, schema, kind, lengths, ends, 3, 2)
@@ -145,9 +141,6 @@ def test_endless_episodes_are_cut_to_make_room() -> None:
     assert (batch.discount > 0).all(), "a cut is no end"
 
 
-# ------------------------------------------------------------------------------------------- priorities
-
-
 def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
     buffer = Buffer(CHAIN, 32, sampler=Prioritized(1.0, beta=0.4), seed=0)
     walk_chain(buffer, 8, 8)
@@ -170,13 +163,13 @@ def test_parameters_can_be_changed_and_apply_to_what_is_stored() -> None:
 
 
 def test_several_threads_write_draw_report_and_configure_at_once() -> None:
-    """Rows say where they come from, so that a torn or overwritten sample would show."""
+    """Each row holds a code of its origin, so that the test notices torn and overwritten samples."""
     schema = Schema({"obs": (np.float64, (64,)), "action": np.int64, "reward": np.float32})
     buffer = Buffer(schema, 300, sampler=Prioritized(0.6), frame_stack=2, multi_step=2, discount=1.0, seed=0)
     stop = threading.Event()
 
     def write(thread: int) -> None:
-        with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # it is never reset
+        with buffer.writer(num_envs=2, autoreset="disabled", check=False) as writer:  # the environments are never reset
             for t in range(400):
                 code = np.array([thread * 100_000 + 10_000 * i + t for i in range(2)])
                 obs, after = (np.repeat(code[:, None] + d, 64, axis=1).astype(np.float64) for d in (0, 1))
@@ -211,9 +204,6 @@ def test_several_threads_write_draw_report_and_configure_at_once() -> None:
     check_memory(buffer.memory)
 
 
-# ---------------------------------------------------------------------------------- the rest of the door
-
-
 def buffer_of(seed: int | None = 0, **options: Any) -> Buffer:
     buffer = Buffer(CHAIN, 100, seed=seed, **options)
     for stop in (9, 4, 7):
@@ -231,7 +221,7 @@ def test_an_empty_buffer_says_so() -> None:
 @pytest.mark.slow
 def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     buffer = Buffer(CHAIN, 10)
-    for _ in range(4):  # each takes the lanes of the one before
+    for _ in range(4):  # each writer takes the lanes of the former one
         buffer.writer(num_envs=3, autoreset="disabled")
         gc.collect()
     kept = buffer.writer(num_envs=3, autoreset="disabled")
@@ -246,65 +236,65 @@ def test_info_and_repr_say_what_is_there() -> None:
     assert repr(buffer).startswith("Buffer(20 of 100 entries, 3 episodes, Schema(obs: float32[1] (state)")
 
 
-# --- A buffer can be copied and pickled, a batch without its memory; whatever cannot says what to do
+# --- Copies and pickles of buffers and batches, and errors of objects that cannot be copied
 
 SCHEMA = {"obs": (np.float32, (3,)), "action": np.int64, "reward": np.float32}
 COPIES = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "pickle": lambda made: pickle.loads(pickle.dumps(made)),
+    "pickle": lambda source: pickle.loads(pickle.dumps(source)),
 }
 
 
-def buffer_of_of_copies(steps=25, **options):
+def buffer_for_copies(steps=25, **options):
     buffer = memoire.Buffer(SCHEMA, 100, seed=1, **{"sampler": memoire.Prioritized(1.0)} | options)
     with buffer.writer() as writer:
         for step in range(steps):
-            place = step + 1000 * (step // 10)  # an episode begins where none has ended
+            place = step + 1000 * (step // 10)  # no episode begins where another one has ended
             obs = np.full(3, place, np.float32)
             writer.step(obs, place, float(step), step % 10 == 9, False, obs + 1)
     return buffer
 
 
 def test_a_pickled_batch_has_its_arrays_and_not_the_memory():
-    buffer = buffer_of_of_copies(steps=60)
+    buffer = buffer_for_copies(steps=60)
     batch = buffer.sample(4)
     content = pickle.dumps(batch)
     assert len(content) < 5_000
-    made = pickle.loads(content)
-    assert list(made) == list(batch) and all(np.array_equal(made[name], batch[name]) for name in batch)
-    assert repr(made) == repr(batch) and made.next_obs.shape == (4, 3)
+    loaded = pickle.loads(content)
+    assert list(loaded) == list(batch) and all(np.array_equal(loaded[name], batch[name]) for name in batch)
+    assert repr(loaded) == repr(batch) and loaded.next_obs.shape == (4, 3)
     with pytest.raises(ParameterError, match="passed to update_priorities of the memory that they come from"):
-        made.update_priorities(np.ones(4))
-    assert buffer.update_priorities(made.ids, np.ones(4)).applied == 4
+        loaded.update_priorities(np.ones(4))
+    assert buffer.update_priorities(loaded.ids, np.ones(4)).applied == 4
 
 
 @pytest.mark.parametrize("way", ["copy", "deepcopy"])
 def test_a_copied_batch_reports_to_the_same_memory(way):
-    buffer = buffer_of_of_copies()
+    buffer = buffer_for_copies()
     batch = buffer.sample(4)
-    made = COPIES[way](batch)
-    assert made.update_priorities(np.full(4, 7.0)).applied == 4
+    copied = COPIES[way](batch)
+    assert copied.update_priorities(np.full(4, 7.0)).applied == 4
     assert buffer.memory.weights(batch.ids) == pytest.approx(7.0)
-    assert (made.obs is batch.obs) == (way == "copy")
-    assert made.gathered.ids is made.ids, "no array is copied twice"
+    assert (copied.obs is batch.obs) == (way == "copy")
+    assert copied.gathered.ids is copied.ids, "no array is copied twice"
 
 
 @pytest.mark.parametrize("way", COPIES)
 def test_whatever_cannot_be_copied_says_what_to_do(way):
     with memoire.Server(None, SCHEMA) as server:
-        for made, said in (
-            (buffer_of_of_copies().memory, "a Memory can neither be copied nor pickled. Write memoire.dataset.save"),
-            (buffer_of_of_copies().writer(), r"a Writer can .* Make another one, .*buffer.writer\(\.\.\.\)"),
+        for source, text in (
+            (buffer_for_copies().memory, "a Memory can neither be copied nor pickled. Write memoire.dataset.save"),
+            (buffer_for_copies().writer(), r"a Writer can .* Make another one, .*buffer.writer\(\.\.\.\)"),
             (server, "a Server can neither be copied nor pickled. Make one in each process"),
             (server.table("default"), r"a TableHandle can .*server.table\(name\)"),
         ):
-            with pytest.raises(NotCopied, match=said):
-                COPIES[way](made)
+            with pytest.raises(NotCopied, match=text):
+                COPIES[way](source)
 
 
 def fill(buffer, steps):
-    """Episodes of 7 steps that terminate and that are truncated, by a new model every 50 steps."""
+    """Record episodes of 7 steps, terminated and truncated in turn, with a new model version every 50 steps."""
     with buffer.writer() as writer:
         for step in range(steps):
             place = step + 1000 * (step // 7)
@@ -331,14 +321,14 @@ def test_the_notebooks_buffer_goes_on_from_a_copy_as_it_would_have_and_on_its_ow
 
 def test_a_loaded_buffer_draws_by_the_seed_that_it_is_given(tmp_path):
     path = tmp_path / "replay.npz"
-    buffer = buffer_of_of_copies(sampler=memoire.Prioritized(0.7, stratified=True))
+    buffer = buffer_for_copies(sampler=memoire.Prioritized(0.7, stratified=True))
     buffer.sample(5)
     buffer.save(path)
 
     def drawn(**options):
-        made = memoire.Buffer.load(path, **options)
-        made.close()
-        return [made.sample(16).ids.tolist() for _ in range(3)] + [made.sample_episodes(1).steps.tolist()]
+        loaded = memoire.Buffer.load(path, **options)
+        loaded.close()
+        return [loaded.sample(16).ids.tolist() for _ in range(3)] + [loaded.sample_episodes(1).steps.tolist()]
 
     same = drawn()
     assert same == drawn(resume=True) == drawn(seed=None)
@@ -361,10 +351,10 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
     batch = buffer.sample(32)
     batch.update_priorities(np.linspace(1.0, 9.0, 32))
     assert buffer.save(path) == len(list(memoire.dataset.episodes(buffer.memory)))
-    made = memoire.Buffer.load(path, capacity=capacity)
-    check_memory(made.memory)
-    assert (made.capacity, made.writer(resume=True).lanes.tolist()) == (capacity, [0])
-    assert (made.schema, made.parameters) == (buffer.schema, buffer.parameters)
+    loaded = memoire.Buffer.load(path, capacity=capacity)
+    check_memory(loaded.memory)
+    assert (loaded.capacity, loaded.writer(resume=True).lanes.tolist()) == (capacity, [0])
+    assert (loaded.schema, loaded.parameters) == (buffer.schema, buffer.parameters)
     assert memoire.Buffer.load(path, priority_exponent=0.0).parameters.priority_exponent == 0.0
 
     def known(memory):
@@ -376,10 +366,10 @@ def test_a_buffer_that_is_loaded_with_another_capacity_holds_the_newest_episodes
         actions = memory.contents()["columns"][memory.schema.names.index("action")].reshape(-1).view(np.int64)
         return {int(action): fact for action, fact, is_held in zip(actions, facts, held, strict=True) if is_held}
 
-    mine, its = known(buffer.memory), known(made.memory)
+    mine, its = known(buffer.memory), known(loaded.memory)
     assert its.items() <= mine.items() and len(its) > min(capacity, 50) - 8
-    assert max(its) == max(mine) == 9002 and made.num_episodes == len({a // 7 for a in its if a < 9000}) + 1
-    smallest = [each.sample(32).importance.min() for each in (buffer, made)]
+    assert max(its) == max(mine) == 9002 and loaded.num_episodes == len({a // 7 for a in its if a < 9000}) + 1
+    smallest = [each.sample(32).importance.min() for each in (buffer, loaded)]
     assert max(smallest) < 1.0, "beta has begun its way"
 
 
@@ -388,7 +378,7 @@ def test_a_saved_memory_draws_what_it_would_have_drawn_in_a_loaded_buffer(tmp_pa
     fill(buffer, 150)
     buffer.sample(4)
     memoire.dataset.save(buffer.memory, tmp_path / "memory.npz")
-    made = memoire.Buffer.load(tmp_path / "memory.npz")
-    one, other = buffer.sample(16), made.sample(16)
+    loaded = memoire.Buffer.load(tmp_path / "memory.npz")
+    one, other = buffer.sample(16), loaded.sample(16)
     assert all(np.array_equal(one[name], other[name]) for name in one if name != "age")
     assert np.array_equal(one.ids, other.ids) and np.array_equal(one.importance, other.importance)

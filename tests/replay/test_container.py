@@ -1,4 +1,4 @@
-"""The memory limit of a container: where it is read, what is refused for it, and which defaults follow it."""
+"""Memory limit of a container: files that hold the limit, refusals above it, and defaults that follow from it."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ V1, V2 = "memory.limit_in_bytes", "memory.max"
 
 
 def container(root: Path, groups: str, **files: str) -> Container:
-    """A container whose files say this: each name is the path of a file, with __ for /."""
+    """Return a container with `groups` in /proc/self/cgroup and a file per keyword (__ is a slash, -- is a dot)."""
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(groups)
     for name, text in files.items():
@@ -44,7 +44,7 @@ def container(root: Path, groups: str, **files: str) -> Container:
 
 
 def of(root: Path, mib: int) -> Container:
-    """A container of so many MiB, as Docker makes them under version 2."""
+    """Return a container of `mib` MiB, as Docker makes one under version 2 of control groups."""
     return container(root, "0::/\n", **{"memory--max": str(mib * MiB)})
 
 
@@ -65,9 +65,9 @@ def of(root: Path, mib: int) -> Container:
     ],
 )
 def test_the_least_limit_of_the_groups_of_a_process_is_its_limit(tmp_path, groups, files, limit):
-    found = container(tmp_path, groups, **files).limit
-    assert (found and found.size) == limit
-    assert found is None or int(found.file.read_text()) == limit
+    actual = container(tmp_path, groups, **files).limit
+    assert (actual and actual.size) == limit
+    assert actual is None or int(actual.file.read_text()) == limit
 
 
 def test_a_machine_that_has_no_such_files_has_no_limit(tmp_path):
@@ -85,7 +85,7 @@ def test_a_memory_above_the_limit_is_refused_and_both_sizes_are_named(tmp_path):
         f"in {place.limit.file}), or the limit larger, got 1000000. Nothing was changed."
     )
     assert sum(place.sizes.values()) == 0
-    trainer = GenericMemory(1_000_000, container=place)  # what its samples take is seen at the first one
+    trainer = GenericMemory(1_000_000, container=place)  # the size of a sample is known at the first append
     with pytest.raises(ParameterError, match=r"^capacity must be smaller \(it makes 560.8 MiB"):
         trainer.append([(0, np.zeros(580, np.uint8), 0.0, False, False, {})])
     assert len(trainer) == sum(place.sizes.values()) == 0
@@ -108,14 +108,14 @@ def test_what_is_asked_for_is_refused_if_all_buffers_and_servers_of_the_process_
             make()
     del held
     for make in others.values():
-        make()  # and what is garbage reserves nothing
+        make()  # released objects reserve nothing
 
 
 def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed(tmp_path):
     place = of(tmp_path, 10)
     tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
     others = sum(place.sizes.values()) - 4 * MiB
-    assert others > 1.5 * MiB  # models, and messages under way
+    assert others > 1.5 * MiB  # models, and messages on their way
     for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
         with pytest.raises(ParameterError, match="makes 11.0 MiB"):
             change()
@@ -134,13 +134,13 @@ def test_defaults_are_a_part_of_what_the_limit_leaves(tmp_path):
     place = of(tmp_path, 300)
     first, second = served(place), served(place)
     names = "held_bytes", "message_bytes", "model_bytes"
-    sizes = [[getattr(made.limits, name) / MiB for name in names] for made in (first, second)]
+    sizes = [[getattr(options.limits, name) / MiB for name in names] for options in (first, second)]
     beside = 150 / 4 + 4  # accounts and the newest log lines
-    messages, models = (150 - beside) / 16, (150 - beside) * 3 / 4 / 8  # four and two of them take a fourth each
+    messages, models = (150 - beside) / 16, (150 - beside) * 3 / 4 / 8  # four messages, two models: a fourth each
     assert sizes[0] == pytest.approx([150, messages, models], rel=1e-6)
     assert sizes[1][0] == pytest.approx((150 - beside - 4 * messages - 2 * models) / 2, rel=1e-6)
     left = 300 * MiB - sum(place.sizes.values())
-    memory = Memory(RAGGED, 10, container=place)  # 0: no size of its values is asked for
+    memory = Memory(RAGGED, 10, container=place)  # without ragged_limit, values take half of the rest
     assert memory.ragged_limit == 0
     assert 0 <= sum(place.sizes.values()) - (300 * MiB - left) - left // 2 < MiB
 
@@ -163,23 +163,23 @@ def test_what_a_node_may_take_by_its_settings_is_refused_above_the_limit_and_fit
         NODES[kind](place, 301 * MiB)
     gc.collect()
     assert sum(place.sizes.values()) == 0
-    made = [made_by(place) for made_by in (served, proxy, inference)]
+    nodes = [make(place) for make in (served, proxy, inference)]
     assert 200 * MiB < sum(place.sizes.values()) <= 300 * MiB
-    for each in made[1:]:
+    for each in nodes[1:]:
         each.close()
-    del made, each
+    del nodes, each
     assert sum(place.sizes.values()) == 0
 
 
 def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_that_it_has(tmp_path):
-    with proxy(of(tmp_path, 300), queue_bytes=40 * MiB, limits=Limits(model_bytes=MiB)) as made:
+    with proxy(of(tmp_path, 300), queue_bytes=40 * MiB, limits=Limits(model_bytes=MiB)) as node:
         with pytest.raises(ParameterError, match="^queue_bytes must be smaller"):
-            made.set_servers([f"tcp://127.0.0.1:{port}" for port in range(1, 9)])
-        assert len(made.stats().backs) == 1
+            node.set_servers([f"tcp://127.0.0.1:{port}" for port in range(1, 9)])
+        assert len(node.stats().backs) == 1
 
 
 def contained(kind: type, place: Container) -> type:
-    """This kind of node, in this container."""
+    """Return a subclass of this node class for nodes in the container."""
     return type("Contained", (kind,), {"_container": place})
 
 
@@ -220,7 +220,7 @@ for column in buffer.memory.contents()["columns"]:
     column[:] = 1
 print("filled")
 """
-"""What a program says in a container of 300 MiB."""
+"""Program for a container of 300 MiB, which prints refusals and then fills a buffer."""
 
 
 def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
@@ -230,7 +230,7 @@ def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
         try:
             group.mkdir()
             request.addfinalizer(group.rmdir)
-            with open(group / file_name, "r+") as file:  # the kernel makes it, if it can be
+            with open(group / file_name, "r+") as file:  # made by the kernel, if at all
                 file.write(str(300 * MiB))
             break
         except OSError as error:

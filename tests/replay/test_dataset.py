@@ -1,4 +1,4 @@
-"""Episodes out of a memory and back, also Minari's: nothing changes on the way, and a damaged file is refused."""
+"""Episodes that leave a memory and return, also as Minari data sets, without changes, and refusals of damaged files."""
 
 import dataclasses
 import io
@@ -23,11 +23,9 @@ from memory_checks import check_memory
 from memory_walk import Walk
 from mutations import blank, cut, flip
 
-# --- Episodes out of a memory and back: nothing changes on the way, and a file that is damaged is refused
-
 
 def walked(seed, steps=60):
-    """A memory that a random walk has filled, of a random schema."""
+    """Return a memory of a random schema, filled by a random walk."""
     walk = Walk(random.Random(seed).choice)
     for _ in range(steps):
         walk.step()
@@ -46,7 +44,7 @@ def alike(one, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12 if _core.CHECKED else 6))
 def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
-    """Whatever its columns, models and end, also where older episodes leave; its entries are as old as they are said."""
+    """Inserted episodes equal recorded ones for all columns, models, ends and evictions, and have the inserted ages."""
     source, rng = walked(seed), np.random.default_rng(seed)
     names = source.schema.entry_names
     longest = max((len(each) for each in dataset.episodes(source)), default=1)
@@ -123,10 +121,10 @@ def cartpole(capacity=200, **options):
 def test_facts_that_no_entry_can_have_are_refused_when_an_episode_is_put(fact, wrong):
     memory = cartpole().memory
     episode, before = next(iter(dataset.episodes(memory))), memory.info()
-    given = np.array(getattr(episode, fact))
-    given[-1] = wrong
+    values = np.array(getattr(episode, fact))
+    values[-1] = wrong
     with pytest.raises(ParameterError, match=fact):
-        dataset.put(memory, dataclasses.replace(episode, **{fact: given}), lane=7)
+        dataset.put(memory, dataclasses.replace(episode, **{fact: values}), lane=7)
     assert memory.info() == before
 
 
@@ -248,9 +246,9 @@ def test_a_part_that_is_not_as_it_must_be_is_named(change, tmp_path):
         parts[name] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         for key, array in parts.items():
-            made = io.BytesIO()
-            np.lib.format.write_array(made, array, version=(2, 0))
-            archive.writestr(key + ".npy", made.getvalue())
+            stream = io.BytesIO()
+            np.lib.format.write_array(stream, array, version=(2, 0))
+            archive.writestr(key + ".npy", stream.getvalue())
     with pytest.raises(DataError, match="b.npz"):
         list(dataset_reading.load(tmp_path / "b.npz"))
 
@@ -267,15 +265,15 @@ def test_pickles_and_bombs_are_not_read(tmp_path):
         archive.writestr("memory..about.npy", bytes(1 << 24))
     with pytest.raises(DataError, match="compressed"):
         dataset_reading.about(path)
-    made = io.BytesIO()
-    np.lib.format.write_array_header_2_0(made, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("memory..about.npy", made.getvalue())
+        archive.writestr("memory..about.npy", stream.getvalue())
     with pytest.raises(DataError, match="holds"):
         dataset_reading.about(path)
 
 
-# --- Minari data sets go in and come out unchanged
+# --- Minari data sets: import and export without changes
 
 ABOUT = {
     "data_format": "hdf5", "description": "made by a test", "author": "memoire", "author_email": "a@b.c",
@@ -289,7 +287,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 class Walled(gymnasium.Env):
-    """Nested observations of three dtypes, a vector action, and episodes that end in either way."""
+    """Environment with nested observations of three dtypes and a vector action; episodes terminate or are truncated."""
 
     observation_space = gymnasium.spaces.Dict(
         {
@@ -318,8 +316,8 @@ class Walled(gymnasium.Env):
         }
 
 
-class Told(Walled):
-    """Text beside numbers."""
+class TextEnvironment(Walled):
+    """Environment whose observations hold text and a number."""
 
     observation_space = gymnasium.spaces.Dict({"words": gymnasium.spaces.Text(20), "at": gymnasium.spaces.Discrete(50)})
 
@@ -328,7 +326,7 @@ class Told(Walled):
 
 
 def collected(env, episodes, dataset_id):
-    made = []
+    buffers = []
     env.action_space.seed(0)
     for seed in range(episodes):
         seen, _ = env.reset(seed=seed)
@@ -343,13 +341,13 @@ def collected(env, episodes, dataset_id):
             buffer.terminations.append(terminated)
             buffer.truncations.append(truncated)
             over = terminated or truncated
-        made.append(buffer)
+        buffers.append(buffer)
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
-    return minari.create_dataset_from_buffers(dataset_id, made, **spaces, **ABOUT)
+    return minari.create_dataset_from_buffers(dataset_id, buffers, **spaces, **ABOUT)
 
 
 def opened(seen):
-    """Lists in the nesting of an observation, with it as their first element."""
+    """Replace each leaf of an observation by a list of that leaf."""
     if isinstance(seen, dict):
         return {key: opened(part) for key, part in seen.items()}
     return tuple(map(opened, seen)) if isinstance(seen, tuple) else [seen]
@@ -374,10 +372,10 @@ def same(one, other):
     return None
 
 
-@pytest.mark.filterwarnings("ignore")  # of minari and gymnasium, about what a made-up environment does not say
+@pytest.mark.filterwarnings("ignore")  # minari and gymnasium warn of facts that a hand-made environment lacks
 @pytest.mark.parametrize("kind", ["CartPole-v1", "nested", "text"])
 def test_a_data_set_of_a_real_environment_goes_in_and_out_unchanged(kind):
-    env = Walled() if kind == "nested" else Told() if kind == "text" else gymnasium.make(kind)
+    env = Walled() if kind == "nested" else TextEnvironment() if kind == "text" else gymnasium.make(kind)
     data = collected(env, 6, "test/in-v0")
     schema = memoire.minari.schema(data)
     memory = Memory(schema, int(data.total_steps) + 5, seed=1)
@@ -407,7 +405,7 @@ def test_a_learner_draws_right_targets_from_a_data_set():
         assert discount == (0.0 if tuple(seen) in ends else np.float32(0.9))
 
 
-class Made:
+class MinariEpisode:
     def __init__(self, **parts):
         self.id, self.infos = 7, parts.pop("infos", None)
         vars(self).update(parts)
@@ -416,15 +414,15 @@ class Made:
 def test_episodes_that_are_not_whole_are_named():
     memory = Memory(Schema({"obs": np.float32, "action": np.int64, "reward": np.float32, "logp": np.float32}), 20)
     whole = {"observations": np.zeros(4), "actions": np.zeros(3, int), "rewards": np.ones(3), "terminations": [0, 0, 1]}
-    for wrong, said in (
+    for wrong, text in (
         ({"observations": np.zeros(3)}, "3 values of 'obs' and 3 rewards"),
         ({"rewards": np.ones(0)}, "0 rewards"),
         ({"infos": {"other": 1}}, "has no info 'logp'; its infos are 'other'"),
     ):
-        with pytest.raises(DataError, match=f"episode 7, .*{said}"):
-            memoire.minari.fill(memory, [Made(**{"infos": {"logp": np.zeros(3)}} | whole | wrong)])
+        with pytest.raises(DataError, match=f"episode 7, .*{text}"):
+            memoire.minari.fill(memory, [MinariEpisode(**{"infos": {"logp": np.zeros(3)}} | whole | wrong)])
     assert memory.num_entries == 0
-    assert memoire.minari.fill(memory, [Made(**whole, infos={"logp": np.arange(3.0)})]) == 1
+    assert memoire.minari.fill(memory, [MinariEpisode(**whole, infos={"logp": np.arange(3.0)})]) == 1
     assert memory.num_episodes == 1
     with pytest.raises(ParameterError, match="a final state"):
         memoire.minari.write(Memory(memory.schema, 4), "test/none-v0")

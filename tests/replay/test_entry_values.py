@@ -1,4 +1,4 @@
-"""What a memory or a step is given becomes exact arrays, or is refused by name, without a memory."""
+"""Conversion of entries and steps to exact arrays, and refusals by name, without a memory."""
 
 import dataclasses
 import math
@@ -17,15 +17,13 @@ from memoire.replay.schema import Schema
 from memoire.replay.steps import StepConverter, final_observation
 from memory_checks import with_episode
 
-# --- What a memory is given becomes exact arrays, or is refused by name, without a memory
-
 NESTED = Schema({"obs": {"a": Column(np.float32, (2,), "state"), "b": Column(np.uint8, (None,), "state")}})
 
 
-@pytest.mark.parametrize("given", [-1.0, math.nan, math.inf, 3.5e38, [1.0], [1.0, -1.0], [math.nan, 0.0]])
-def test_weights_are_finite_and_not_negative(given: Any) -> None:
+@pytest.mark.parametrize("weights", [-1.0, math.nan, math.inf, 3.5e38, [1.0], [1.0, -1.0], [math.nan, 0.0]])
+def test_weights_are_finite_and_not_negative(weights: Any) -> None:
     with pytest.raises(ParameterError, match="init_w"), np.errstate(over="ignore"):
-        init_weights(given, 2)
+        init_weights(weights, 2)
 
 
 def test_an_engine_without_memory_for_ragged_values_says_whose() -> None:
@@ -34,7 +32,7 @@ def test_an_engine_without_memory_for_ragged_values_says_whose() -> None:
 
 
 class NeedsGradient:
-    """A tensor that requires grad, as torch's is to NumPy."""
+    """Stub of a torch tensor that requires grad, and so refuses its conversion to an array."""
 
     def __init__(self, values):
         self.values, self.ndim = values, values.ndim
@@ -49,12 +47,12 @@ class NeedsGradient:
         return self.values
 
 
-def doors_for_td_errors():
-    """Each call that takes TD errors, and their shape: of a Buffer, a batch, sequences, episodes and a mix."""
+def calls_with_td_errors():
+    """Yield each call that takes TD errors, with their shape: of a buffer, a batch, sequences, episodes and a mix."""
     schema = {"obs": np.float32, "action": np.int32, "reward": np.float32}
     plain, long = memoire.Buffer(schema, 100), memoire.Buffer(schema, 100, sequence_length=4)
-    for made in (plain, long):
-        with made.writer() as writer:
+    for buffer in (plain, long):
+        with buffer.writer() as writer:
             for t in range(20):
                 writer.step(np.float32(t), 0, 0.0, t == 19, False, np.float32(t + 1))
     batch, sequences, whole = plain.sample(4), long.sample(4), plain.sample_episodes(2)
@@ -66,7 +64,7 @@ def doors_for_td_errors():
 
 
 def test_td_errors_are_real_numbers_and_tensors_that_require_grad_are_taken():
-    for give, shape in doors_for_td_errors():
+    for give, shape in calls_with_td_errors():
         with pytest.raises(ParameterError, match=r"^td_errors must be real numbers, such as abs\(td_errors\)"):
             give(np.ones(shape, complex))
         for wrong in (np.full(shape, "1"), np.full(shape, None)):
@@ -87,7 +85,7 @@ def test_an_episode_is_put_with_exactly_the_columns_of_its_memory():
     assert memory.num_entries == 3
 
 
-# --- What a step is given becomes the values of columns without a writer and without a memory
+# --- Values of a step, without a writer and without a memory
 
 PLAIN = Schema({"obs": Column(np.float32, (2,), "state"), "action": np.int64, "reward": np.float32})
 ONE, THREE = StepConverter(PLAIN, None), StepConverter(PLAIN, 3)

@@ -1,4 +1,4 @@
-"""A call of a writer that is interrupted anywhere has happened or it has not; forked workers draw other numbers."""
+"""Interrupted calls of a writer, which take effect whole or not at all, and random numbers of forked workers."""
 
 import ast
 import copy
@@ -32,7 +32,7 @@ from memoire.rl.starts import StartStates
 from memory_checks import LongWay, RecordingObserver, check_memory, with_episode
 from statekit import fork
 
-# --- A call of a writer that is interrupted anywhere, as by Ctrl+C, has happened or it has not; the next calls go on from there
+# --- A call of a writer that is interrupted anywhere, as by Ctrl+C, takes effect whole or not at all
 
 SINGLE = np.arange(40, dtype=np.float32).reshape(20, 2)
 VECTOR = np.arange(120, dtype=np.float32).reshape(20, 3, 2)
@@ -43,14 +43,14 @@ ENDED: dict[str, Any] = {"final_obs": VECTOR[19], "_final_obs": SECOND}
 
 
 def one(at: int, terminated: bool = False, truncated: bool = False, to: int | None = None, **more: Any) -> Call:
-    """A step of a single environment from the observation number `at`."""
+    """Return a call that steps a single environment from observation number `at`."""
     after = SINGLE[at + 1 if to is None else to]
     obs = SINGLE[at]
     return lambda writer: writer.step(obs, at, float(at), terminated, truncated, after, {}, **more)
 
 
 def many(at: int, terminated: Any = NO, truncated: Any = NO, info: Any = None, **more: Any) -> Call:
-    """A step of three environments."""
+    """Return a call that steps three environments."""
     obs, after, rewards, actions = VECTOR[at], VECTOR[at + 1], np.arange(3.0), np.full(3, at)
     if (members := more.get("members")) is not None:
         obs, after, rewards, actions = (part[members] for part in (obs, after, rewards, actions))
@@ -68,7 +68,7 @@ def reset(*args: Any, **more: Any) -> Call:
 
 @dataclass
 class Case:
-    """What is interrupted, after some calls, and the calls that a user may make then."""
+    """Call to interrupt, with the calls before, and the calls that a user may make after the interrupt."""
 
     call: Call
     before: tuple[Call, ...] = ()
@@ -91,7 +91,7 @@ class Case:
 
 
 class Tried:
-    """A case with a memory of its own."""
+    """Case with a memory and a writer of its own."""
 
     def __init__(self, case: Case, memory: Memory) -> None:
         memory.set_clock(5.0)
@@ -113,25 +113,25 @@ class Tried:
         return [self.writer.still(), self.memory.held()]
 
     def outcome(self) -> dict[str, Any]:
-        """All that can be told apart."""
+        """Return everything that tells two outcomes apart: refusals, observed entries, contents and draws."""
         heard = self.heard
-        found = {"refused": self.refused, "entries told": heard.entries, "episodes told": heard.episodes}
+        facts = {"refused": self.refused, "entries told": heard.entries, "episodes told": heard.episodes}
         for name, value in self.memory.contents().items():
             if name not in ("columns", "finals"):
-                found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+                facts[name] = value.tolist() if isinstance(value, np.ndarray) else value
         rows = self.memory.contents()["meta"]["episode"] >= 0
         codes = np.flatnonzero(rows)
         for name in self.memory.schema.names:
             column = self.memory.schema[name]
             if column.is_ragged:
-                found[f"column {name}"] = self.memory.ragged(name, codes).values.tolist()
+                facts[f"column {name}"] = self.memory.ragged(name, codes).values.tolist()
             else:
                 out = np.zeros((len(codes), *column.shape), column.dtype)
                 self.memory.copy_frames(name, codes, out)
-                found[f"column {name}"] = out.tolist()
+                facts[f"column {name}"] = out.tolist()
         if self.memory.num_positive:
-            found["drawn"] = self.memory.draw(8).tolist()
-        return found
+            facts["drawn"] = self.memory.draw(8).tolist()
+        return facts
 
 
 TWICE = (one(0), one(1))
@@ -195,7 +195,7 @@ CASES = {
 
 
 def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
-    """What a user does after an interrupt; a place gets one of them in turn."""
+    """Yield the calls of a user after an interrupt: a new start, the same call again, or only later calls."""
     obs = SINGLE[12] if case.num_envs is None else VECTOR[12]
     is_ragged = not isinstance(case.state.shape, tuple) or None in case.state.shape
     start: Call = reset(WORD[8] if is_ragged else obs)
@@ -204,8 +204,8 @@ def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
         name = next(iter(case.columns))
         again = one(12, **{name: 1.0})
     yield start, again, lambda writer: writer.close()  # begin again
-    yield case.call, *case.then, lambda writer: writer.close()  # the same once more
-    yield *case.then, lambda writer: writer.close()  # as if nothing had been
+    yield case.call, *case.then, lambda writer: writer.close()  # the same call again
+    yield *case.then, lambda writer: writer.close()  # as if the call had never been made
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_after_a_draw_that_is_interrupted_this_thread_and_others_go_on(name: str
 
 
 class Probed(LongWay):
-    """Tells while changes are made whether another thread can come between."""
+    """Memory that notes, during each change, if another thread could take the lock."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
@@ -279,7 +279,7 @@ class Probed(LongWay):
 
 
 def test_a_change_waits_for_no_lock_that_an_interrupt_could_find_it_at() -> None:
-    """A function of C that waits for a lock is interrupted, too: so it is held before the first change."""
+    """The lock is held before the first change, because a C function that waits for a lock is interrupted, too."""
     memory = CASES["terminated"].make().memory
     store: Any = Probed(memory)
     writer = Writer(store, None, "disabled")
@@ -288,46 +288,46 @@ def test_a_change_waits_for_no_lock_that_an_interrupt_could_find_it_at() -> None
     assert store.between == [False, False]
 
 
-# --- Forked workers draw other numbers than their parent and siblings: all generators, near and nested, the same in each run
+# --- Random numbers of forked workers differ from those of their parent and siblings, and repeat in each run
 
 PACKAGE = Path(memoire.__file__).parent
 SCHEMA = memoire.Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
 
 
 def buffer(seed):
-    made = memoire.Buffer(SCHEMA, 1000, sampler=memoire.Uniform(), seed=seed)
+    replay = memoire.Buffer(SCHEMA, 1000, sampler=memoire.Uniform(), seed=seed)
     values = np.arange(1000), np.zeros(1000, np.int32), np.zeros(1000, np.float32)
-    with_episode(made.memory, values, terminated=True)
-    return made
+    with_episode(replay.memory, values, terminated=True)
+    return replay
 
 
 def notebook(seed):
-    made = PrioritizedReplayBuffer(1000, 0.6, seed=seed)
-    made.extend(range(1000))
-    return lambda: made.sample(8, 0.4)
+    replay = PrioritizedReplayBuffer(1000, 0.6, seed=seed)
+    replay.extend(range(1000))
+    return lambda: replay.sample(8, 0.4)
 
 
 def generator_of(kind, name):
-    def made(seed):
+    def draws_for(seed):
         held = kind(seed)
         assert isinstance(getattr(held, name), ForkedGenerator)
         return lambda: getattr(held, name).integers(1 << 40, size=8).tolist()
 
-    return made
+    return draws_for
 
 
 def bare(kind):
-    """One with a generator as its own constructor makes it, however much else it needs."""
+    """Return a function that makes an object with only a seed, so that the object's constructor makes the generator."""
     return lambda seed: kind(seed=seed)
 
 
 HOLDERS = {
     "replay/memory.py": [
-        lambda seed: (lambda made: lambda: made.memory.draw(8).tolist())(buffer(seed)),
-        lambda seed: (lambda made: lambda: made.memory.generator.integers(1 << 40, size=8).tolist())(buffer(seed)),
+        lambda seed: (lambda replay: lambda: replay.memory.draw(8).tolist())(buffer(seed)),
+        lambda seed: (lambda replay: lambda: replay.memory.generator.integers(1 << 40, size=8).tolist())(buffer(seed)),
     ],
     "replay/sampling.py": [
-        lambda seed: (lambda made: lambda: made.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed))
+        lambda seed: (lambda generator: lambda: generator.integers(1 << 40, size=8).tolist())(ForkedGenerator(seed))
     ],
     "classic/notebook.py": [lambda seed: (lambda draw: lambda: draw()["indexes"].tolist())(notebook(seed))],
     "rl/memory.py": [generator_of(bare(GenericMemory), "random")],
@@ -344,7 +344,7 @@ LOCAL = {
     "rl/saving.py",
     "rl/demo/qlearning.py",
     "rl/starts.py",
-}  # made where they are used, by a given seed
+}  # generators that are made where they are used, by an explicit seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 
 
@@ -365,14 +365,14 @@ def test_every_module_that_makes_a_generator_is_tested_here():
 
 
 def drawn_in_child(draw, children=0):
-    """What a forked process draws, and the first of so many generations of its children."""
+    """Return a draw of a forked process, and a draw of each of `children` generations below that process."""
     reader, writer = os.pipe()
     child = fork()
     if child == 0:
         code = 1
         try:
-            found = [draw()] if not children else [*[draw()], *drawn_in_child(draw, children - 1)]
-            os.write(writer, json.dumps(found).encode())
+            draws = [draw()] if not children else [*[draw()], *drawn_in_child(draw, children - 1)]
+            os.write(writer, json.dumps(draws).encode())
             code = 0
         finally:
             os._exit(code)
@@ -384,14 +384,14 @@ def drawn_in_child(draw, children=0):
 
 
 def family(make, seed):
-    """Draws of a process, of two children and of a child of the second; by a program that begins with no child."""
+    """Return draws of a process, of its two children and of a grandchild, in a program without earlier children."""
 
     def run():
         draw = make(seed)
         return [drawn_in_child(draw)[0], *drawn_in_child(draw, 1), draw()]
 
-    found = drawn_in_child(run)[0]  # in a process of its own: the children of this one were counted before
-    return [json.dumps(each) for each in found]
+    draws = drawn_in_child(run)[0]  # a fresh process: this one counts its former children
+    return [json.dumps(each) for each in draws]
 
 
 @pytest.mark.slow
@@ -403,28 +403,28 @@ def test_forked_children_draw_apart_and_the_same_in_the_next_run(name, number):
     assert first == again and not set(first) & set(unseeded)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda generator: pickle.loads(pickle.dumps(generator))])
 def test_a_copied_generator_goes_on_where_it_was_and_is_apart_in_children(way):
-    made = ForkedGenerator(7)
-    made.random(3)
-    again = way(made)
+    generator = ForkedGenerator(7)
+    generator.random(3)
+    again = way(generator)
     assert type(again) is ForkedGenerator and drawn_in_child(again.random)[0] != again.random()
-    assert made.random() != again.random() and again.random() is not None
+    assert generator.random() != again.random() and again.random() is not None
 
 
 def test_a_thread_that_draws_meanwhile_leaves_no_lock_to_a_child():
-    made, held, stop = ForkedGenerator(7), buffer(7), threading.Event()
+    generator, held, stop = ForkedGenerator(7), buffer(7), threading.Event()
 
     def draw():
         while not stop.is_set():
-            made.random(1000)
+            generator.random(1000)
             held.sample(64)
 
     thread = threading.Thread(target=draw, daemon=True)
     thread.start()
     try:
-        found = [drawn_in_child(lambda: [made.random(), held.memory.draw(1).tolist()])[0] for _ in range(8)]
+        draws = [drawn_in_child(lambda: [generator.random(), held.memory.draw(1).tolist()])[0] for _ in range(8)]
     finally:
         stop.set()
         thread.join(20.0)
-    assert len({json.dumps(each) for each in found}) == 8
+    assert len({json.dumps(each) for each in draws}) == 8

@@ -1,4 +1,4 @@
-"""What a memory promises, one sentence at a time, and any order of calls against its model."""
+"""Rules of a memory one by one, and any order of calls compared with a model."""
 
 import math
 import random
@@ -22,8 +22,6 @@ from memory_walk import Walk
 from netkit import in_thread
 from sequencekit import SCHEMA, record
 
-# --- What a memory promises, one sentence at a time; orders of calls are test_memory.py's
-
 SEVEN = Schema(
     {
         "state": (np.float32, (3,)),
@@ -45,9 +43,6 @@ def memory_of(capacity=100, length=20, episodes=1, parameters=None, **kwargs):
     return filled(memory, entry, episodes=episodes, length=length)
 
 
-# Contract of the seed documents
-
-
 def test_without_update_weight_weights_are_init_w_and_without_update_value_returns_are_zero():
     memory = Memory(SEVEN, 20, Parameters(priority_exponent=1.0))
     memory.open()
@@ -62,9 +57,6 @@ def test_without_update_weight_weights_are_init_w_and_without_update_value_retur
     memory.add(0, entry(0, value=3.0))
     memory.close(update_value=False, terminated=True)  # qvest is 0: the priority is |0 - 3|
     assert memory.weights([4])[0] == pytest.approx(7.0**0.3 * 3.0**0.3)
-
-
-# Values
 
 
 @pytest.mark.parametrize(
@@ -139,16 +131,13 @@ def test_every_dtype_and_size_comes_back_as_it_was(dtype):
         if t == 10:
             memory.close(terminated=True)
             memory.open()
-        memory.add(0, tuple(column[t] for column in columns))  # numpy scalars where the shape is ()
+        memory.add(0, tuple(column[t] for column in columns))  # numpy scalars for the shape ()
     memory.close(terminated=True)
     got = memory.gather(np.arange(10, 20))
     for name, column in zip(schema.names, columns, strict=True):
         assert got.prev[name].dtype == np.dtype(dtype)
         stored = got.prev[name][:, 0] if name == "state" else got.prev[name]
         np.testing.assert_array_equal(stored, column[10:20])
-
-
-# Numbers
 
 
 def test_what_was_overwritten_is_stale():
@@ -187,9 +176,6 @@ def test_extreme_numbers_keep_the_sums_finite():
     assert np.isfinite(memory.gather(np.arange(6)).prev["qvest"]).all()
 
 
-# Returns
-
-
 def test_a_parameter_that_does_not_fit_changes_nothing():
     memory = memory_of()
     before = memory.parameters
@@ -210,18 +196,12 @@ def test_a_parameter_that_does_not_fit_changes_nothing():
             memory.draw(count)
 
 
-# Drawing
-
-
 def test_fractions_say_where_to_draw():
     memory = memory_of(length=5, parameters=Parameters(priority_exponent=0.0))
     np.testing.assert_array_equal(memory.draw(4, [0.0, 0.25, 0.5, 0.999]), [0, 1, 2, 3])
     for wrong in ([0.5], [0, 0, 0, 1.0], [0, 0, 0, -0.1], [0, 0, 0, math.nan]):
         with pytest.raises(ParameterError, match="fractions"):
             memory.draw(4, wrong)
-
-
-# Final states
 
 
 @pytest.mark.parametrize(
@@ -250,9 +230,6 @@ def test_an_end_that_does_not_fit_is_refused_and_the_episode_stays_open(end, err
     check_memory(memory)
 
 
-# Lanes
-
-
 def test_adding_to_many_lanes_is_all_or_none():
     memory = Memory(SEVEN, 8, page_rows=1)
     for lane in range(4):
@@ -279,9 +256,6 @@ def test_adding_to_many_lanes_is_all_or_none():
         with pytest.raises(EntryError, match="column 'value' stores finite float32, but got nan"):
             add()
     assert memory.generated == 0
-
-
-# What caches are built of
 
 
 def test_windows_and_copies_say_the_same_as_gather():
@@ -346,9 +320,6 @@ def test_a_row_or_code_that_cannot_be_is_refused():
         memory.model_versions(np.array([30]), np.empty(1, np.int64))
 
 
-# Threads and cost
-
-
 def test_a_held_moment_keeps_other_threads_out():
     memory = memory_of(length=10)
     memory.open()
@@ -356,7 +327,7 @@ def test_a_held_moment_keeps_other_threads_out():
         thread, box = in_thread(memory.add, 0, entry())
         thread.join(0.2)
         assert not box
-        memory.gather(memory.draw(5))  # the holder itself goes on
+        memory.gather(memory.draw(5))  # the thread that holds the memory is not blocked
         memory.add(0, entry())
     thread.join(100.0)
     assert "value" in box and memory.num_entries == 12
@@ -428,16 +399,16 @@ def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goe
         for_now, cut, plain = (begun(last) for _ in range(3))
         end = np.full(2, 100.0, np.float32)
         with for_now.cut_for_now({0: end}):
-            found = for_now.sample(32)
-            for_now.update_priorities(found.gathered.ids, np.ones(32))
+            drawn = for_now.sample(32)
+            for_now.update_priorities(drawn.gathered.ids, np.ones(32))
         _core.at_once(cut.closing(0, final_state=end, is_cut=True))
         wanted = cut.sample(32)
         for name in ("ids", "steps", "reward", "discount", "weight"):
-            np.testing.assert_array_equal(getattr(found.gathered, name), getattr(wanted.gathered, name))
-        np.testing.assert_array_equal(found.gathered.next["obs"], wanted.gathered.next["obs"])
-        assert last - 1 in for_now.contents()["meta"]["number"][found.gathered.ids % 16]
+            np.testing.assert_array_equal(getattr(drawn.gathered, name), getattr(wanted.gathered, name))
+        np.testing.assert_array_equal(drawn.gathered.next["obs"], wanted.gathered.next["obs"])
+        assert last - 1 in for_now.contents()["meta"]["number"][drawn.gathered.ids % 16]
         check_memory(for_now)
-        plain.update_priorities(found.gathered.ids, np.ones(32))
+        plain.update_priorities(drawn.gathered.ids, np.ones(32))
         for more in (0, 9):
             for each in (for_now, plain):
                 walked(each, last, last + more)
@@ -449,21 +420,21 @@ def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goe
             assert used[0] == used[1], "no final state is kept"
 
 
-# --- Sequences for recurrent networks: never across an episode's end, with masks, burn-in and priorities of their own
+# --- Sequences for recurrent networks: ends of episodes, masks, burn-in and priorities
 
 
 def starts(length, parameters, ending):
-    """Positions at which a sequence of an episode begins."""
+    """Return the positions at which a sequence of an episode begins."""
     m, overlap = parameters.sequence_length, parameters.sequence_overlap
-    found = []
+    positions = []
     for t in range(0, length, m - overlap):
-        is_whole = t + m < length  # and the state behind it is there
+        is_whole = t + m < length  # the state after the sequence is stored as well
         if (ending == "unknown" and not is_whole) or (t > 0 and t + overlap >= length):
             continue
         if parameters.start == "skip" and t < parameters.frame_stack - 1:
             continue
-        found.append(t)
-    return found
+        positions.append(t)
+    return positions
 
 
 @settings(max_examples=60, deadline=None)
@@ -572,7 +543,7 @@ def test_the_advantage_is_the_generalized_advantage_estimate():
     np.testing.assert_allclose(batch.advantage[0], expected, rtol=1e-5, atol=1e-6)
 
 
-# --- The memory against its model: any schema, size, lanes and order of calls, everything compared after each step
+# --- A memory compared with its model after each call, for any schema, size, lanes and order of calls
 
 
 class MemoryMachine(RuleBasedStateMachine):

@@ -28,24 +28,21 @@ def points(rng, low: int = 0, high: int = 7) -> np.ndarray:
     return rng.normal(size=(rng.integers(low, high + 1), 3)).astype(np.float32)
 
 
-# Several values as one object
-
-
 def test_ragged_values_are_views_and_slices_and_choices_of_them_ragged_again() -> None:
     rng = np.random.default_rng(0)
-    given = [points(rng) for _ in range(9)]
-    ragged = Ragged.of(given, np.float32, (3,))
+    clouds = [points(rng) for _ in range(9)]
+    ragged = Ragged.of(clouds, np.float32, (3,))
     assert len(ragged) == 9
-    for array, value in zip(given, ragged, strict=True):
+    for array, value in zip(clouds, ragged, strict=True):
         np.testing.assert_array_equal(array, value)
         assert not value.size or np.shares_memory(value, ragged.values)
     for index in (slice(2, 5), slice(None), slice(7, 3), slice(-2, None)):
-        for array, value in zip(given[index], ragged[index], strict=True):
+        for array, value in zip(clouds[index], ragged[index], strict=True):
             np.testing.assert_array_equal(array, value)
     mask = rng.random(9) < 0.5
-    for array, value in zip([given[i] for i in np.flatnonzero(mask)], ragged[mask], strict=True):
+    for array, value in zip([clouds[i] for i in np.flatnonzero(mask)], ragged[mask], strict=True):
         np.testing.assert_array_equal(array, value)
-    np.testing.assert_array_equal(ragged[-1], given[-1])
+    np.testing.assert_array_equal(ragged[-1], clouds[-1])
     assert repr(ragged) == "Ragged(9 values of float32[any, 3])"
 
 
@@ -53,9 +50,6 @@ def test_ragged_values_are_views_and_slices_and_choices_of_them_ragged_again() -
 def test_lengths_that_are_not_those_of_the_values_are_refused(lengths) -> None:
     with pytest.raises(ParameterError, match="that add up to"):
         Ragged(np.zeros((4, 2)), lengths)
-
-
-# Schemas
 
 
 @pytest.mark.parametrize(
@@ -167,9 +161,6 @@ def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
         Schema({"obs": nested})
 
 
-# What is taken, and what is not
-
-
 @pytest.mark.parametrize(
     ("value", "axes", "problem"),
     [
@@ -207,9 +198,6 @@ def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
     assert buffer.sample(2, out={"reward": reward})["reward"] is reward
 
 
-# The heap
-
-
 def buffer_of(count: int, capacity: int = 100) -> memoire.Buffer:
     schema = Schema({"obs": POINTS, "action": np.int32, "reward": np.float32})
     buffer = memoire.Buffer(schema, capacity, seed=0)
@@ -225,7 +213,7 @@ def buffer_of(count: int, capacity: int = 100) -> memoire.Buffer:
 
 @pytest.mark.slow
 def test_a_million_bytes_of_random_lengths_stay_as_they_are_and_take_little_more_room() -> None:
-    """Four lanes, one of them with an episode that never ends: it would pin every segment if none were tidied up."""
+    """One of four lanes has an episode that never ends, and would pin every segment if values were never moved."""
     rng = np.random.default_rng(3)
     memory = Memory(Schema({"obs": Column(np.uint8, (None,), "state")}), 3000, page_rows=16)
     held: dict[int, bytes] = {}
@@ -272,7 +260,7 @@ def test_a_limit_of_bytes_has_the_oldest_episodes_make_room_for_values() -> None
             kept.append([len(each) for each in dataset.episodes(memory) if not each.is_open])
         check_memory(memory)
     assert all(one[1:] == other[: len(one) - 1] or one == other[:-1] or len(other) < len(one) for one, other in
-               pairwise(kept))  # the oldest leave  # fmt: skip
+               pairwise(kept))  # the oldest episodes leave  # fmt: skip
     assert max(map(len, kept)) > 4
     before = memory.num_episodes
     memory.limit_ragged(2000)
@@ -329,7 +317,7 @@ def test_a_writer_cuts_open_episodes_whose_values_have_no_more_room() -> None:
                 assert all(later == (t + 1, i) for (t, i), later in pairwise(places))
                 cut += 1
     assert cut > 50
-    with pytest.raises(memoire.errors.EpisodeTooLong):  # alone it is too large
+    with pytest.raises(memoire.errors.EpisodeTooLong):  # this step alone exceeds the limit
         writer.step(states[-1], [0, 0], [1.0, 1.0], [False, False], [False, False], [np.ones((150, 3))] * 2)
         writer.step([np.ones((150, 3))] * 2, [0, 0], [1.0, 1.0], [False, False], [False, False], states[0])
 
@@ -352,9 +340,6 @@ def test_a_memory_gives_its_values_back_when_it_goes() -> None:
     for _ in range(20):
         use()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB; 180 MB were used
-
-
-# Files
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 40, 10_000])

@@ -25,12 +25,12 @@ SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 
 
 def weighted(entries, weights=None, **parameters):
-    """A memory of one closed episode of `entries` entries, with these weights."""
-    made = Memory(SCHEMA, entries, Parameters(multi_step=1, priority_epsilon=0.0, **parameters), seed=3)
-    with_episode(made, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
+    """Return a memory with one closed episode of `entries` entries that have these weights."""
+    memory = Memory(SCHEMA, entries, Parameters(multi_step=1, priority_epsilon=0.0, **parameters), seed=3)
+    with_episode(memory, (np.zeros((entries, 1), np.float32), np.ones(entries, np.float32)), terminated=True)
     if weights is not None:
-        made.update_priorities(np.arange(entries), weights)
-    return made
+        memory.update_priorities(np.arange(entries), weights)
+    return memory
 
 
 def in_order(memory):
@@ -66,7 +66,7 @@ def test_a_fraction_of_the_total_gives_the_rank_whose_stretch_holds_it(count, al
     st.randoms(),
 )
 def test_the_order_is_exact_whatever_changes(changes, random):
-    """Many equal weights, so that blocks split, empty and merge with ties on both sides of their edges."""
+    """Many equal weights make blocks split, empty and merge with ties on both sides of their edges."""
     memory = weighted(2000, np.array([random.choice([0.0, 0.5, 1.0, 2.0]) for _ in range(2000)]), prioritization="rank")
     numbers, weights = zip(*changes, strict=True)
     memory.update_priorities(numbers, weights)
@@ -126,19 +126,19 @@ def test_greedy_takes_the_heaviest_each_once_and_new_ones_first():
     obs = np.full((1, 1), 20, np.float32)
     writer.step(obs, None, np.ones(1), np.zeros(1, bool), np.zeros(1, bool), obs + 1)
     batch = buffer.sample(1)
-    assert batch["obs"].ravel() == [19.0], "what nobody has seen yet comes before what was"
+    assert batch["obs"].ravel() == [19.0], "an entry without an error comes before entries with errors"
     assert (batch.importance == 1.0).all()
     more = buffer.sample(40)
     assert (np.bincount(np.unique(more.ids, return_inverse=True)[1]) == 2).all()
 
 
 def test_what_is_added_to_an_error_of_zero_can_be_set():
-    made = weighted(3, None, priority_exponent=1.0)
-    made.update_priorities([0], [0.0])
-    assert made.weights([0]) == 0.0 and made.num_positive == 2
-    made.configure(priority_epsilon=0.25)
-    made.update_priorities([0, 1], [0.0, -0.5])
-    np.testing.assert_array_equal(made.weights([0, 1]), [0.25, 0.75])
+    memory = weighted(3, None, priority_exponent=1.0)
+    memory.update_priorities([0], [0.0])
+    assert memory.weights([0]) == 0.0 and memory.num_positive == 2
+    memory.configure(priority_epsilon=0.25)
+    memory.update_priorities([0, 1], [0.0, -0.5])
+    np.testing.assert_array_equal(memory.weights([0, 1]), [0.25, 0.75])
     ranked = weighted(3, [1.0, 0.0, 2.0], prioritization="rank", priority_exponent=1.0)
     np.testing.assert_allclose(ranked.weights([0, 1, 2]), [1 / 2, 1 / 3, 1.0])
 
@@ -255,8 +255,8 @@ def test_empty_leaves_are_never_drawn(weights, fractions):
 def test_a_mass_at_or_beyond_the_total_finds_the_last_positive_leaf(weights):
     assume(weights.any())
     tree = tree_of(weights)
-    found = tree.find([tree.total, np.nextafter(tree.total, np.inf), 2 * tree.total, 1e300])
-    np.testing.assert_array_equal(found, np.flatnonzero(weights)[-1])
+    leaves = tree.find([tree.total, np.nextafter(tree.total, np.inf), 2 * tree.total, 1e300])
+    np.testing.assert_array_equal(leaves, np.flatnonzero(weights)[-1])
 
 
 @quick
@@ -329,7 +329,7 @@ def parts_of(arrays: Any, lengths: Any) -> list[Any]:
 
 
 def slow_gae(rewards: Any, values: Any, last: Any, discount: float, lam: float) -> Any:
-    """Equation 16 for one fragment, as it is printed: O(T^2)."""
+    """Return the advantages of one fragment by equation 16 as printed, in O(T^2)."""
     following = np.append(values[1:], last)
     deltas = rewards + discount * following - values
     count = len(rewards)
@@ -339,7 +339,7 @@ def slow_gae(rewards: Any, values: Any, last: Any, discount: float, lam: float) 
 def slow_vtrace(
     rewards: Any, values: Any, last: Any, logs: Any, discount: float, lam: float, rho_max: float, c_max: float
 ) -> Any:
-    """Equation 1 for one fragment, with a product for each pair: O(T^3)."""
+    """Return the targets of one fragment by equation 1, with a product for each pair, in O(T^3)."""
     following, ratio = np.append(values[1:], last), np.exp(logs)
     rho, c = np.minimum(ratio, rho_max), lam * np.minimum(ratio, c_max)
     deltas = rho * (rewards + discount * following - values)
@@ -384,8 +384,8 @@ def test_vtrace_is_the_sum_that_defines_it(case: Any, discount: float, lam: floa
     expected = [slow_vtrace(r, v, end, log, discount, lam, rho, c) for r, v, log, end in each]
     np.testing.assert_allclose(targets, np.concatenate(expected), rtol=1e-4, atol=1e-5)
     steps = [
-        np.minimum(np.exp(log), rho) * (r + discount * np.append(found[1:], end) - v)
-        for (r, v, log, end), found in zip(each, expected, strict=True)
+        np.minimum(np.exp(log), rho) * (r + discount * np.append(target[1:], end) - v)
+        for (r, v, log, end), target in zip(each, expected, strict=True)
     ]
     np.testing.assert_allclose(advantages, np.concatenate(steps), rtol=1e-4, atol=1e-5)
 
@@ -403,9 +403,9 @@ def test_vtrace_is_the_sum_that_defines_it(case: Any, discount: float, lam: floa
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], name: str) -> None:
-    given: dict[str, Any] = {"rewards": np.zeros(4), "values": np.zeros(4), "bootstrap": np.zeros(2)}
-    given |= {"lengths": [3, 1], "discount": 0.9, "lam": 0.9}
+    args: dict[str, Any] = {"rewards": np.zeros(4), "values": np.zeros(4), "bootstrap": np.zeros(2)}
+    args |= {"lengths": [3, 1], "discount": 0.9, "lam": 0.9}
     with pytest.raises(ParameterError, match=name):
-        gae(**given | changes)
+        gae(**args | changes)
     with pytest.raises(ParameterError, match="log_ratios"):
-        vtrace(**given, log_ratios=np.zeros(3))
+        vtrace(**args, log_ratios=np.zeros(3))

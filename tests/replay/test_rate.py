@@ -1,4 +1,4 @@
-"""Limits of drawing and recording: kept at any speeds, explained, never a reason to wait without end."""
+"""Limits of drawing and recording: kept at any speeds, explained, and without deadlock."""
 
 import itertools
 import math
@@ -35,8 +35,6 @@ from memoire.wire.messages import ServerRate
 from memory_checks import check_memory
 from poolkit import Clock
 
-# --- The band between drawing and recording: kept at any speeds, explained, never a reason to wait for ever
-
 numbers = itertools.count(1)
 
 
@@ -60,7 +58,7 @@ def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
         band.met(client, 0, next(numbers))
     for _ in range(4000):
         for client, speed in zip(clients, speeds, strict=True):
-            if rng.random() < speed:  # so many steps as it may, told late
+            if rng.random() < speed:  # at most the granted steps, reported late
                 done[client] += rng.randint(0, min(through[client] - done[client], 50))
             if rng.random() < speed:
                 band.reported(client, done[client], next(numbers))
@@ -85,23 +83,23 @@ steps = st.lists(
 @given(steps, st.sampled_from([0.25, 1.0, 3.0]), st.sampled_from([4.0, 10.0, 100.0]))
 def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, tolerance):
     band = limiter(samples_per_insert=ratio, samples_per_insert_tolerance=tolerance)
-    told: dict[int, int] = {}
+    reported: dict[int, int] = {}
     through: dict[int, int] = {}
     asked: dict[int, int] = {}
     inserted = drawn = 0
     for what, who, count in walk:
         client, surplus = bytes([who]) * 16, ratio * inserted - drawn
         if what == "report":
-            if who not in told:
+            if who not in reported:
                 band.met(client, 0, next(numbers))
-            before = told.setdefault(who, 0)
-            told[who] = max(before, before + count - 5)
-            inserted += told[who] - before
+            before = reported.setdefault(who, 0)
+            reported[who] = max(before, before + count - 5)
+            inserted += reported[who] - before
             band.reported(client, before + count - 5, next(numbers))
         elif what == "grant":
-            others = sum(max(0, through[i] - told.get(i, 0)) for i in through if i != who)
+            others = sum(max(0, through[i] - reported.get(i, 0)) for i in through if i != who)
             room = (tolerance - surplus) / ratio
-            now = told.setdefault(who, 0)
+            now = reported.setdefault(who, 0)
             lasting = (now - asked.get(who, now)) / 1e-3 * GRANT_TIME  # no time passes
             mine = min(room - others, max(1.0, min(room / 2, max(LEAST_ENTRIES, room / LEAST_PART, lasting))))
             expected = max(through.get(who, 0), now + max(0, math.floor(mine + 1e-6)))
@@ -110,7 +108,7 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
             through[who] = expected
         elif what == "leave":
             band.left(client)
-            for known in (told, through, asked):
+            for known in (reported, through, asked):
                 known.pop(who, None)
         elif count:
             assert bool(band.why_not_draw(count)) == (surplus - count < -tolerance - 1e-6)
@@ -127,7 +125,7 @@ def test_a_slow_client_is_granted_what_lasts_it_a_moment_and_the_others_need_not
     names = [bytes([number]) * 16 for number in range(9)]
     first, *others = names
     band.met(first, 0, next(numbers))
-    assert band.grant(first) == (100, ""), "a sixteenth, although nobody else is there"
+    assert band.grant(first) == (100, ""), "a sixteenth, although the other clients are unknown"
     clock.now += 1.0
     band.reported(first, 100, next(numbers))
     assert band.grant(first)[0] == 100 + 1500 // 16, "still a sixteenth: it records 50 in half a second"
@@ -197,15 +195,17 @@ happenings = st.lists(
 @example([("insert", 0, 9), ("hear", 0, 1), ("restart", 0, 1), ("insert", 0, 30), ("hear", 0, 1)], 4.0, False)
 @example([("insert", 0, 9), ("restart", 0, 1), ("insert", 0, 5), ("hear", 0, 1)], 0.5, True)
 def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, clock_goes_on):
-    """What every life of every server told of itself adds up, whatever numbers its epochs have; what a life never told
-    is lost with it. A server that begins anew has a band of its own until it is told of that of all.
+    """The reader's balance adds up the reports of all lives of all servers, whatever the numbers of their epochs.
+
+    Steps that a life never reported are lost with that life. A restarted server uses its own counts until it receives
+    the band of all servers.
     """
     names, balance = ["a", "b"], RateTracker()
     parameters = Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=1e6)
     life = dict.fromkeys(names, 100)
     counts = {name: [0, 0] for name in names}  # inserted and drawn in this life
-    told = dict.fromkeys(names, False)
-    known = dict.fromkeys(names, (0, 0))  # of its life, as the reader has heard
+    has_band = dict.fromkeys(names, False)
+    known = dict.fromkeys(names, (0, 0))  # inserted and drawn in this life, as reported to the reader
     expected = 0.0
 
     def hear(name):
@@ -214,12 +214,12 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
         news = (inserted - known[name][0]) * ratio - (drawn - known[name][1])
         expected += news
         known[name] = inserted, drawn
-        surplus = expected if told[name] else inserted * ratio - drawn
-        standing = ServerRate(surplus, told[name], inserted, drawn, ratio, 1e6)
+        surplus = expected if has_band[name] else inserted * ratio - drawn
+        standing = ServerRate(surplus, has_band[name], inserted, drawn, ratio, 1e6)
         balance.heard(name, life[name], standing, 50, 3)
         assert balance.why_not_draw(parameters, names, 1, 0) in ("", UNKNOWN)
         band = balance.band(name, names)
-        told[name] = band is not None
+        has_band[name] = band is not None
         assert band is None or (band.surplus, band.inserted, band.drawn) == (pytest.approx(expected), inserted, drawn)
 
     for name in names:
@@ -230,7 +230,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
             hear(name)
         elif what == "restart":
             life[name] += 1 if clock_goes_on else -1
-            counts[name], known[name], told[name] = [0, 0], (0, 0), False
+            counts[name], known[name], has_band[name] = [0, 0], (0, 0), False
         else:
             counts[name][what == "draw"] += count
     for name in names:
@@ -243,26 +243,23 @@ UNKNOWN = "waits until all servers have reported how many entries were recorded"
 def test_a_draw_that_waits_goes_on_when_entries_come():
     band = limiter(clock=time.monotonic, samples_per_insert=1.0, samples_per_insert_tolerance=20.0)
     assert band.take(20, 0.0) == ""
-    said: list[str] = []
-    waits = threading.Thread(target=lambda: said.append(band.take(10, 20.0)))
+    answers: list[str] = []
+    waits = threading.Thread(target=lambda: answers.append(band.take(10, 20.0)))
     waits.start()
     band.met(b"a" * 16, 0, next(numbers))
     band.reported(b"a" * 16, 10, next(numbers))
     waits.join(100.0)
-    assert said == [""] and band.stats().surplus == -20.0
+    assert answers == [""] and band.stats().surplus == -20.0
     assert "waiting for 1 more entries" in band.take(1, 0.01)
 
 
-# In one process
-
-
-def buffer(**fields):
+def limited_buffer(**fields):
     schema = Schema({"obs": Column(np.float32, (1,), "state"), "reward": Column(np.float32, (), "reward")})
     return Buffer(schema, 1000, seed=1, **fields)
 
 
-def fill(made, steps, version=0):
-    writer = made.writer()
+def fill(buffer, steps, version=0):
+    writer = buffer.writer()
     for number in range(steps):
         obs = np.full(1, number, np.float32)
         writer.step(obs, None, 1.0, number == steps - 1, False, obs + 1, {}, model_version=version)
@@ -270,88 +267,88 @@ def fill(made, steps, version=0):
 
 
 def test_a_buffer_refuses_batches_until_enough_is_there():
-    made = buffer(min_size=50)
-    fill(made, 30)
+    buffer = limited_buffer(min_size=50)
+    fill(buffer, 30)
     with pytest.raises(NotEnoughSamples, match="a batch of 8 has to wait: waiting for 20 more entries .30 of"):
-        made.sample(8)
-    fill(made, 20)
-    assert len(made.sample(8).ids) == 8
+        buffer.sample(8)
+    fill(buffer, 20)
+    assert len(buffer.sample(8).ids) == 8
     with pytest.raises(ParameterError, match="min_size must be at most the capacity, 1000 entries"):
-        made.configure(min_size=1001)
-    assert made.parameters.min_size == 50
+        buffer.configure(min_size=1001)
+    assert buffer.parameters.min_size == 50
     with pytest.raises(ParameterError, match="min_size"):
-        buffer(min_size=1001)
+        limited_buffer(min_size=1001)
 
 
 def test_a_buffer_refuses_batches_that_are_too_far_ahead():
-    made = buffer(samples_per_insert=2.0, samples_per_insert_tolerance=40.0)
-    fill(made, 10)
+    buffer = limited_buffer(samples_per_insert=2.0, samples_per_insert_tolerance=40.0)
+    fill(buffer, 10)
     for _ in range(6):
-        made.sample(10)
-    assert made.rate.surplus == -40.0 and made.rate.inserted == 10
+        buffer.sample(10)
+    assert buffer.rate.surplus == -40.0 and buffer.rate.inserted == 10
     with pytest.raises(
         NotEnoughSamples, match="waiting for 5 more entries: draws are 40 samples ahead of samples_per_insert=2"
     ):
-        made.sample(10)
-    fill(made, 5)
-    made.sample(10)
+        buffer.sample(10)
+    fill(buffer, 5)
+    buffer.sample(10)
     with pytest.raises(ParameterError, match="batch_size must be at most 78"):
-        made.sample(79)
-    made.configure(samples_per_insert_tolerance=None)
-    made.sample(500)
+        buffer.sample(79)
+    buffer.configure(samples_per_insert_tolerance=None)
+    buffer.sample(500)
 
 
 def test_no_entry_is_drawn_more_often_than_it_may_be_and_importance_stays_right():
     rng = np.random.default_rng(0)
-    made = buffer(sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2)
-    fill(made, 40)
-    numbers = made.sample(1).ids
-    made.configure(max_times_sampled=3)
+    buffer = limited_buffer(sampler=Prioritized(1.0, beta=1.0), max_times_sampled=2)
+    fill(buffer, 40)
+    numbers = buffer.sample(1).ids
+    buffer.configure(max_times_sampled=3)
     values = rng.uniform(0.1, 3.0, 40)
-    made.update_priorities(np.arange(numbers.min(), numbers.min() + 40) % 1000, values)
+    buffer.update_priorities(np.arange(numbers.min(), numbers.min() + 40) % 1000, values)
     counts: dict[int, int] = {}
     for _ in range(11):
-        for number in made.sample(10).ids.tolist():
+        for number in buffer.sample(10).ids.tolist():
             counts[number] = counts.get(number, 0) + 1
-    assert max(counts.values()) <= 3 and made.memory.draws_left == 40 * 3 - 111
+    assert max(counts.values()) <= 3 and buffer.memory.draws_left == 40 * 3 - 111
     with pytest.raises(UsedUp, match="a draw of 10 samples is not possible: each entry is drawn at most 3 times"):
-        made.sample(10)
-    assert len(made.sample(9).ids) == 9
+        buffer.sample(10)
+    assert len(buffer.sample(9).ids) == 9
     with pytest.raises(EmptyMemory, match="max_times_sampled"):
-        made.sample(1)
+        buffer.sample(1)
 
 
 def test_what_is_too_old_weighs_nothing_from_that_moment_on():
-    made = buffer(max_age=10.0)
-    made.memory.set_clock(100.0)
-    fill(made, 20)
-    made.memory.set_clock(105.0)
-    fill(made, 10)
-    assert made.memory.num_positive == 30
-    made.memory.set_clock(110.0)
-    assert made.memory.num_positive == 30
-    made.memory.set_clock(110.5)
-    assert made.memory.num_positive == 10 and (made.sample(50).age <= 10.0).all()
-    made.memory.set_clock(116.0)
+    buffer = limited_buffer(max_age=10.0)
+    buffer.memory.set_clock(100.0)
+    fill(buffer, 20)
+    buffer.memory.set_clock(105.0)
+    fill(buffer, 10)
+    assert buffer.memory.num_positive == 30
+    buffer.memory.set_clock(110.0)
+    assert buffer.memory.num_positive == 30
+    buffer.memory.set_clock(110.5)
+    assert buffer.memory.num_positive == 10 and (buffer.sample(50).age <= 10.0).all()
+    buffer.memory.set_clock(116.0)
     with pytest.raises(EmptyMemory, match="max_age"):
-        made.sample(1)
-    made.configure(max_age=20.0)
-    assert made.memory.num_positive == 30
-    check_memory(made.memory)
+        buffer.sample(1)
+    buffer.configure(max_age=20.0)
+    assert buffer.memory.num_positive == 30
+    check_memory(buffer.memory)
 
 
 def test_what_an_older_model_made_weighs_nothing():
-    made = buffer(max_model_lag=1)
+    buffer = limited_buffer(max_model_lag=1)
     for version in (1, 2, 3):
-        fill(made, 10, version)
-    assert made.memory.num_positive == 20
-    assert set(made.sample(100).model_version.tolist()) == {2, 3}
-    made.saw_model(4)
-    assert set(made.sample(100).model_version.tolist()) == {3}
-    made.configure(max_model_lag=3)
-    assert made.memory.num_positive == 30
-    made.configure(max_model_lag=None)
-    assert made.memory.num_positive == 30
+        fill(buffer, 10, version)
+    assert buffer.memory.num_positive == 20
+    assert set(buffer.sample(100).model_version.tolist()) == {2, 3}
+    buffer.saw_model(4)
+    assert set(buffer.sample(100).model_version.tolist()) == {3}
+    buffer.configure(max_model_lag=3)
+    assert buffer.memory.num_positive == 30
+    buffer.configure(max_model_lag=None)
+    assert buffer.memory.num_positive == 30
 
 
 def test_the_newest_model_is_that_of_the_topic_or_of_all():
@@ -360,13 +357,13 @@ def test_the_newest_model_is_that_of_the_topic_or_of_all():
     assert Parameters(model_topic="other").newest_model(versions) == 0 and Parameters().newest_model({}) == 0
 
 
-# --- What the limiter decides, at moments that a test chooses
+# --- Decisions of the limiter at times that a test sets
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
 class At:
-    """The moment of a limiter: the time, and how many entries can be drawn."""
+    """Limiter whose time and number of available entries are set by a test."""
 
     def __init__(self, tolerance: float | None = 50.0, ratio: float = 1.0, **fields) -> None:
         self.now, self.entries = 0.0, 10**6
@@ -394,7 +391,7 @@ def test_a_message_that_is_older_than_what_is_known_changes_nothing():
     limiter.met(A, 0, 5)
     limiter.met(A, 0, 4)
     limiter.reported(A, 110, 6)
-    for inserted, sequence in ((150, 6), (110, 7), (90, 8)):  # the same message again, nothing new in it, fewer
+    for inserted, sequence in ((150, 6), (110, 7), (90, 8)):  # a repeated message, an equal count, a smaller count
         limiter.reported(A, inserted, sequence)
         assert limiter.stats().inserted == 10
 
@@ -406,7 +403,7 @@ def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
     assert limiter.grant(B)[0] == 0
     limiter.met(A, 20, 2)
     assert limiter.grant(B)[0] == 50
-    limiter.left(C)  # nobody knows it
+    limiter.left(C)  # an unknown client
     limiter.left(B)
     assert limiter.grant(A)[0] == 70
 
@@ -415,10 +412,10 @@ def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
     at = At(10.0, min_size=100)
     at.limiter.met(A, 0, 1)
     for inserted, entries, balance in (
-        (60, 60, (10.0, 0.0)),  # not begun: nothing counts beyond the tolerance
-        (100, 100, (0.0, 0.0)),  # begins here, from nothing
+        (60, 60, (10.0, 0.0)),  # below min_size: no surplus beyond the tolerance counts
+        (100, 100, (0.0, 0.0)),  # drawing may begin, and the surplus starts at 0
         (115, 100, (15.0, 0.0)),
-        (117, 99, (10.0, 7.0)),  # entries have left: more have to come, whatever the band says
+        (117, 99, (10.0, 7.0)),  # entries have left, so clients have to record beyond the band
     ):
         at.entries = entries
         at.limiter.reported(A, inserted, inserted)
@@ -434,7 +431,7 @@ def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it
     at.now = STARVING_TIMEOUT - 0.01
     assert limiter.grant(A) == (50, limiter.stats().inserts_wait)
     at.now = STARVING_TIMEOUT
-    limiter.wants("learner", 20)  # asks again: waits since the first time
+    limiter.wants("learner", 20)  # asks again: the wait counts from the first call
     assert limiter.grant(A) == (50 + 20 + 8, "")
     at.now = STARVING_TIMEOUT + FORGET_TIMEOUT
     assert limiter.grant(B)[0] == 28
@@ -452,7 +449,7 @@ def test_the_waiting_of_so_many_is_looked_at_and_no_more():
     limiter.wants("one more", 500)
     at.now = 1.0
     assert limiter.grant(A)[0] == 50 + 5 + 8
-    limiter.wants(3, 6)  # one that is known goes on
+    limiter.wants(3, 6)  # a known reader stays on the list
     assert limiter.grant(A)[0] == 50 + 6 + 8
     limiter.wants(3, 0)
     limiter.wants("one more", 500)
@@ -474,7 +471,7 @@ def test_a_reader_with_other_parameters_is_not_believed():
 
 def test_sizes_that_can_never_be_met_are_refused():
     check_size(Parameters(min_size=10), 10)
-    check_size(Parameters(min_size=10), 0)  # not known
+    check_size(Parameters(min_size=10), 0)  # capacity unknown
     with pytest.raises(ValueError, match="min_size must be at most the capacity, 9 entries"):
         check_size(Parameters(min_size=10), 9)
     check_batch(Parameters(), 10**9)
@@ -483,7 +480,7 @@ def test_sizes_that_can_never_be_met_are_refused():
 
 
 def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
-    """What a client was granted stays its own until it says HELLO again, leaves, or says nothing for long."""
+    """A client keeps its grants until the client says HELLO again, leaves, or is silent for UNHEARD_TIMEOUT."""
     former = At().limiter
     former.met(A, 0, 1)
     former.met(B, 0, 1)
@@ -505,14 +502,14 @@ def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
     assert late.limiter.grant(B)[0] == 40
 
 
-# --- Room of a queue: nobody is granted more than there is, and what a dead client was granted is found again
+# --- Room of a queue: grants never exceed the room, and the grants of a dead client return
 
 CAPACITY = 800
 A_ROOM, B_ROOM = b"a", b"b"
 
 
 class Room:
-    """A limiter of a queue, whose learner waits for all of its capacity from second 0 on."""
+    """Limiter of a queue whose learner waits for the whole capacity from second 0 on."""
 
     def __init__(self):
         self.clock = Clock(0.0)
@@ -543,14 +540,14 @@ def test_clients_that_come_while_a_learner_waits_are_granted_no_more_than_there_
     room.meet(B_ROOM)
     assert (
         room.grant(B_ROOM, 2, now + 0.5 * STALLED_TIMEOUT) == 0
-    )  # the first one has all of it, and may be about to begin
+    )  # the first client has all the room, and may be about to record
     room.report(A_ROOM, CAPACITY // 2, CAPACITY // 2, now + 0.9 * STALLED_TIMEOUT)
     assert room.grant(B_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == 0
     assert room.grant(A_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == CAPACITY
 
 
 def rounds_of(room, clients, sharers, now, steps):
-    """Have each of these clients record all that it is granted, turn by turn, until a learner could take; the time."""
+    """Record the grants of each client in turns until the learner can draw; return the time and the counts."""
     inserted = dict.fromkeys(clients, 0) | steps
     while room.entries < CAPACITY:
         assert now < 100.0
@@ -570,8 +567,8 @@ def test_a_client_that_dies_with_room_and_open_entries_stalls_a_learner_once():
     for client in (A_ROOM, B_ROOM):
         room.meet(client)
     assert room.grant(A_ROOM, 2, now) == CAPACITY // 2
-    room.report(A_ROOM, 100, 0, now)  # of episodes that are open, and never come
-    began, inserted = now, {}  # A is dead, and is counted as a sharer for a minute
+    room.report(A_ROOM, 100, 0, now)  # in open episodes, whose entries never arrive
+    began, inserted = now, {}  # A is dead, and counts as a sharer for a minute
     for _ in range(5):
         now, inserted = rounds_of(room, [B_ROOM], 2, now, inserted)
     assert STALLED_TIMEOUT <= now - began < 3.0 * STALLED_TIMEOUT

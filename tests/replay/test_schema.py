@@ -1,4 +1,4 @@
-"""Schemas and parameters: what is accepted, and what is refused by name."""
+"""Schemas and parameters: accepted values, and refusals by name."""
 
 import json
 import pickle
@@ -19,7 +19,7 @@ from memoire.replay.conversion import checked_page_rows
 from memoire.replay.parameters import ADDED, NAMES, Parameters
 from memoire.replay.schema import Schema
 
-# --- A schema says what an entry is, to every process alike, and refuses what cannot be stored by name
+# --- Schemas: the same description in every process, and refusals of unsuitable columns by name
 
 SEVEN = {
     "state": (np.float32, (4,)),
@@ -168,7 +168,7 @@ def test_flatten_says_what_is_missing() -> None:
 
 
 class Env:
-    """All that `from_env` looks at."""
+    """Environment with the two attributes that `from_env` reads."""
 
     def __init__(self, observation: Any, action: Any) -> None:
         self.observation_space, self.action_space = observation, action
@@ -202,10 +202,10 @@ def test_float64_is_stored_as_float32_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize("keys", [(0, 1), ("observation.state", "observation.images.top"), (("a", 0), "b")])
 def test_keys_that_are_no_names_are_refused_with_the_line_that_renames_them(root: str, keys: Any) -> None:
     named = spaces.Dict(dict(zip(keys, (spaces.Box(0, 1, (2,)), spaces.Discrete(3)), strict=True)))
-    made: Any = (named, spaces.Discrete(2)) if root == "obs" else (spaces.Box(0, 1, (2,)), named)
+    obs_and_action: Any = (named, spaces.Discrete(2)) if root == "obs" else (spaces.Box(0, 1, (2,)), named)
 
     class Played(gym.Env[Any, Any]):
-        observation_space, action_space = made
+        observation_space, action_space = obs_and_action
 
         def reset(self, **_: Any) -> Any:
             return self.observation_space.sample(), {}
@@ -243,7 +243,7 @@ def test_something_that_is_no_environment_is_refused() -> None:
 
 
 def test_fingerprints_never_change() -> None:
-    """Golden values: a node of another version must come to the same number."""
+    """Nodes of other versions must compute the same numbers."""
     assert Schema(SEVEN).fingerprint == 0x47BD97E00AF1B99C
     assert Schema(NESTED).fingerprint == 0x232C1DB7FC3AF032
 
@@ -331,7 +331,7 @@ def test_only_a_schema_error_comes_out_of_bad_json(text: Any) -> None:
         assert isinstance(error, SchemaError)
 
 
-# --- Parameters: what is accepted, what is refused and how the refusal reads
+# --- Parameters: accepted values, refused values, and texts of the refusals
 
 
 NAN, INF = float("nan"), float("inf")
@@ -360,7 +360,7 @@ APART = [
     ({"samples_per_insert_tolerance": 3.0, "samples_per_insert": 0.0}, "samples_per_insert must be at least 1.1"),
     ({"max_times_sampled": 2, "samples_per_insert": 3.0}, "samples_per_insert must be at most max_times_sampled, 2"),
 ]
-"""Parameters that do not fit each other."""
+"""Combinations of parameters that are refused, with the text of the error."""
 
 
 @pytest.mark.parametrize(
@@ -384,9 +384,9 @@ def test_replace_checks_and_refuses_unknown_names():
 def test_a_setting_under_another_name_is_refused_by_name_and_does_not_fall_back_to_its_default(name):
     fields = Parameters().to_wire()
     fields[f"{name}_x"] = value = fields.pop(name)
-    with pytest.raises(UnknownName, match=f"takes no '{name}_x'.*saved or sent it, as .*'{name}'") as found:
+    with pytest.raises(UnknownName, match=f"takes no '{name}_x'.*saved or sent it, as .*'{name}'") as refused:
         Parameters.from_wire(fields)
-    assert repr(value) in str(found.value)
+    assert repr(value) in str(refused.value)
     del fields[f"{name}_x"]
     with pytest.raises(ParameterError, match=f"{name} must be among the settings"):
         Parameters.from_wire(fields)
@@ -394,7 +394,7 @@ def test_a_setting_under_another_name_is_refused_by_name_and_does_not_fall_back_
 
 @dataclass(frozen=True)
 class Newer(Parameters):
-    """Parameters of a later version, which has one more."""
+    """Parameters of a later version with one more field."""
 
     horizon: int = field(default=0, metadata=ADDED)
 
@@ -407,7 +407,7 @@ def test_versions_work_together_until_a_setting_is_used_that_one_of_them_does_no
     assert Newer.from_wire(Newer(horizon=5).to_wire()) == Newer(horizon=5)
 
 
-# --- Parameters and columns become what the engine is set up with
+# --- Settings of the engine that follow from parameters and columns
 
 
 def test_pages_are_small_beside_the_memory_and_a_power_of_two() -> None:

@@ -1,4 +1,4 @@
-"""A forgotten reset is found, no environment is refused that was reset, and what is not finite is not stored."""
+"""Checks of a writer: forgotten resets are refused, environments that reset are not, and values must be finite."""
 
 import math
 from typing import Any
@@ -17,11 +17,9 @@ from memoire.replay.steps import PROOF_AT_ONCE, PROOF_AT_TERMINATION, ResetCheck
 from memoire.replay.writer import Writer
 from memory_checks import check_memory
 
-# Environments that are stepped on
-
 
 class Repeats(gym.Env):
-    """Ends at a wall, and says so again at each step that comes later, as CartPole does."""
+    """Environment that repeats its end at each later step, as CartPole does."""
 
     observation_space = gym.spaces.Box(-9.0, 9.0, (2,))
     action_space = gym.spaces.Discrete(2)
@@ -41,7 +39,7 @@ class Repeats(gym.Env):
 
 
 def play(env: Any, writer: Any, steps: int, *, resets: bool = True, seed: int = 0) -> None:
-    """The loop that a user writes, with or without the line that is forgotten."""
+    """Run a user's loop of steps; `resets=False` omits the calls of `env.reset`."""
     obs, _ = env.reset(seed=seed)
     for _ in range(steps):
         action = env.action_space.sample()
@@ -69,7 +67,7 @@ def test_a_forgotten_reset_is_refused_after_some_steps_that_repeat_an_end(how: s
     ):
         play(env, writer, 100, resets=False)
     assert len(buffer) == 5 + ROWS[how] - 1
-    play(env, writer, 100)  # and all is well once it is reset
+    play(env, writer, 100)  # after a reset, all steps are accepted
     assert len(buffer) == 105 + ROWS[how] - 1
 
 
@@ -89,11 +87,8 @@ def test_at_a_termination_next_obs_may_be_the_first_observation_of_the_next_epis
     np.testing.assert_array_equal(drawn["discount"] == 0, np.array(wanted)[drawn.ids])
 
 
-# Environments that are never refused
-
-
 class Bandit(gym.Env):
-    """One step each; its next context is drawn at the end, and `reset` returns it."""
+    """Environment of one-step episodes; each end draws the next context, which `reset` returns."""
 
     observation_space = gym.spaces.Box(-9.0, 9.0, (3,))
     action_space = gym.spaces.Discrete(2)
@@ -111,7 +106,7 @@ class Bandit(gym.Env):
 
 
 class Constant(Bandit):
-    """Shows nothing at all, for several steps."""
+    """Environment whose observation is constant, with episodes of four steps."""
 
     def __init__(self) -> None:
         super().__init__(True)
@@ -123,7 +118,7 @@ class Constant(Bandit):
 
 
 class Anywhere(gym.Env):
-    """A grid of 4 x 4 that begins anywhere but at the goal, and is soon cut off."""
+    """Grid of 4 x 4 with random starts outside the goal; episodes are truncated after 8 steps."""
 
     observation_space = gym.spaces.Discrete(16)
     action_space = gym.spaces.Discrete(4)
@@ -161,7 +156,7 @@ def test_no_environment_that_is_reset_is_refused(name: str, caplog: Any) -> None
     for seed in range(20):
         env.action_space.seed(seed)
         play(env, buffer_for(env).writer(env), 150, seed=seed)
-    if name in ("bandit", "contextual bandit", "constant"):  # where it cannot know it says so once for each writer
+    if name in ("bandit", "contextual bandit", "constant"):  # the writer cannot tell, and warns once
         assert len(caplog.records) == 20
 
 
@@ -183,7 +178,7 @@ def test_no_vector_that_is_reset_is_refused(name: str, mode: AutoresetMode) -> N
 
 @pytest.mark.slow
 def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
-    """Cells as digests, cut off at random places: only three coincidences in a row at unseen cells are refused."""
+    """Only three coincidences in a row at unseen cells are refused, with digests of cells and random cuts."""
     random, refused = np.random.default_rng(0), 0
     for _ in range(2000):
         starts = ResetCheck()
@@ -196,8 +191,6 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
             starts.began(0, first)
     assert refused <= 20
 
-
-# What is not finite
 
 BAD = [math.nan, math.inf, -math.inf]
 FLOATS = [np.float16, np.float32, np.float64]
@@ -243,16 +236,16 @@ def test_a_writer_stores_nothing_that_is_not_finite(environments: int | None) ->
         writer.step(obs, None, np.ones(lead)[()], flag | over, flag, after)
 
     go(good[0], good[1])
-    go(good[1], bad)  # it is stored: only what comes next is not
+    go(good[1], bad)  # stored: only its next_obs is not finite
     with pytest.raises(NotFinite, match="got nan"):
         go(bad, good[3])
     with pytest.raises(
         EpisodeTorn, match=r"step 3 of the episode of environment \d, was refused.*got nan.*writer.reset"
     ):
         go(good[3], good[4])
-    writer.reset()  # the state in which it stopped is not known
+    writer.reset()  # the state at which the episode stopped is unknown
     go(good[3], good[4])
-    with pytest.raises(NotFinite):  # an end that would be drawn as next_obs
+    with pytest.raises(NotFinite):  # a final state, which would be drawn as next_obs
         go(good[4], bad, over=True)
     go(good[4], good[5], over=True)
     assert memory.num_entries == 4 * (environments or 1)

@@ -1,4 +1,4 @@
-"""Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones."""
+"""Stored transitions, identified by their content: none crosses a reset, and final states are the true ones."""
 
 import inspect
 from collections import defaultdict
@@ -33,8 +33,6 @@ from memoire.replay.steps import AUTORESET, autoreset_mode, layout
 from memoire.replay.writer import Writer
 from memory_checks import LongWay, RecordingObserver
 
-# --- Every stored transition is told apart by its content: no transition crosses a reset, and final states are the true ones
-
 ENDS = ("terminated", "truncated", "both")
 MODES = tuple(AutoresetMode)
 
@@ -46,23 +44,23 @@ def coded_fns(
 
 
 def by_environment(memory: Memory, kind: str) -> dict[int, list[tuple[dataset.Episode, list[Place]]]]:
-    """Each environment's episodes, the oldest first, each with the places that its entries come from."""
-    found = defaultdict(list)
+    """Return the episodes of each environment, oldest first, with the places of their entries."""
+    episodes = defaultdict(list)
     for episode in dataset.episodes(memory):
         leaves = [episode.columns[name] for name in memory.schema.leaves("obs")]
         places = [decode(kind, entry) for entry in zip(*leaves, strict=True)]
-        found[places[0][0]].append((episode, places))
-    return found
+        episodes[places[0][0]].append((episode, places))
+    return episodes
 
 
 def check_by_content(
-    memory: Memory, told: RecordingObserver, kind: str, lengths: Any, ends: Any, steps: int, mode: str
+    memory: Memory, observer: RecordingObserver, kind: str, lengths: Any, ends: Any, steps: int, mode: str
 ) -> None:
-    """Each environment's episodes are 0, 1, 2 ..., whole, in order, with their true ends, and the observer was told so."""
-    found = by_environment(memory, kind)
+    """Check each environment's episodes: 0, 1, 2 ..., whole, in order, with true ends, and reported to the observer."""
+    episodes = by_environment(memory, kind)
     for lane in range(len(lengths)):
         left, expected = steps, []
-        for k, (episode, places) in enumerate(found[lane]):
+        for k, (episode, places) in enumerate(episodes[lane]):
             length, end = lengths[lane][k % len(lengths[lane])], ends[lane][k % len(ends[lane])]
             assert places == [(lane, k, t) for t in range(left if episode.is_open else length)]
             rewards = [reward_at(place) for place in places]
@@ -74,29 +72,29 @@ def check_by_content(
                 assert episode.terminated is (end != "truncated")
                 expected.append((lane, length, pytest.approx(sum(rewards), abs=1e-12)))
         assert left == 0, "a step was lost or made up"
-        assert [each for each in told.episodes if each[0] == lane] == expected
-    assert told.entries == memory.num_entries
+        assert [each for each in observer.episodes if each[0] == lane] == expected
+    assert observer.entries == memory.num_entries
 
 
 some_episodes = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(ENDS)), min_size=1, max_size=5)
 
 
 def check_steps(vector: Any, mode: Any, kind: str, episodes: Any, steps: int) -> None:
-    """Drive environments whose episodes have these lengths and ends, and look at what was stored."""
+    """Drive environments whose episodes have these lengths and ends, and check the stored episodes."""
     lengths, ends = ([[each[part] for each in own] for own in episodes] for part in (0, 1))
     envs = vector(coded_fns(kind, lengths, ends), autoreset_mode=mode)
     try:
-        memory, told = Memory(Schema.from_env(envs), 1000, live=True), RecordingObserver()
-        writer = Writer(memory, *layout(envs), observer=told)
+        memory, observer = Memory(Schema.from_env(envs), 1000, live=True), RecordingObserver()
+        writer = Writer(memory, *layout(envs), observer=observer)
         assert writer.autoreset == autoreset_mode(mode)
         for _ in drive(envs, writer, memory.schema, kind, steps):
             pass
-        check_by_content(memory, told, kind, lengths, ends, steps, writer.autoreset)
+        check_by_content(memory, observer, kind, lengths, ends, steps, writer.autoreset)
     finally:
         envs.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "set"])  # which cannot lie in shared memory
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "set"])  # sets cannot lie in shared memory
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_every_stored_transition_of_processes_is_a_true_one(mode: AutoresetMode, kind: str) -> None:
     one = [(1, "terminated"), (1, "truncated"), (3, "terminated"), (2, "truncated")]
@@ -121,11 +119,11 @@ HAND = Schema(
 
 
 class Hand:
-    """A vector environment of three whose steps a test writes down: obs counts steps, ends are chosen."""
+    """Vector environment of three, whose ends a test chooses and whose obs counts the steps."""
 
     def __init__(self, mode: str = "disabled", schema: Schema = HAND, **options: Any) -> None:
-        self.memory, self.told = Memory(schema, 1000, live=True), RecordingObserver()
-        self.writer = Writer(self.memory, N, mode, self.told, **options)
+        self.memory, self.observer = Memory(schema, 1000, live=True), RecordingObserver()
+        self.writer = Writer(self.memory, N, mode, self.observer, **options)
         self.t = 0
         self.obs = self.at(0)
 
@@ -143,14 +141,14 @@ class Hand:
     def step(self, terminal: Sequence[int] = (), cut: Sequence[int] = (), **changes: Any) -> None:
         flags = [np.isin(np.arange(N), which) for which in (terminal, cut)]
         next_obs = self.at(self.t + 1)
-        given = {"obs": self.obs, "action": np.arange(N), "reward": np.full(N, 0.5), "terminated": flags[0]}
-        given |= {"truncated": flags[1], "next_obs": next_obs, "info": {}}
-        given |= {"value": np.full(N, self.t, np.float32), "note": [1, 2, 3]}
-        given |= changes
-        for name in [name for name, value in given.items() if value is None]:
-            del given[name]
-        self.writer.step(**given)
-        self.t, self.obs = self.t + 1, given["next_obs"]
+        args = {"obs": self.obs, "action": np.arange(N), "reward": np.full(N, 0.5), "terminated": flags[0]}
+        args |= {"truncated": flags[1], "next_obs": next_obs, "info": {}}
+        args |= {"value": np.full(N, self.t, np.float32), "note": [1, 2, 3]}
+        args |= changes
+        for name in [name for name, value in args.items() if value is None]:
+            del args[name]
+        self.writer.step(**args)
+        self.t, self.obs = self.t + 1, args["next_obs"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,7 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_added(changes: dict[s
     with pytest.raises(EntryError) as caught:
         hand.step(**changes)
     assert str(caught.value).startswith(message)
-    assert hand.memory.num_entries == hand.told.entries == 0
+    assert hand.memory.num_entries == hand.observer.entries == 0
     hand.step()
     assert hand.open_lengths == [1, 1, 1]
 
@@ -236,7 +234,7 @@ def test_a_reset_that_nobody_told_of_is_noticed(mode: str) -> None:
         EpisodeTorn, match=r"environment 1 is 2 steps into an episode, but obs is not the next_obs.*writer\.reset"
     ):
         hand.step(obs=other)
-    hand.step(obs=hand.obs.astype(np.float64))  # an equal one is none
+    hand.step(obs=hand.obs.astype(np.float64))  # an equal observation is no reset
     assert hand.open_lengths == [3, 3, 3]
 
 
@@ -248,7 +246,7 @@ def test_endless_episodes_are_cut_with_their_true_next_state() -> None:
     assert finals == [(3, 203, 0.0), (4, 4, 4.0), (4, 104, 4.0), (4, 207, 7.0), (4, 8, 8.0), (4, 108, 8.0)]
     assert not any(each.terminated for each in hand.closed)
     hand.step(terminal=[0, 1, 2])
-    assert hand.told.episodes == [(2, 3, 1.5), (0, 11, 5.5), (1, 11, 5.5), (2, 8, 4.0)]
+    assert hand.observer.episodes == [(2, 3, 1.5), (0, 11, 5.5), (1, 11, 5.5), (2, 8, 4.0)]
 
 
 def test_longest_can_be_set_between_steps() -> None:
@@ -271,7 +269,7 @@ def test_a_memory_that_refuses_leaves_the_writer_as_it_was(mode: str) -> None:
         hand.step(reward=np.full(N, np.nan))
     hand.step()
     assert hand.open_lengths == ([2, 0, 2] if mode == "next_step" else [2, 1, 2])
-    assert hand.told.entries == 3 + (2 if mode == "next_step" else 3)
+    assert hand.observer.entries == 3 + (2 if mode == "next_step" else 3)
 
 
 def test_modes_are_known_in_every_spelling() -> None:
@@ -336,10 +334,10 @@ def test_members_that_step_apart_store_what_a_writer_of_each_alone_stores(
             writer.reset(mask=chosen)
             singles[3].reset()
         members = random.permutation(5)[: random.integers(1, 6)]
-        given = pool.step(members.tolist())
-        writer.step(**given, members=given["info"]["env_id"])
+        args = pool.step(members.tolist())
+        writer.step(**args, members=args["info"]["env_id"])
         for row, member in enumerate(members):
-            own = part_of(given, slice(row, row + 1))
+            own = part_of(args, slice(row, row + 1))
             del own["info"]["env_id"]
             singles[member].step(**own)
     for last in (False, True):
@@ -357,13 +355,13 @@ def test_a_step_of_some_members_that_are_not_named_is_refused_and_changes_nothin
     memory = Memory(pool.schema, 100)
     writer = Writer(memory, 3, "next_step")
     for ids in ([0, 2, 4], [1, 0, 2], [0, 1], [0, 1, 2, 3]):
-        given = pool.step([0, 1, 2]) | {"info": {"env_id": np.array(ids)}}
+        args = pool.step([0, 1, 2]) | {"info": {"env_id": np.array(ids)}}
         with pytest.raises(ParameterError, match=r"members=info\[.env_id.\]"):
-            writer.step(**given)
+            writer.step(**args)
     assert memory.num_entries == 0
     for members in ([0, 1, 3], [0, 0, 1], [[0, 1, 2]], [], [0.0, 1.0], [-1, 0], "012", [True, False]):
         with pytest.raises(ParameterError, match="members must be"):
-            writer.step(**given, members=members)
+            writer.step(**args, members=members)
     assert memory.num_entries == 0
     writer.step(**EnvironmentPool("box", "next_step").step([0, 1, 2]))
     assert memory.num_episodes == 1 and memory.open_length(2) == 1
@@ -404,13 +402,13 @@ def test_no_column_is_called_like_a_parameter_of_step_that_is_not_its_own(name: 
                 Writer(Memory(Schema(each), 100), 2)
 
 
-# --- A usual step takes one call of the engine: it stores, counts and refuses just what the long way does
+# --- Usual steps take one call of the engine, which stores, counts and refuses exactly as the long way does
 
 STATE = (2,)
 
 
 class Both:
-    """The same steps into two memories."""
+    """Two memories that receive the same steps, one of them the long way."""
 
     def __init__(self, schema: Schema, environments: int | None, *, check: bool = True, capacity: int = 24) -> None:
         self.memories = [Memory(schema, capacity, live=True, seed=0) for _ in range(2)]
@@ -425,7 +423,7 @@ class Both:
         assert self.writers[0]._usual_steps is not None and self.writers[1]._usual_steps is None
 
     def step(self, arguments: dict[str, Any]) -> str:
-        """Both writers' answer: what was refused, or nothing."""
+        """Step both writers; return their common error, or "" without an error."""
         answers = []
         for writer in self.writers:
             try:
@@ -502,7 +500,7 @@ STEPS = st.fixed_dictionaries(
 
 
 class Environment:
-    """Makes the arguments of steps that fit each other, in the form that is asked for."""
+    """Environment that returns the arguments of its steps in the requested forms."""
 
     def __init__(self, environments: int | None, reward: tuple[int, ...]) -> None:
         self.lead = () if environments is None else (environments,)
@@ -558,5 +556,5 @@ def test_a_step_waits_for_whoever_holds_the_memory() -> None:
     usual = {"reward": "float64", "obs": "exact", "flags": "array", "terminated": 0, "truncated": 0, "how": "fresh"}
     usual |= {"init_w": 1.0, "model_version": 0, "note": "array"}
     with both.memories[0].held():
-        assert both.step(environment.step(usual)) == ""  # this thread's own hold: added the long way
+        assert both.step(environment.step(usual)) == ""  # this thread holds the memory, so the step goes the long way
     assert both.memories[0].num_entries == 1

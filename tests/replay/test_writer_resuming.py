@@ -1,4 +1,4 @@
-"""A run that was saved in the middle of an episode equals one that was not interrupted, and one buffer at a time goes on."""
+"""Runs that were saved within an episode and resumed, compared with uninterrupted runs, and locks of buffers."""
 
 import copy
 import io
@@ -21,9 +21,8 @@ from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import RecordingObserver, check_memory
 from netkit import in_thread, switching_often
 
-# --- A run that was saved in the middle of an episode, and went on from that, equals one that was not interrupted: bit by bit
 KIND_OF = {"plain": "box", "ragged": "set", "nested": "dict", "lambda": "box"}
-"""What environments of a form show: see coded_env."""
+"""Kind of environment for each form, see `coded_env`."""
 EXTRA = {
     "v": memoire.Column(np.float32, (2,), "value"),
     "q": memoire.Column(np.float32, (2,), "return"),
@@ -64,27 +63,27 @@ WRITERS = {
 
 
 def steps_for(form, writer):
-    """Positional arguments and keywords of each step of environments of this form."""
+    """Yield positional and keyword arguments for each step of the environments of a form."""
     options = WRITERS[writer]
     count, mode = options.get("num_envs", 1), options.get("autoreset", "disabled")
     pool = EnvironmentPool(KIND_OF[form], mode, [[3, 7, 4], [5, 3], [6, 4, 7]][:count])
     for number in range(STEPS):
         members = [i for i in range(count) if writer != "members" or (number + i) % 3]
-        given, n, rng = pool.step(members), len(members), np.random.default_rng(number)
-        info, named = given.pop("info"), {}
+        args, n, rng = pool.step(members), len(members), np.random.default_rng(number)
+        info, named = args.pop("info"), {}
         if form == "lambda":
-            given["reward"] = rng.normal(size=(n, 2))
+            args["reward"] = rng.normal(size=(n, 2))
             named = {"v": rng.normal(size=(n, 2)), "carry": rng.normal(size=(n, 4))}
         if "num_envs" not in options:
-            given, named = part_of(given, 0), part_of(named, 0)
+            args, named = part_of(args, 0), part_of(named, 0)
         elif writer == "members":
             named["members"] = np.array(members)
         named |= {"model_version": 1 + number // 20, "info": info if mode == "same_step" else None}
-        yield tuple(given.values()), named
+        yield tuple(args.values()), named
 
 
 def play(buffer, writer, number, arguments):
-    """A step, and what is drawn then."""
+    """Make a step; return the arrays of the batch that is drawn afterwards."""
     positional, named = arguments
     if number % 13 == 12 and writer.autoreset == "disabled" and writer.num_envs == 1:
         writer.reset()
@@ -97,12 +96,12 @@ def play(buffer, writer, number, arguments):
 
 
 def content_of(buffer):
-    """All that is saved of a buffer, but who it is."""
+    """Return the saved parts of a buffer except its lineage."""
     with zipfile.ZipFile(io.BytesIO(buffer.__reduce_ex__(4)[1][1])) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     about = json.loads(parts.pop(f"{ABOUT}.npy")[np.lib.format.MAGIC_LEN :].split(b"\n", 1)[1])
     del about["owner"]["lineage"]
-    for name, dtype in ARRAYS.items():  # without what is between the fields
+    for name, dtype in ARRAYS.items():  # without the padding between fields
         part = io.BytesIO(parts[f"{STATE}{name}.npy"])
         parts[f"{STATE}{name}.npy"] = np.load(part).view(dtype).tolist()
     return parts | {"about": about}
@@ -110,9 +109,9 @@ def content_of(buffer):
 
 def by_file(buffer, path):
     buffer.save(path)
-    made = memoire.Buffer.load(path, resume=True)
-    made.close()  # the former one goes on here, too
-    return made
+    loaded = memoire.Buffer.load(path, resume=True)
+    loaded.close()  # the former buffer continues here, too
+    return loaded
 
 
 SAVED = {
@@ -132,8 +131,8 @@ CASES += [("sequences", "ragged", "single")]
 STEPS, AFTER = 40, 7
 
 
-def made(sampler, form, writer):
-    """A buffer that is soon full, at a time that stands still, and a writer with its observer."""
+def buffer_and_writer(sampler, form, writer):
+    """Return a small buffer with a fixed time, its writer and the writer's observer."""
     capacity, limit = (60, 3000) if "num_envs" in WRITERS[writer] else (26, 800)
     buffer = memoire.Buffer(
         FORMS[form], capacity, seed=3, ragged_limit=limit if form == "ragged" else 0, **SAMPLERS[sampler]
@@ -149,7 +148,7 @@ def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_
     sampler, form, writer, tmp_path
 ):
     steps = list(steps_for(form, writer))
-    buffer, mine, log = made(sampler, form, writer)
+    buffer, mine, log = buffer_and_writer(sampler, form, writer)
     going, ways = [], itertools.cycle(SAVED.values())
     for number, arguments in enumerate(steps):
         if number % 3 == 0 or number == 1:
@@ -158,12 +157,12 @@ def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_
             resumed = other.writer(observer=its, resume=True, **WRITERS[writer])
             going.append((other, resumed, its, number, len(log)))
         drawn = play(buffer, mine, number, arguments)
-        for one, resumed, its, since, told in going:
+        for one, resumed, its, since, log_start in going:
             again = play(one, resumed, number, arguments)
             assert len(drawn) == len(again)
-            for expected, found in zip(drawn, again, strict=True):
-                np.testing.assert_array_equal(expected, found, err_msg=f"saved before step {since}")
-            assert its == log[told:]
+            for expected, actual in zip(drawn, again, strict=True):
+                np.testing.assert_array_equal(expected, actual, err_msg=f"saved before step {since}")
+            assert its == log[log_start:]
             if number == since + AFTER:
                 check_memory(one.memory)
                 assert content_of(buffer) == content_of(one), f"saved before step {since}"
@@ -173,7 +172,7 @@ def test_a_run_that_was_saved_in_an_episode_and_went_on_equals_one_that_was_not_
 
 
 def steps_of(buffer, count, **options):
-    """A writer after so many steps of one episode."""
+    """Return a writer after `count` steps of one episode."""
     writer = buffer.writer(**options)
     for step in range(count):
         one_step(writer, step)
@@ -205,7 +204,7 @@ def test_several_writers_go_on_in_their_order_and_others_are_refused():
         assert [each.lanes.tolist() for each in (*again, last)] == [[0], [3], [1, 2]]
         one_step(again[0], 3), one_step(again[1], 5), one_step(last, 4)
         assert {each.longest for each in (*again, last, *kept)} == {400 // 8}
-        fresh = other.writer(resume=True)  # no more was saved
+        fresh = other.writer(resume=True)  # all saved writers are taken
         assert fresh.lanes.tolist() == [4] and other.num_episodes == 0
 
 
@@ -272,7 +271,7 @@ def test_a_buffer_that_is_saved_while_others_record_stops_no_step_and_can_be_res
         for step in range(800):
             one_step(writers[1], step)
 
-    with switching_often():  # a save meets steps at any place
+    with switching_often():  # saves happen at any point of a step
         recording = [in_thread(record), in_thread(record_two)]
         while any(thread.is_alive() for thread, _ in recording):
             saved.append(buffer.__reduce_ex__(4)[1][1])
@@ -327,15 +326,15 @@ def test_the_first_step_after_a_restart_keeps_where_it_ended_whatever_the_enviro
 def test_writers_that_share_a_lane_are_refused():
     buffer = plain()
     kept = [steps_of(buffer, 3), steps_of(buffer, 3)]
-    told = buffer._writers.told(buffer.memory.open_length)
-    told["writers"].append(told["writers"][1])
-    buffer._writers.told = lambda length_of: told
+    facts = buffer._writers.told(buffer.memory.open_length)
+    facts["writers"].append(facts["writers"][1])
+    buffer._writers.told = lambda length_of: facts
     with pytest.raises(DataError, match="two writers share a lane"):
         copy.copy(buffer)
     assert len(kept) == 2
 
 
-# --- One buffer at a time goes on as a saved one, and none writes over steps that it does not have
+# --- One buffer at a time continues a saved one, and no buffer overwrites steps that it lacks
 
 SCHEMA = {"obs": (np.float32, (3,)), "action": np.int64, "reward": np.float32}
 
@@ -358,7 +357,7 @@ def resume(path, **changes):
 
 
 class Child:
-    """A forked process that does one thing, says how that ended, and lives until it is killed."""
+    """Forked process that runs one function, reports its end, and lives until it is killed."""
 
     def __init__(self, what):
         reading, writing = os.pipe()
@@ -371,7 +370,7 @@ class Child:
                 os.write(writing, f"{type(error).__name__}: {error}".encode())
             signal.pause()
         os.close(writing)
-        self.told = os.read(reading, 10_000).decode()
+        self.report = os.read(reading, 10_000).decode()
         os.close(reading)
 
     def kill(self):
@@ -384,7 +383,7 @@ def test_a_second_process_that_resumes_a_buffer_is_refused_and_told_by_whom(tmp_
     origin = saved(path).client_id
     first = Child(lambda: resume(path))
     try:
-        assert first.told == "done"
+        assert first.report == "done"
         with pytest.raises(BufferLocked, match=rf"process {first.pid} on host '{os.uname().nodename}' has resumed"):
             resume(path)
         assert memoire.Buffer.load(path).client_id != origin, "another buffer of it can be made all the same"
@@ -404,11 +403,11 @@ def test_nobody_writes_over_a_file_whose_buffer_somebody_resumed(tmp_path):
         with pytest.raises(BufferLocked):
             memoire.dataset.save(buffer.memory, path)
         with pytest.raises(BufferLocked):
-            buffer.save(tmp_path / "beside.npz")  # it would be resumed as a buffer that goes on
+            buffer.save(tmp_path / "beside.npz")  # the other file could be resumed as well
         memoire.Buffer.load(path).save(tmp_path / "own.npz")
     finally:
         first.kill()
-    buffer.save(path)  # nothing was saved meanwhile
+    buffer.save(path)  # the resumed buffer saved nothing
 
 
 def test_a_buffer_writes_over_its_past_and_over_nothing_else(tmp_path):
@@ -419,7 +418,7 @@ def test_a_buffer_writes_over_its_past_and_over_nothing_else(tmp_path):
     buffer = resume(path)
     add(buffer, 7)
     buffer.save(path)
-    buffer.save(older)  # as a run does that keeps its last two
+    buffer.save(older)  # as a run does that keeps its last two files
     buffer.close()
     assert len(resume(older)) == 12
     with pytest.raises(NotItsPast, match="steps that this buffer does not have. Nothing was written. Save to another"):
@@ -448,12 +447,12 @@ def test_a_fork_of_a_resumed_buffer_writes_nothing_and_holds_nothing(tmp_path):
     def both():
         buffer = resume(path)
         inner = Child(lambda: (add(buffer, 3), buffer.save(tmp_path / "fork.npz")))
-        raise RuntimeError(f"{inner.pid} {inner.told}")
+        raise RuntimeError(f"{inner.pid} {inner.report}")
 
     outer = Child(both)
-    inner, told = outer.told.removeprefix("RuntimeError: ").split(maxsplit=1)
+    inner, message = outer.report.removeprefix("RuntimeError: ").split(maxsplit=1)
     try:
-        assert told.startswith(ForkedError.__name__) and f"belongs to process {outer.pid}" in told
+        assert message.startswith(ForkedError.__name__) and f"belongs to process {outer.pid}" in message
         assert path.read_bytes() == before and not (tmp_path / "fork.npz").exists()
         outer.kill()
         assert len(resume(path)) == 5, "its child lives, and does not keep the lock"
@@ -462,13 +461,13 @@ def test_a_fork_of_a_resumed_buffer_writes_nothing_and_holds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [({"capacity": 50}, "capacity .*100, as it was: with another one ids are new"), ({"alpha": 3}, "takes no 'alpha'")],
 )
-def test_a_buffer_that_cannot_be_resumed_so_is_not_locked(tmp_path, changes, said):
+def test_a_buffer_that_cannot_be_resumed_so_is_not_locked(tmp_path, changes, text):
     path = tmp_path / "replay.npz"
     saved(path)
-    with pytest.raises((ParameterError, TypeError), match=said):
+    with pytest.raises((ParameterError, TypeError), match=text):
         resume(path, **changes)
     with open(path, "rb") as file, pytest.raises(ParameterError, match="False for a file that is open"):
         resume(file)

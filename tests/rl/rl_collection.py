@@ -1,4 +1,4 @@
-"""What collect, infer and observe take of a file, for tests of processes."""
+"""Collection and episodes that `collect`, `infer` and `observe` load from a file in tests of processes."""
 
 import numpy as np
 
@@ -10,5 +10,5 @@ collection = rl.Collection(envs=lambda: make_envs("CartPole-v1", 2), groups=2, s
 
 def run_episode(start, ask, options):
     for step in range(options["steps"]):
-        found = ask({"obs": np.float32([step])})
-        yield {"obs": np.float32([step]), "action": found["action"], "reward": 1.0}
+        answer = ask({"obs": np.float32([step])})
+        yield {"obs": np.float32([step]), "action": answer["action"], "reward": 1.0}

@@ -1,4 +1,4 @@
-"""A pipeline without torch for tests of processes: an environment that counts, an agent that counts."""
+"""Pipeline without torch for tests of processes: the environment and the agent count their steps."""
 
 import os
 
@@ -34,7 +34,7 @@ class Acts:
 
 
 class Agent(rl.TrainingAgent):
-    """Acts better with each step: its value is the share of 400 steps that it has made."""
+    """Agent whose actors improve with each training step, up to the value 1 after 400 steps."""
 
     def __init__(self, observation_space, action_space, device):
         super().__init__(observation_space, action_space, None)

@@ -1,4 +1,4 @@
-"""What a trainer keeps in files: an agent's state by its attributes, its models, and files of a former run."""
+"""Files of a trainer: the state of an agent by its attributes, models, and files of a former run."""
 
 import datetime
 import functools
@@ -21,7 +21,7 @@ from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
 from memoire.rl.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
 from memoire.rl.weights import KEPT_FILES, ModelFiles, read_model
 
-# --- An agent's state by its attributes, without torch: what is saved is what comes back, and what was told stays
+# --- State of an agent by its attributes, without torch: trained values are restored, settings stay
 
 
 class Agent:
@@ -54,17 +54,17 @@ MADE: dict[str, Any] = {
 @pytest.mark.parametrize("start", ["absent", "None"])
 @pytest.mark.parametrize("name", MADE)
 def test_what_an_agent_makes_while_training_comes_back(start: str, name: str, tmp_path: Path) -> None:
-    """Attributes that were None when it was made, and those that `train` sets first."""
+    """The attribute is None in a new agent, or `train` sets the attribute first."""
     place = "best" if start == "None" else "fresh"
     agent = Agent()
     setattr(agent, place, MADE[name])
     saved(tmp_path, agent)
     again = Agent()
     load_agent(tmp_path, again)
-    found = getattr(again, place)
-    assert type(found) is type(MADE[name]) and str(found) == str(MADE[name])
-    assert getattr(found, "dtype", None) == getattr(MADE[name], "dtype", None)
-    assert getattr(found, "maxlen", None) == getattr(MADE[name], "maxlen", None)
+    restored = getattr(again, place)
+    assert type(restored) is type(MADE[name]) and str(restored) == str(MADE[name])
+    assert getattr(restored, "dtype", None) == getattr(MADE[name], "dtype", None)
+    assert getattr(restored, "maxlen", None) == getattr(MADE[name], "maxlen", None)
 
 
 BITS = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
@@ -97,18 +97,18 @@ SETTINGS = {"rate": (0.5, 0.1), "names": (["a"], ["b"]), "gamma": (0.99, 0.9), "
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_an_agent_was_told_stays_and_the_log_names_both(name: str, tmp_path: Path, caplog: Any) -> None:
-    """Told another value than the checkpoint's, an agent goes on with it: training has not changed this one."""
-    former, told = SETTINGS[name]
+    """An agent keeps a setting that differs from the checkpoint's, because training has not changed the setting."""
+    former, current = SETTINGS[name]
     agent = Agent()
     agent.epsilon, agent.config["step"] = 0.1, 5
     saved(tmp_path, agent)
-    again = Agent(**{name: told})
+    again = Agent(**{name: current})
     with caplog.at_level(logging.WARNING):
         load_agent(tmp_path, again)
-    found = again.config[name] if name in again.config else getattr(again, name)
-    assert found == told and again.epsilon == 0.1 and again.config["step"] == 5
+    kept = again.config[name] if name in again.config else getattr(again, name)
+    assert kept == current and again.epsilon == 0.1 and again.config["step"] == 5
     (line,) = caplog.messages
-    assert name in line and all(str(each)[1:-1] in line for each in (former, told))
+    assert name in line and all(str(each)[1:-1] in line for each in (former, current))
 
 
 def test_a_setting_that_is_fixed_or_that_training_has_changed_cannot_be_told_otherwise(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_is_not_saved_is_named() -> None:
     assert unsaved(Agent()) == ["socket (object)"]
 
 
-# --- Models in files are whole, checked, and each path is held by one process; a history keeps each n-th
+# --- Files of models: whole, checked, and each path held by one process; a history keeps each n-th model
 
 
 def body(number):
@@ -257,11 +257,11 @@ def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
             continue  # padding between header and data
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            found = weights.load(path)
+            arrays = weights.load(path)
         except DataError:
             continue
-        # What is damaged may also be the mark that says there is a checksum: then the arrays are whole.
-        assert place < 40 and found["layer.weight"].tolist() == [[1.0] * 3] * 2, (place, found)
+        # If the damage hits the mark of the checksum, the file is read without a check, and its arrays are whole.
+        assert place < 40 and arrays["layer.weight"].tolist() == [[1.0] * 3] * 2, (place, arrays)
     path.write_bytes(whole[:-1])
     with pytest.raises(DataError):
         weights.load(path)

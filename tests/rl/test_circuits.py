@@ -1,4 +1,4 @@
-"""The rules of examples/search/circuits.py: each leaves the unitary as it is, exactly; masks say what applies."""
+"""Rules of examples/search/circuits.py: each rewrite keeps the unitary exactly, and masks show the applicable rules."""
 
 import itertools
 import sys
@@ -19,34 +19,36 @@ def gates_of(columns):
 
 
 def test_the_textbooks_circuit_is_three_toffolis_of_45_gates():
-    made, halves = circuits.unitary(FIRST)
+    unitary, halves = circuits.unitary(FIRST)
     assert len(FIRST) == 45 and halves == 6
     bits = np.arange(32)
     for control, other, target in ((0, 1, 3), (3, 2, 4), (0, 1, 3)):
         bits = bits ^ ((bits >> control & bits >> other & 1) << target)
-    expected = np.zeros_like(made)
+    expected = np.zeros_like(unitary)
     expected[bits, np.arange(32), 0] = 1 << halves // 2  # sqrt(2)**6
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(unitary, expected)
 
 
 def walk(seed, steps=25):
-    """Circuits along random rewrites, with the place and the rule of each."""
+    """Yield circuits along random rewrites, each with its mask and the result of each rule at each place."""
     rng, gates = np.random.default_rng(seed), FIRST
     for _ in range(steps):
         near = circuits.links(gates)
         mask = circuits.possible(gates, near)
         places = itertools.product(range(len(gates)), range(circuits.RULES))
-        made = {(i, rule): circuits.rewritten(gates, i, rule, near) for i, rule in places}
-        yield gates, mask, made
+        rewrites = {(i, rule): circuits.rewritten(gates, i, rule, near) for i, rule in places}
+        yield gates, mask, rewrites
         i, rule = rng.permutation(np.argwhere(mask))[0]
-        gates = made[int(i), int(rule)]
+        gates = rewrites[int(i), int(rule)]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_rewrite_leaves_the_unitary_as_it_is(seed):
-    for gates, mask, made in walk(seed, steps=12):
-        assert {place for place, each in made.items() if each is not None} == {*map(tuple, np.argwhere(mask).tolist())}
-        chosen = [each for each in made.values() if each is not None][seed::5]
+    for gates, mask, rewrites in walk(seed, steps=12):
+        assert {place for place, each in rewrites.items() if each is not None} == {
+            *map(tuple, np.argwhere(mask).tolist())
+        }
+        chosen = [each for each in rewrites.values() if each is not None][seed::5]
         assert all(circuits.are_equal(gates, each) for each in chosen)
         assert all(circuits.canonical(each) == each for each in chosen)
 

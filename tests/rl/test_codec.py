@@ -70,7 +70,7 @@ def test_a_memory_restores_when_it_is_told_to(when, form):
     calls = []
 
     def counted(function):
-        return lambda *given: (calls.append(1), function(*given))[1]
+        return lambda *parts: (calls.append(1), function(*parts))[1]
 
     if form == "whole":
         codec = Codec(
@@ -82,10 +82,10 @@ def test_a_memory_restores_when_it_is_told_to(when, form):
     memory = GenericMemory(100, codec=codec)
     memory.append([codec(*sample(number)) for number in range(10)])
     assert len(calls) == (10 if when == "append" else 0)
-    found = memory.transitions([0, 8])
+    transitions = memory.transitions([0, 8])
     assert (len(calls) > 10) == (when == "sample") or when == "sample"
-    assert found.last_obs[0][:, 0, 0].tolist() == [0, 8] and found.new_obs[0][:, 0, 0].tolist() == [1, 9]
-    assert found.new_obs[0].dtype == np.uint8 and found.act.tolist() == [[1.0], [9.0]]
+    assert transitions.last_obs[0][:, 0, 0].tolist() == [0, 8] and transitions.new_obs[0][:, 0, 0].tolist() == [1, 9]
+    assert transitions.new_obs[0].dtype == np.uint8 and transitions.act.tolist() == [[1.0], [9.0]]
 
 
 def test_bytes_that_nobody_restores_stay_bytes():
@@ -128,17 +128,17 @@ def test_the_same_functions_have_the_same_digest_and_others_another_one():
         codec.check(other.name, other.digest, "worker drone-1")
 
 
-def made(text):
+def compiled(text):
     names = {}
     exec(compile(text, "<made>", "exec"), names)
     return names["f"]
 
 
 def test_a_digest_is_of_source_or_of_byte_code():
-    first, second = made("def f(x): return x + 1"), made("def f(x): return x + 2")
+    first, second = compiled("def f(x): return x + 1"), compiled("def f(x): return x + 2")
     assert digest_of(first).startswith("code-3.") and digest_of(first) != digest_of(second)
-    assert digest_of(first) == digest_of(made("def f(x):\n    return x + 1  # more"))
-    # Another version of Python makes other byte code: nothing is said of it.
+    assert digest_of(first) == digest_of(compiled("def f(x):\n    return x + 1  # more"))
+    # Another version of Python compiles other byte code, so no mismatch is reported.
     Codec(first, second).check("f", "code-3.9:1234", "a worker") if Codec(first, second).name == "f" else None
     assert digest_of(functools.partial(shrink, 1)) != digest_of(functools.partial(shrink, 2))
     assert digest_of(functools.partial(first, 1)).startswith("code-3.")
@@ -184,7 +184,7 @@ def test_byte_code_of_another_python_is_told_of_once(caplog: Any) -> None:
     assert len(caplog.records) == 1 and "cannot compare a worker's obs_preprocessor code-3.99:0123" in caplog.text
 
 
-# --- Transitions are compared bit by bit: a changed pixel, dtype or shape is found, and where it is
+# --- Transitions are compared bit by bit; a different pixel, dtype or shape is reported with its place
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (84, 84), np.uint8)
 HALF = np.float32(0.5)
@@ -204,10 +204,10 @@ def with_pixel():
 
 def test_a_changed_pixel_passes_where_texts_are_compared_and_fails_here():
     before, after = transition(), transition(with_pixel())
-    assert [str(part) for part in before] == [str(part) for part in after]  # the control: as TMRL compares
-    found = first_difference(before, after)
-    assert found.path == "new_obs['image'], index (40, 41)"
-    assert (int(found.expected), int(found.received)) == (PICTURE[40, 41], PICTURE[40, 41] ^ 1)
+    assert [str(part) for part in before] == [str(part) for part in after]  # TMRL compares texts: no difference
+    difference = first_difference(before, after)
+    assert difference.path == "new_obs['image'], index (40, 41)"
+    assert (int(difference.expected), int(difference.received)) == (PICTURE[40, 41], PICTURE[40, 41] ^ 1)
     assert first_different_sum(sums_of(before), sums_of(after)).path == "new_obs['image']"
     assert first_difference(before, transition()) is None
     assert first_different_sum(sums_of(before), sums_of(transition())) is None
@@ -228,10 +228,10 @@ def test_a_changed_pixel_passes_where_texts_are_compared_and_fails_here():
     ],
 )
 def test_dtype_shape_and_values_count_and_whose_numbers_they_are_does_not(changed, path, received):
-    found = first_difference(transition(), changed)
-    assert (found is None) == (path is None)
-    if found is not None:
-        assert (found.path, found.received) == (path, received)
+    difference = first_difference(transition(), changed)
+    assert (difference is None) == (path is None)
+    if difference is not None:
+        assert (difference.path, difference.received) == (path, received)
     assert (first_different_sum(sums_of(transition()), sums_of(changed)) is None) == (path is None)
 
 
@@ -283,9 +283,9 @@ def test_marks_travel_and_are_checked(caplog):
 
 
 def test_what_travels_is_a_copy():
-    given = transition()
-    info = Marks(True).mark({}, given, 1, 1)
-    given[3]["image"][:] = 0
+    original = transition()
+    info = Marks(True).mark({}, original, 1, 1)
+    original[3]["image"][:] = 0
     assert first_difference(info[SAMPLE], transition()) is None
 
 
@@ -384,9 +384,9 @@ def test_samples_pass_a_server_unchanged_and_in_order_and_the_reset_is_no_step()
             client.update()
             assert client.stats().steps == 8 and client.stats().episodes == 0
         with Reader([server.endpoint]) as reader:
-            found = samples_of(reader.take(10, timeout=10.0))
-        assert [tuple(each) for each in map(comparable, found)] == [tuple(each) for each in map(comparable, sent)]
-        assert len({each.client for each in found}) == 1 and len(found[0].client) == 16
+            received = samples_of(reader.take(10, timeout=10.0))
+        assert [tuple(each) for each in map(comparable, received)] == [tuple(each) for each in map(comparable, sent)]
+        assert len({each.client for each in received}) == 1 and len(received[0].client) == 16
 
 
 def comparable(sample: Sample) -> tuple[Any, ...]:
@@ -404,7 +404,7 @@ def test_arrays_of_samples_that_were_read_are_the_callers_own() -> None:
 def test_buffers_are_of_one_worker_and_end_where_a_sample_is_missing() -> None:
     one, other = ([each._replace(client=client) for each in episode(4)] for client in (b"1" * 16, b"2" * 16))
     mixed = [*one[:2], *other[2:4], *one[2:4], *other[:1], *other[3:]]
-    found = [[(each.client[:1], each.step) for each in buffer] for buffer in following(mixed)]
-    assert found == [[(b"1", 0), (b"1", 1)], [(b"2", 2), (b"2", 3)], [(b"1", 2), (b"1", 3)], [(b"2", 0)],
+    buffers = [[(each.client[:1], each.step) for each in buffer] for buffer in following(mixed)]
+    assert buffers == [[(b"1", 0), (b"1", 1)], [(b"2", 2), (b"2", 3)], [(b"1", 2), (b"1", 3)], [(b"2", 0)],
                      [(b"2", 3), (b"2", 4)]]  # fmt: skip
     assert len(following([*one, *one])) == 1, "a reset begins an episode, and no buffer"

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 class Counter(gymnasium.Env):
-    """Observations count steps; an episode is truncated after five."""
+    """Environment whose observations count its steps; an episode is truncated after five."""
 
     observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
 
@@ -51,7 +51,7 @@ def envs_of(count=2, mode=AutoresetMode.NEXT_STEP, space=None):
 
 
 class Steady:
-    """Acts the same always, by version 3."""
+    """Policy that always takes the same action, with version 3."""
 
     def __init__(self, action):
         self.action = action
@@ -61,8 +61,8 @@ class Steady:
         return {"action": np.stack([self.action] * count), "logp": np.zeros(count, np.float32), "version": 3}
 
 
-class Asked(Steady):
-    """The same for whoever asks, and says how many wait at most."""
+class AskedPolicy(Steady):
+    """Inference client with this policy, which counts the requests that wait, and their maximum."""
 
     def __init__(self, action):
         super().__init__(action)
@@ -108,7 +108,7 @@ def test_actions_are_clipped_for_the_environment_and_kept_as_they_were(cluster):
 
 
 def test_two_groups_wait_for_their_actions_at_once(cluster):
-    policy, groups = Asked(np.int64(0)), [envs_of(2), envs_of(3)]
+    policy, groups = AskedPolicy(np.int64(0)), [envs_of(2), envs_of(3)]
     server = cluster.server(schema=None, tables=table_of(groups[0], capacity=1000), limits=QUICK)
     with Collector(server.endpoint, groups, policy=policy) as collector:
         assert collector.run(40).steps >= 40
@@ -194,14 +194,14 @@ NAMES = arguments_of(RemoteActor.ask, RemoteActor.act, Policy.act, Asks.ask, Mlp
 
 @pytest.mark.parametrize("name", sorted(NAMES - {"memory"}))
 def test_a_column_of_any_name_is_stored_as_its_policy_says_or_refused_before_the_first_step(name, cluster):
-    """Names of arguments, and of what the writer and policies say by themselves; memory is fed back."""
+    """NAMES are arguments of a step, and values that writers or policies set; "memory" is fed back to the policy."""
     envs, asked = make_envs("CartPole-v1", 2), []
 
     class Acts:
         def act(self, observations):
             asked.append(observations)
-            found = {"action": np.zeros(2, np.int64), "logp": np.zeros(2, np.float32), "version": 7}
-            return {name: np.array([42, 43])} | found if name not in ("terminated", "truncated") else found
+            outputs = {"action": np.zeros(2, np.int64), "logp": np.zeros(2, np.float32), "version": 7}
+            return {name: np.array([42, 43])} | outputs if name not in ("terminated", "truncated") else outputs
 
     columns = {"obs": Column(np.float32, (4,), "state"), "action": np.int64, "reward": np.float32, "logp": np.float32}
     table = Table(memoire.Schema(columns | {name: np.int64}), storage="rollouts", capacity=256, rollout_length=4)
@@ -231,13 +231,13 @@ def test_clients_are_told_of_nodes_as_they_reach_them(cluster):
     assert cluster.client(cluster.server()).inference == ()
 
 
-@pytest.mark.parametrize("given", ["tcp://node:5570", ["tcp://node:5570"] * 65])
-def test_what_is_no_list_of_addresses_is_refused(given):
+@pytest.mark.parametrize("addresses", ["tcp://node:5570", ["tcp://node:5570"] * 65])
+def test_what_is_no_list_of_addresses_is_refused(addresses):
     with pytest.raises(ParameterError, match="a list of at most 64 addresses"):
-        memoire.Server("tcp://127.0.0.1:0", {"obs": np.float32}, inference=given)
+        memoire.Server("tcp://127.0.0.1:0", {"obs": np.float32}, inference=addresses)
 
 
-# --- Named arrays come back from bytes and files as they were; a policy in NumPy acts by them, or says what is wrong
+# --- Named arrays as bytes and files, and a policy in NumPy that acts by them
 
 
 def net(outputs=3, *, value=True, log_std=None, seed=0):

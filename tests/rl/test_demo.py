@@ -1,4 +1,4 @@
-"""The demos: what they say of their progress and at their end, and what their learner computes."""
+"""Demos: texts of their progress and end, and computations of their learner."""
 
 import runpy
 from pathlib import Path
@@ -20,7 +20,7 @@ from memoire.rl.demo.qlearning import DoubleQ, LearningSettings, Network, act
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "demos" / "ppo.py"
 PpoDemo = runpy.run_path(str(EXAMPLE))["PpoDemo"]
 
-# --- What the demo says of its progress and at its end
+# --- Progress and summary of the demo
 
 
 def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **totals: int) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def report(recent: list[list[float]], clients: dict[str, dict[str, int]], **tota
 
 
 def progress_of(*reports: dict[str, Any], learner: Any = None, seconds: float = 4.0) -> demo.ClusterProgress:
-    made = demo.ClusterProgress(goal=195.0)
-    made.take(tuple(SimpleNamespace(reports=one) for one in reports), learner or {}, seconds)
-    return made
+    progress = demo.ClusterProgress(goal=195.0)
+    progress.take(tuple(SimpleNamespace(reports=one) for one in reports), learner or {}, seconds)
+    return progress
 
 
 def counts(steps: int, episodes: int, caches: int) -> dict[str, int]:
@@ -49,9 +49,9 @@ def counts(steps: int, episodes: int, caches: int) -> dict[str, int]:
 def test_the_newest_episodes_of_all_servers_are_taken_together() -> None:
     one = report([[float(number), 100.0, 9] for number in range(0, 40, 2)], {})
     other = report([[float(number), 300.0, 9] for number in range(1, 40, 2)], {})
-    made = progress_of(one, other)
-    assert made.mean_return == 200.0
-    assert made.is_reached
+    progress = progress_of(one, other)
+    assert progress.mean_return == 200.0
+    assert progress.is_reached
     assert not progress_of(one).is_reached
     assert not progress_of(report([[1.0, 500.0, 500]] * 19, {})).is_reached, "19 episodes are not 20"
 
@@ -59,15 +59,15 @@ def test_the_newest_episodes_of_all_servers_are_taken_together() -> None:
 def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() -> None:
     fine, wrong = report([], {}), report([], {})
     wrong["feedback"] = {"clients": {"given": 8, "applied": 9}, "unknown": {"given": 2, "lost": 1}}
-    made = progress_of(fine, fine)
-    assert (made.feedback["given"], made.feedback["applied"], made.unbalanced) == (18, 10, "")
-    assert dict(made.figures())["TD errors"] == "18 given, 10 applied, 2 lost"
-    assert demo.summary(made)[1] == (
+    progress = progress_of(fine, fine)
+    assert (progress.feedback["given"], progress.feedback["applied"], progress.unbalanced) == (18, 10, "")
+    assert dict(progress.figures())["TD errors"] == "18 given, 10 applied, 2 lost"
+    assert demo.summary(progress)[1] == (
         "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; checked 1 times"
     )
-    made = progress_of(fine, wrong)  # owners are looked at one by one: together these add up
-    made.take((SimpleNamespace(reports=fine),), {}, 5.0)
-    assert made.unbalanced.startswith("clients: ") and "'given': 8, 'applied': 9" in made.unbalanced
+    progress = progress_of(fine, wrong)  # owners are checked one by one: together these add up
+    progress.take((SimpleNamespace(reports=fine),), {}, 5.0)
+    assert progress.unbalanced.startswith("clients: ") and "'given': 8, 'applied': 9" in progress.unbalanced
 
 
 def test_counts_that_do_not_add_up_are_found() -> None:
@@ -114,11 +114,11 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     progress.dashboard, progress.solved_after = "http://127.0.0.1:1234", 7.04
     panel.show(progress)
     panel.close()
-    said = capsys.readouterr().out
-    assert said.rstrip().endswith("solved after 7.0 s | dashboard: http://127.0.0.1:1234 | Ctrl-C ends the demo")
-    assert "the title" in said
-    assert "learner waits" in said
-    assert "50 %" in said
+    output = capsys.readouterr().out
+    assert output.rstrip().endswith("solved after 7.0 s | dashboard: http://127.0.0.1:1234 | Ctrl-C ends the demo")
+    assert "the title" in output
+    assert "learner waits" in output
+    assert "50 %" in output
 
 
 def test_a_line_has_every_figure_that_a_learner_reports():
@@ -149,31 +149,31 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
     ("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")]
 )
 def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
-    monkeypatch.delenv("MAKELEVEL", raising=False)  # make's own demo names make
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # `make demo` prints its own name
     run = demo.Demo(demo.Options(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
     run.progress.solved_after, run.solved_return = 3.0, 200.0
     assert run._print_summary(True) == status
-    said = capsys.readouterr().out
-    assert words in said and said.endswith("memoire demo --keep\n")
+    output = capsys.readouterr().out
+    assert words in output and output.endswith("memoire demo --keep\n")
 
 
 def test_what_there_is_one_of_is_counted_as_one() -> None:
     assert [demo.counted(number, "proxy", "proxies") for number in (0, 1, 2)] == ["0 proxies", "1 proxy", "2 proxies"]
 
 
-# --- `make demo-ppo` says by its exit status whether the goal was reached in time, with equal ranks and a killed collector
+# --- Exit status of `make demo-ppo`: goal reached in time, equal ranks, and a killed collector
 
 
 def demo_of(learners, *lines):
-    """The demo after these lines of its ranks, with a run of two collectors."""
-    made = PpoDemo("CartPole-v1", learners, 0)
+    """Return the demo after these lines of its ranks, with a run of two collectors."""
+    ppo_demo = PpoDemo("CartPole-v1", learners, 0)
     run = SimpleNamespace(actors=[SimpleNamespace(name="actor-1", kill=lambda: None)] * 2)
     for line in lines:
-        made.hear(line)
-        made.look(run)
-    return made
+        ppo_demo.hear(line)
+        ppo_demo.look(run)
+    return ppo_demo
 
 
 HALF, GOAL = "  20 s    10,240 steps, return 240.1, kl 0.010", "  40 s    40,960 steps, return 475.3, kl 0.010"
@@ -181,7 +181,7 @@ RANK = "rank {} has parameters ab{}"
 
 
 @pytest.mark.parametrize(
-    ("learners", "lines", "status", "said"),
+    ("learners", "lines", "status", "text"),
     [
         (1, [HALF, GOAL, RANK.format(0, 12)], 0, "reached after"),
         (1, [HALF, RANK.format(0, 12)], 1, "not reached within 120 s"),
@@ -191,12 +191,9 @@ RANK = "rank {} has parameters ab{}"
         (2, [HALF, GOAL, RANK.format(0, 12)], 1, "parameters of 1 ranks"),
     ],
 )
-def test_the_exit_status_says_how_it_went(capsys, learners, lines, status, said):
+def test_the_exit_status_says_how_it_went(capsys, learners, lines, status, text):
     assert demo_of(learners, *lines).sum_up() == status
-    assert said in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------- the arithmetic
+    assert text in capsys.readouterr().out
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 4), st.integers(0, 2**32 - 1))
@@ -210,7 +207,7 @@ def test_the_gradient_is_what_small_changes_of_the_weights_do(widths: list[int],
     gradient = network.gradient(network.activations(observations), slope)
 
     def loss(vector: np.ndarray) -> tuple[float, list[np.ndarray]]:
-        """The same network in float64, layer by layer, and which ReLUs are open."""
+        """Return the loss of the same network in float64, layer by layer, and the signs of its ReLUs."""
         output, start, signs = observations.astype(np.float64), 0, []
         for depth, (size, width) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
             weights = vector[start : start + size * width].reshape(size, width)
@@ -249,14 +246,12 @@ def test_actions_are_the_best_known_ones_but_for_a_share_of_random_ones() -> Non
     assert (act(network, observations, 0.4, random) != best).mean() == pytest.approx(0.4 * 3 / 4, abs=0.04)
 
 
-# --------------------------------------------------------------------------------------------- targets at the end
-
-
 class Corridor(gymnasium.Env[np.ndarray, int]):
-    """Four rooms in a row, whatever one does; a reward of 1 in each. Behind the last one is the end, or the first again.
+    """Four rooms in a row, which any action passes, with a reward of 1 in each; after the last one is the end, or the
+    first room.
 
-    With gamma 0.5: an end is worth nothing, so that the rooms are worth 1.875, 1.75, 1.5 and 1; without one every room is
-    worth 2, however often the walk is cut off in between.
+    With gamma 0.5, an end is worth nothing, so the rooms are worth 1.875, 1.75, 1.5 and 1. Without an end, each room is
+    worth 2, however often the walk is truncated.
     """
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (4,), np.float32)
@@ -294,5 +289,5 @@ def test_an_end_is_worth_nothing_and_a_cut_changes_nothing(has_end: bool, values
             batch = buffer.sample(64)
             batch.update_priorities(learner.learn(batch))
     envs.close()
-    found = learner.network(np.eye(4, dtype=np.float32))
-    np.testing.assert_allclose(found, np.repeat(np.array(values)[:, None], 2, axis=1), atol=0.06)
+    outputs = learner.network(np.eye(4, dtype=np.float32))
+    np.testing.assert_allclose(outputs, np.repeat(np.array(values)[:, None], 2, axis=1), atol=0.06)

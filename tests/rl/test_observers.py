@@ -1,4 +1,4 @@
-"""Agents and observers over real sockets: episodes, cancellation, several agents, lost results, and processes that die."""
+"""Agents and observers over real sockets: episodes, cancellation, several agents, lost results, killed processes."""
 
 import json
 import os
@@ -47,12 +47,12 @@ CLIENT = b"c" * 16
 
 
 def count(start, ask, options):
-    """An episode of so many steps, in which each asks once."""
+    """Yield the steps of an episode, each after one request to the agent."""
     begin = 0.0 if start is None else float(start["obs"][0])
     for step in range(options.get("steps", 3)):
         obs = np.float32([begin + step, 1])
-        found = ask({"obs": obs})
-        yield {"obs": obs, "action": found["action"], "reward": found["value"], "terminated": step == 2}
+        answer = ask({"obs": obs})
+        yield {"obs": obs, "action": answer["action"], "reward": answer["value"], "terminated": step == 2}
     return {"obs": np.float32([begin + step + 1, 1])}
 
 
@@ -66,8 +66,8 @@ def open_agent(keep):
 
 @pytest.fixture
 def observe():
-    """Starts observers in threads; what `run` raised is in `errors`."""
-    made, threads, errors = [], [], []
+    """Yield a function that starts observers in threads and collects their exceptions in its `errors`."""
+    observers, threads, errors = [], [], []
 
     def start(*agents, run_episode=count, **options):
         observer = Observer([agent.endpoint for agent in agents], run_episode, **options)
@@ -80,12 +80,12 @@ def observe():
 
         threads.append(threading.Thread(target=work))
         threads[-1].start()
-        made.append(observer)
+        observers.append(observer)
         return observer
 
     start.errors = errors
     yield start
-    for observer in made:
+    for observer in observers:
         observer.close()
     for thread in threads:
         thread.join(20)
@@ -115,7 +115,7 @@ def test_an_episode_ends_as_its_last_entry_says_also_in_a_column_of_that_name(en
 
 
 def test_an_observer_whose_agent_has_gone_uses_no_core(open_agent, observe):
-    """The lease of its job was to be renewed at a moment that had passed, so that each wait ended at once."""
+    """The renewal of the job's lease stays overdue, and must not end each wait of the observer at once."""
     begun, goes_on, used = threading.Event(), threading.Event(), []
 
     def long(start, ask, options):
@@ -164,10 +164,10 @@ def test_ragged_columns_go_to_the_function_into_entries_and_starts_and_no_paddin
         gates = start["gates"]
         while len(gates) > 1:
             state = {"gates": gates, "count": np.int32(len(gates))}
-            found = ask(state)
-            assert found["logits"].tolist() == list(range(len(gates))) and found["node"] == len(gates) - 1
+            answer = ask(state)
+            assert answer["logits"].tolist() == list(range(len(gates))) and answer["node"] == len(gates) - 1
             mask = np.ones(len(gates), np.bool_)
-            yield state | {"mask": mask, "node": found["node"], "reward": 1.0, "terminated": len(gates) == 2}
+            yield state | {"mask": mask, "node": answer["node"], "reward": 1.0, "terminated": len(gates) == 2}
             gates = gates[:-1]
         return {"gates": gates, "count": np.int32(1)}
 
@@ -251,9 +251,9 @@ def test_cancelling_reaches_a_running_observer_with_its_next_message(open_agent,
 
     def endless(start, ask, options):
         for step in range(1_000_000):
-            found = ask({"obs": np.zeros(2, np.float32)})
+            answer = ask({"obs": np.zeros(2, np.float32)})
             began.set()
-            yield {"obs": np.zeros(2, np.float32), "action": found["action"], "reward": 0.0}
+            yield {"obs": np.zeros(2, np.float32), "action": answer["action"], "reward": 0.0}
             assert step == 0 or not go_on.is_set()
 
     observer = observe(agent, run_episode=endless)
@@ -327,13 +327,13 @@ def test_pages_of_an_agent_are_those_of_its_node_with_jobs_and_start_states(open
     with NodePages("127.0.0.1:0", agent) as pages, NodePages(None) as later:
         later.show(agent)
         open_page = lambda page: urllib.request.urlopen(f"{pages.url}/{page}", timeout=100.0).read()  # noqa: E731
-        told = {page: open_page(page) for page in ("status", "readyz", "metrics")}
-    status = json.loads(told["status"])
+        bodies = {page: open_page(page) for page in ("status", "readyz", "metrics")}
+    status = json.loads(bodies["status"])
     assert status["role"] == "inference" and status["endpoints"]["request"] == agent.endpoint
-    assert status["stats"]["jobs"]["done"] == 1 and json.loads(told["readyz"])["ready"]
+    assert status["stats"]["jobs"]["done"] == 1 and json.loads(bodies["readyz"])["ready"]
     row = {"name": "line", "kept": 4, "draws": 1, "best": -3.0, "first": 0.0}
     assert status["stats"]["starts"] == [row | {"lineage": [[0.0, 0], [-1.0, 1], [-2.0, 2], [-3.0, 3]]}]
-    assert b'memoire_starts_best_cost{origin="line"} -3.0' in told["metrics"]
+    assert b'memoire_starts_best_cost{origin="line"} -3.0' in bodies["metrics"]
 
 
 def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open_agent, observe):
@@ -341,7 +341,7 @@ def test_an_observer_goes_to_another_agent_when_its_own_is_gone_and_returns(open
     observer = observe(*agents.values())
     own, other = (agents[url] for url in observer.urls)
     assert own.run_episode().result(20) and other.stats().jobs.observers == 0
-    until(lambda: observer.done == 1)  # it has heard that its result came
+    until(lambda: observer.done == 1)  # the agent has acknowledged the result
     endpoint = own.endpoint
     own.close()
     assert len(other.run_episode().result(20)) == 3
@@ -382,16 +382,16 @@ def test_wrong_arguments_are_refused_by_name(open_agent):
 
 @pytest.fixture
 def child():
-    """Starts processes of `observer_child`."""
-    made = []
+    """Yield a function that starts `observer_child` as a process."""
+    processes = []
 
     def start(*arguments):
         command = [sys.executable, str(CHILD), *arguments]
-        made.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        return made[-1]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
 
     yield start
-    for process in made:
+    for process in processes:
         process.kill()
         process.wait(20)
         process.stdout.close()
@@ -451,13 +451,13 @@ def test_an_idle_observer_takes_less_than_a_hundredth_of_a_processor(open_agent,
 
 
 def asked(endpoint, *requests, client=CLIENT):
-    """The answers to these requests, each sent by itself: (body, sequence, payload, fingerprint)."""
-    with dealer(endpoint) as made:
+    """Yield the replies to these requests, which are sent one by one: (body, sequence, payload, fingerprint)."""
+    with dealer(endpoint) as socket:
         for body, sequence, payload, fingerprint in requests:
             frames = encode(body, client=client, sequence=sequence, payload=payload, fingerprint=fingerprint)
-            made.send_multipart([b"", *frames])
-            assert made.poll(20_000)
-            yield parse(made.recv_multipart()[1:])
+            socket.send_multipart([b"", *frames])
+            assert socket.poll(20_000)
+            yield parse(socket.recv_multipart()[1:])
 
 
 def result(number, **changed):

@@ -1,4 +1,4 @@
-"""An environment under a clock: steps end on time, late ones are counted by cause, a device is never left moving."""
+"""Real-time environments: steps end on time, late steps are counted by cause, and no device is left moving."""
 
 import math
 import os
@@ -15,8 +15,8 @@ from memoire.rl.step_clock import DURATIONS
 from rlkit import Arm
 
 
-class Virtual:
-    """A clock that goes on only when somebody waits."""
+class VirtualClock:
+    """Clock that advances by `sleep`, and not by itself."""
 
     def __init__(self, now=100.0):
         self.now = now
@@ -29,10 +29,10 @@ class Virtual:
 
 
 def virtual(**config):
-    clock = Virtual()
+    clock = VirtualClock()
     slow = config.pop("slow", None)
-    made = {"interface": Arm, "interface_kwargs": {"clock": clock, "slow": slow and (lambda n: slow(clock, n))}}
-    env = RealTimeEnv({**made, "async_threading": False, **config}, clock=clock, sleep=clock.sleep)
+    defaults = {"interface": Arm, "interface_kwargs": {"clock": clock, "slow": slow and (lambda n: slow(clock, n))}}
+    env = RealTimeEnv({**defaults, "async_threading": False, **config}, clock=clock, sleep=clock.sleep)
     return env, clock, env.interface
 
 
@@ -64,7 +64,7 @@ def test_breaks_are_no_fault_of_the_policy_and_no_step():
     env.unwrapped.wait()  # as Real-Time Gym calls it
     clock.now += 0.5
     env.step([1.0])
-    clock.now += 1.5  # nobody said so, but no policy computes for 15 steps
+    clock.now += 1.5  # without a call of `wait`, but no policy computes for 15 steps
     env.step([1.0])
     assert env.times.late == {"policy": 0, "environment": 0, "pause": 2}
     assert env.times.steps == 0 and env.times.late_share == 0.0
@@ -274,7 +274,7 @@ def test_processors_are_chosen_or_refused():
 
 
 def slow_position(commands, delay, at, step=1e-4):
-    """Integrates velocities in small steps."""
+    """Return the position by integrating velocities in small steps."""
     place, now = np.zeros(2), 0.0
     while now < at - 1e-9:
         current = [velocity for begin, velocity in commands if begin + delay <= now + 1e-9]
@@ -284,7 +284,7 @@ def slow_position(commands, delay, at, step=1e-4):
 
 
 def test_a_drone_moves_as_its_late_commands_say():
-    clock = Virtual(0.0)
+    clock = VirtualClock(0.0)
     drone = DummyDrone(delays=(0.03, 0.03), clock=clock)
     commands = [(0.0, (1.0, -1.0)), (0.1, (5.0, 0.5)), (0.4, (-1.0, 0.0)), (0.9, (0.0, 0.0))]
     for number, (clock.now, velocity) in enumerate(commands, start=1):
@@ -297,7 +297,7 @@ def test_a_drone_moves_as_its_late_commands_say():
 
 
 def test_a_drone_has_delays_between_its_bounds():
-    clock = Virtual(0.0)
+    clock = VirtualClock(0.0)
     drone = DummyDrone(seed=1, clock=clock)
     drone.send_control(1.0, 0.0)
     clock.now = 0.5

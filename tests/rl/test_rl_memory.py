@@ -1,4 +1,4 @@
-"""A memory of samples in rings gives what a slow list gives: no transition crosses an end, and the oldest leave."""
+"""Memory of samples in rings, compared with a slow list: no transition crosses an end, and the oldest samples leave."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ def sample(number, done=False, truncated=None, info=None):
 
 
 class Slow:
-    """All samples in a list; transitions by looking at each pair."""
+    """Slow model: all samples in a list, and transitions by a look at each pair."""
 
     def __init__(self, capacity, history, start):
         self.capacity, self.history, self.start = capacity, history, start
-        self.rows, self.is_open = [], False  # (sample, number in its episode, whether that began with a reset)
+        self.rows, self.is_open = [], False  # (sample, number in its episode, True if the episode began with a reset)
 
     def append(self, samples, starts, continues):
         for place, each in enumerate(samples):
@@ -36,15 +36,17 @@ class Slow:
         return bool(sample[3]) or "__no_done" in sample[-1]
 
     def transitions(self):
-        found, oldest = [], max(0, len(self.rows) - self.capacity)
+        transitions, oldest = [], max(0, len(self.rows) - self.capacity)
         reach = max(1, self.history)
         for place, (each, step, began_by_reset) in enumerate(self.rows):
             need = 1 if began_by_reset and self.start == "repeat" else reach
             if step >= need and (place - reach >= oldest or not oldest):
                 places = [max(place - back, place - step) for back in range(self.history, -1, -1)]
                 window = [float(self.rows[each][0][0][0]) for each in places]
-                found.append((float(self.rows[place - 1][0][1][0][0]), float(each[1][0][0]), window[:-1], window[1:]))
-        return found
+                transitions.append(
+                    (float(self.rows[place - 1][0][1][0][0]), float(each[1][0][0]), window[:-1], window[1:])
+                )
+        return transitions
 
 
 pieces = st.lists(
@@ -76,10 +78,10 @@ def test_a_memory_agrees_with_a_slow_list(pieces, capacity, history, start):
         assert len(memory) == len(expected) >= 0
         assert memory.held == min(number, capacity) and memory.appended == number
     if expected:
-        found = memory.transitions(np.arange(len(expected)))
-        last, new = found.last_obs, found.new_obs
+        transitions = memory.transitions(np.arange(len(expected)))
+        last, new = transitions.last_obs, transitions.new_obs
         assert last[0][:, 0].tolist() == [each[0] for each in expected] == last[1]["n"].tolist()
-        assert new[0][:, 0].tolist() == [each[1] for each in expected] == found.rew.tolist()
+        assert new[0][:, 0].tolist() == [each[1] for each in expected] == transitions.rew.tolist()
         assert [[float(part[row, 0]) for part in last[2:]] for row in range(len(expected))] == [e[2] for e in expected]
         assert [[float(part[row, 0]) for part in new[2:]] for row in range(len(expected))] == [e[3] for e in expected]
 

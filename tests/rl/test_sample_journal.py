@@ -1,4 +1,4 @@
-"""Samples come back from a journal as they came, in whatever write it was killed; old files leave with the memory."""
+"""Journal of samples: contents after a kill in any write, and old files that leave with the memory."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -28,10 +28,10 @@ def numbers(journal):
 def test_samples_of_any_form_come_back_with_their_types():
     odd = [(1, np.zeros(())), [2**70, np.bool_(True)], {}, (), None, np.array(["a", "bc"]), (np.zeros(2), 0.5)]
     odd.append((None, b"x"))
-    given_ = [*odd, *(sample(number) for number in range(9)), (np.zeros(3), 0.5), (np.float32(1), 1), *odd]
-    found = unpacked_buffer(packed_buffer(KeptBuffer(given_, None, True)))
-    assert (found.starts, found.continues, len(found)) == (None, True, len(given_))
-    assert same(given_, found.memory)
+    samples = [*odd, *(sample(number) for number in range(9)), (np.zeros(3), 0.5), (np.float32(1), 1), *odd]
+    unpacked = unpacked_buffer(packed_buffer(KeptBuffer(samples, None, True)))
+    assert (unpacked.starts, unpacked.continues, len(unpacked)) == (None, True, len(samples))
+    assert same(samples, unpacked.memory)
 
 
 ONE = (2, None, [(0, pack([1.0, 2.0]))])
@@ -101,7 +101,7 @@ def test_only_news_are_written_and_files_leave_with_what_the_memory_forgot(tmp_p
 
 
 def test_what_is_left_of_a_damaged_journal_is_read_only_when_it_is_asked_for(tmp_path):
-    with SampleJournal(tmp_path, 320) as journal:  # 10 samples for a file
+    with SampleJournal(tmp_path, 320) as journal:  # 10 samples per file
         for first in range(0, 60, 5):
             journal.keep(buffer(first))
             journal.commit()

@@ -1,4 +1,4 @@
-"""Start states and jobs of observers: which are kept, drawn and leased, and late results."""
+"""Start states and jobs of observers: kept, drawn and leased ones, and late results."""
 
 import logging
 
@@ -22,7 +22,7 @@ from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import encode, parse
 from memoire.wire.values import pack
 
-# --- Start states: which ones are kept and drawn, lineages, and what ranks tell each other; and draws behind a mask
+# --- Start states: kept and drawn ones, lineages, exchange between ranks, and draws behind a mask
 
 SCHEMA = {"path": Column(np.int32, (None,)), "sum": np.int32}
 
@@ -35,12 +35,12 @@ def cost(columns):
     return float(columns["sum"])
 
 
-def made(keep=100, first=(9,), **options):
+def starts_of(keep=100, first=(9,), **options):
     return StartStates("numbers", SCHEMA, state(*first), cost, keep, **options)
 
 
 def test_equal_states_are_kept_once_and_have_the_same_id_everywhere():
-    starts, others = made(), made()
+    starts, others = starts_of(), starts_of()
     one = starts.add(state(3, 1), starts.first)
     assert starts.add(state(3, 1)) == one == others.id_of(state(3, 1)) and len(starts) == 2
     assert starts.add(state(1, 3)) != one and starts[one].columns["path"].tolist() == [3, 1]
@@ -51,7 +51,7 @@ def test_equal_states_are_kept_once_and_have_the_same_id_everywhere():
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=40), st.integers(1, 6))
 def test_stats_walk_from_the_first_state_to_the_best_by_ancestors_that_are_still_kept(steps, keep):
-    starts = made(keep=keep, first=(99,))
+    starts = starts_of(keep=keep, first=(99,))
     ids, costs, parents = [starts.first], {starts.first: 99.0}, {}
     for number, back in steps:
         parent = ids[-min(back, len(ids))]
@@ -63,26 +63,26 @@ def test_stats_walk_from_the_first_state_to_the_best_by_ancestors_that_are_still
     path = [best]
     while path[-1] in parents:
         path.append(parents[path[-1]])
-    told = [(costs[each], step) for step, each in enumerate(path[::-1]) if each in starts or each == best]
-    assert starts.stats() == StartsStats("numbers", len(starts), 0, costs[best], 99.0, tuple(told))
+    lineage = [(costs[each], step) for step, each in enumerate(path[::-1]) if each in starts or each == best]
+    assert starts.stats() == StartsStats("numbers", len(starts), 0, costs[best], 99.0, tuple(lineage))
 
 
 def test_draws_follow_the_cost():
-    starts = made(first=(0,), temperature=1.0, seed=1)
+    starts = starts_of(first=(0,), temperature=1.0, seed=1)
     starts.add(state(1)), starts.add(state(3))
     drawn = np.bincount([int(starts.sample().cost) for _ in range(4000)], minlength=4) / 4000
     expected = np.exp(-np.array([0.0, 1, 3]))
     np.testing.assert_allclose(drawn[[0, 1, 3]], expected / expected.sum(), atol=0.03)
-    only_best = made(first=(5,), temperature=0.0)
+    only_best = starts_of(first=(5,), temperature=0.0)
     only_best.add(state(2))
     assert {only_best.sample().cost for _ in range(50)} == {2}
-    any_of = made(first=(500,), temperature=float("inf"))
+    any_of = starts_of(first=(500,), temperature=float("inf"))
     any_of.add(state(2))
     assert {any_of.sample().cost for _ in range(200)} == {2, 500}
 
 
 def test_ranks_tell_each_other_of_the_best_states_and_their_lineages():
-    mine, yours = made(), made()
+    mine, yours = starts_of(), starts_of()
     one = mine.add(state(4), mine.first, {"step": 1})
     two = mine.add(state(2), one, {"step": 2})
     yours.add(state(3), yours.first)
@@ -94,7 +94,7 @@ def test_ranks_tell_each_other_of_the_best_states_and_their_lineages():
 
 
 def test_best_states_travel_as_a_model_of_their_topic():
-    mine, yours = made(), made()
+    mine, yours = starts_of(), starts_of()
     best = mine.add(state(2), mine.first, {"step": 1})
     schema = memoire.Schema({"obs": np.float32, "reward": np.float32})
     with memoire.Server("tcp://127.0.0.1:*", schema) as server, memoire.connect(server.endpoint) as client:
@@ -104,16 +104,16 @@ def test_best_states_travel_as_a_model_of_their_topic():
 
 
 def test_start_states_go_on_as_told_and_another_seed_is_refused(caplog):
-    saved = made(seed=3).arrays()
-    other = made(seed=3, keep=7, temperature=0.25, action=("step", "jump"))
+    saved = starts_of(seed=3).arrays()
+    other = starts_of(seed=3, keep=7, temperature=0.25, action=("step", "jump"))
     with caplog.at_level(logging.WARNING):
         other.restore(saved)
     assert other.keep == 7 and len(caplog.messages) == 3
     settings = "keep = 7", "temperature = 0.25", "action = ['step', 'jump']"
-    for told, line in zip(settings, caplog.messages, strict=True):
-        assert f"going on with {told}, as set on this StartStates 'numbers'; the checkpoint has" in line
+    for setting, line in zip(settings, caplog.messages, strict=True):
+        assert f"going on with {setting}, as set on this StartStates 'numbers'; the checkpoint has" in line
     with pytest.raises(ParameterError, match="^seed must be 3, as in the checkpoint, or left out, got 4"):
-        made(seed=4).restore(saved)
+        starts_of(seed=4).restore(saved)
 
 
 def text_of(tree):
@@ -121,30 +121,30 @@ def text_of(tree):
 
 
 def damaged(**changed):
-    return made().arrays() | changed
+    return starts_of().arrays() | changed
 
 
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [
         ({}, "holds no states"),
-        (made(first=(1,)).arrays(), "another first state"),
+        (starts_of(first=(1,)).arrays(), "another first state"),
         (damaged(states=np.zeros(7, np.uint8)), "holds no states"),
         (damaged(links=np.frombuffer(b"[1]", np.uint8)), "holds no states"),
         (damaged(settings=text_of([7])), "holds no states"),
-        (damaged(settings=text_of(made().settings | {"depth": 3})), "seed, depth; expected keep, temperature"),
+        (damaged(settings=text_of(starts_of().settings | {"depth": 3})), "seed, depth; expected keep, temperature"),
         (damaged(settings=text_of({"keep": 5, "seed": None})), "has the settings keep, seed; expected"),
     ],
 )
 def test_states_of_something_else_are_refused(arrays, text):
-    starts = made()
+    starts = starts_of()
     with pytest.raises(DataError, match=text):
         starts.restore(arrays)
     assert len(starts) == 1
 
 
 def test_a_lineage_that_runs_in_a_circle_is_refused():
-    starts, other = made(), made()
+    starts, other = starts_of(), starts_of()
     one = other.add(state(4), other.first)
     links = [[one, one + 1, {}], [one + 1, one, {}], [other.first, 0, {}]]
     arrays = other.arrays() | {"links": np.frombuffer(pack(links), np.uint8)}
@@ -160,8 +160,8 @@ def test_a_cost_that_is_no_number_is_refused():
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=40), st.integers(1, 6))
 def test_the_best_states_stay_by_cost_and_id_and_the_first_one(added, keep):
-    """Against a list of everything that was ever added."""
-    starts = made(keep=keep, first=(50,))
+    """Compare with a list of all states that were ever added."""
+    starts = starts_of(keep=keep, first=(50,))
     seen = {starts.first: 50.0}
     ids = [starts.first]
     for number, parent in added:
@@ -199,7 +199,7 @@ def test_masks_that_do_not_fit_are_errors_that_say_where(logits, mask, error, te
         masked(logits, np.array(mask, bool), np.random.default_rng(0))
 
 
-# --- Jobs, leases and late results, with clocks that are passed in, and against a model
+# --- Jobs, leases and late results, with a manual clock, and compared with a model
 
 LEASE = 10.0
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
@@ -255,7 +255,7 @@ def test_a_future_that_was_cancelled_meanwhile_takes_no_result():
 
 
 class JobsMachine(RuleBasedStateMachine):
-    """Every job ends once, by the first result; nobody has a job that another one has; time takes leases away."""
+    """Rule-based test of jobs: each ends once, by its first result; one worker holds a job; leases expire."""
 
     workers = st.sampled_from([A, B, C])
 
@@ -263,15 +263,15 @@ class JobsMachine(RuleBasedStateMachine):
         super().__init__()
         self.jobs = Jobs(LEASE, attempts=2)
         self.now = 0.0
-        self.made = []
-        self.holders = {}  # number -> worker that the model lets have it, and until when
+        self.submitted = []
+        self.holders = {}  # number -> (worker that holds the job in the model, end of its lease)
         self.had, self.leases = {}, {}
         self.over = {}
 
     @rule()
     def submit(self):
-        self.made.append(self.jobs.submit(len(self.made)))
-        self.had[self.made[-1].number] = set()
+        self.submitted.append(self.jobs.submit(len(self.submitted)))
+        self.had[self.submitted[-1].number] = set()
 
     @rule(worker=workers)
     def take(self, worker):
@@ -287,7 +287,7 @@ class JobsMachine(RuleBasedStateMachine):
                 self.leases[job.number] = self.leases.get(job.number, 0) + 1
                 assert self.leases[job.number] <= 2
 
-    @precondition(lambda self: self.made)
+    @precondition(lambda self: self.submitted)
     @rule(worker=workers, data=st.data())
     def renew(self, worker, data):
         number = data.draw(st.sampled_from(sorted(self.had)))
@@ -297,7 +297,7 @@ class JobsMachine(RuleBasedStateMachine):
         if expected:
             self.holders[number] = worker, self.now + LEASE
 
-    @precondition(lambda self: self.made)
+    @precondition(lambda self: self.submitted)
     @rule(worker=workers, data=st.data())
     def finish(self, worker, data):
         number = data.draw(st.sampled_from(sorted(self.had)))
@@ -309,10 +309,10 @@ class JobsMachine(RuleBasedStateMachine):
             with pytest.raises(ProtocolError):
                 self.jobs.finish(worker, number)
 
-    @precondition(lambda self: self.made)
+    @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def cancel(self, data):
-        job = data.draw(st.sampled_from(self.made))
+        job = data.draw(st.sampled_from(self.submitted))
         self.jobs.cancel(job)
         self.over.setdefault(job.number, "cancelled")
         self.holders.pop(job.number, None)
@@ -329,7 +329,7 @@ class JobsMachine(RuleBasedStateMachine):
     @invariant()
     def every_job_ends_once_and_as_the_model_says(self):
         self.jobs.check_invariants()
-        for job in self.made:
+        for job in self.submitted:
             ended = self.over.get(job.number)
             assert job.future.done() == (ended is not None)
             if isinstance(ended, tuple):

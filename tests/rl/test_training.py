@@ -1,4 +1,4 @@
-"""How a trainer's time goes, under a clock of the test's; what an interrupt leaves, and what pages show."""
+"""Training loops under a manual clock, interrupted calls, and pages of workers and trainers."""
 
 import os
 import urllib.request
@@ -29,11 +29,9 @@ from memoire.tmrl.training_offline import TrainingOffline
 from netkit import in_thread, until
 from rlkit import Actor, Arm, Counter
 
-# --- How a trainer's time goes, under a clock of the test's; what an interrupt leaves
-
 
 class Samples:
-    """Experience whose samples come when a pause waits for them."""
+    """Experience whose samples arrive while a pause waits for them."""
 
     def __init__(self, arrives: int = 0, held: int = 0) -> None:
         self.received, self.arrives, self.held = 0, arrives, held
@@ -66,41 +64,43 @@ class Agent:
 
 def loop(samples: Samples, **plan: Any) -> tuple[TrainingLoop, Agent, list[int]]:
     agent, published = Agent(), list[int]()
-    made = TrainingLoop(agent, samples, lambda: published.append(agent.trained), Training(**plan))
-    return made, agent, published
+    training_loop = TrainingLoop(agent, samples, lambda: published.append(agent.trained), Training(**plan))
+    return training_loop, agent, published
 
 
 def test_an_epoch_is_rounds_of_steps_with_figures_of_each_round() -> None:
-    made, agent, published = loop(Samples(held=100, arrives=100), epochs=2, rounds=3, steps=4, update_model_interval=5)
-    stats = made.run_epoch()
+    training_loop, agent, published = loop(
+        Samples(held=100, arrives=100), epochs=2, rounds=3, steps=4, update_model_interval=5
+    )
+    stats = training_loop.run_epoch()
     assert [each.rows()["loss"] for each in stats] == [2.5, 6.5, 10.5]
-    assert agent.trained == 12 and published == [5, 10] and made.state.epoch == 1
+    assert agent.trained == 12 and published == [5, 10] and training_loop.state.epoch == 1
     rows = stats[0].rows()
     assert {"round_time", "idle_time", "sampling_duration", "training_step_duration", "memory_len"} <= rows.keys()
 
 
 def test_training_pauses_above_the_ratio_and_says_why() -> None:
     samples = Samples(arrives=1, held=50)
-    made, agent, _ = loop(samples, rounds=1, steps=10, max_training_steps_per_env_step=2.0)
-    made.run_epoch()
-    assert agent.trained == 10 and samples.received == 5 and made.idle["ratio"] >= 0.0
+    training_loop, agent, _ = loop(samples, rounds=1, steps=10, max_training_steps_per_env_step=2.0)
+    training_loop.run_epoch()
+    assert agent.trained == 10 and samples.received == 5 and training_loop.idle["ratio"] >= 0.0
     over = TrainingLoop(Agent(), samples, lambda: None, Training(rounds=1, steps=2), is_over=lambda: bool(over.reason))
     samples.arrives = samples.received = 0
     assert over.run_epoch() == [] and over.state.epoch == 0
 
 
 def test_a_pause_is_explained() -> None:
-    samples, said = Samples(held=3), list[str]()
-    made, _, _ = loop(samples, rounds=1, steps=1, start_training=10)
+    samples, texts = Samples(held=3), list[str]()
+    training_loop, _, _ = loop(samples, rounds=1, steps=1, start_training=10)
 
     def wait(timeout: float) -> None:
-        said.append(made.explain())
+        texts.append(training_loop.explain())
         samples.held += 7
         samples.received += 1
 
     samples.wait = wait  # type: ignore[method-assign]
-    made.run_epoch()
-    assert said == ["waiting for samples: 3 of start_training=10 available"] and made.explain() == ""
+    training_loop.run_epoch()
+    assert texts == ["waiting for samples: 3 of start_training=10 available"] and training_loop.explain() == ""
 
 
 def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
@@ -109,10 +109,10 @@ def test_the_scheduler_comes_first_and_priorities_go_back() -> None:
     def scheduler(agent: Agent, epoch: int) -> None:
         seen.append((epoch, agent.trained))
 
-    made, _, _ = loop(samples, epochs=2, rounds=1, steps=2, agent_scheduler=scheduler)
-    made.run_epoch()
-    made.run_epoch()
-    assert seen == [(0, 0), (1, 2)] and samples.priorities == [[1.0]] * 4 and made.is_done
+    training_loop, _, _ = loop(samples, epochs=2, rounds=1, steps=2, agent_scheduler=scheduler)
+    training_loop.run_epoch()
+    training_loop.run_epoch()
+    assert seen == [(0, 0), (1, 2)] and samples.priorities == [[1.0]] * 4 and training_loop.is_done
 
 
 def test_models_are_published_by_time_too() -> None:
@@ -126,8 +126,10 @@ def test_models_are_published_by_time_too() -> None:
         return {}
 
     agent.train = train  # type: ignore[method-assign]
-    made = TrainingLoop(agent, Samples(10, 10), lambda: published.append(agent.trained), plan, clock=lambda: now[0])
-    made.run_epoch()
+    training_loop = TrainingLoop(
+        agent, Samples(10, 10), lambda: published.append(agent.trained), plan, clock=lambda: now[0]
+    )
+    training_loop.run_epoch()
     assert published == [3, 6]
 
 
@@ -148,18 +150,18 @@ def test_priorities_are_sent_only_if_draws_depend_on_them(sampler: Any, sent: li
 
     parameters = Parameters().replace(**sampler.fields())
     experience = DrawnBatches(cast(Reader, SimpleNamespace(parameters=parameters, totals=totals)), 2)
-    found: list[list[float]] = []
-    experience.give_priorities(SimpleNamespace(update_priorities=found.append), [2.0, 3.0])
+    received: list[list[float]] = []
+    experience.give_priorities(SimpleNamespace(update_priorities=received.append), [2.0, 3.0])
     experience.close()
-    assert found == sent
+    assert received == sent
 
 
 ENDS = 20.0
-"""Seconds in which a call of another thread ends."""
+"""Seconds in which a call of another thread must end."""
 
 
 class Once:
-    """A reader that has these samples, of two workers, and is closed then."""
+    """Reader that returns samples of these workers once, and is closed afterwards."""
 
     parameters = None
 
@@ -189,19 +191,19 @@ class Once:
 
 
 class Memory(list[Any]):
-    """What `GenericMemory` is for an experience."""
+    """List in place of a `GenericMemory`."""
 
     append = list.extend
 
 
 def taker() -> SampleTaker:
-    made: Any = SampleTaker(Once(1, 2))  # type: ignore[arg-type]
-    made.wait(ENDS)
-    return made
+    sample_taker: Any = SampleTaker(Once(1, 2))  # type: ignore[arg-type]
+    sample_taker.wait(ENDS)
+    return sample_taker
 
 
-class Came(list[Any]):
-    """A buffer of samples."""
+class ReceivedBuffer(list[Any]):
+    """Buffer of samples, whose `memory` names the worker and the step of each."""
 
     @property
     def memory(self) -> list[Any]:
@@ -215,8 +217,8 @@ def test_samples_that_came_are_in_memory_journal_and_figures_once_wherever_their
     expected = [(client, step) for client in (1, 2) for step in range(3)]
     for number, interrupted in enumerate(everywhere(every=every)):
         memory: Any = Memory()
-        with SampleJournal(tmp_path / str(number), 2 * JOURNAL_FILES) as journal:  # each buffer is written at once
-            experience = MemoryExperience(taker(), memory, lambda samples, continues: Came(samples), journal)
+        with SampleJournal(tmp_path / str(number), 2 * JOURNAL_FILES) as journal:  # writes each buffer at once
+            experience = MemoryExperience(taker(), memory, lambda samples, continues: ReceivedBuffer(samples), journal)
             place = interrupted(experience.update)
             experience.update()
             journal.commit()
@@ -227,7 +229,7 @@ def test_samples_that_came_are_in_memory_journal_and_figures_once_wherever_their
 
 
 class Models:
-    """One model, and then no more."""
+    """Subscription that receives one model, and is closed afterwards."""
 
     def __init__(self) -> None:
         self.left = [Model("policy", 3, b"weights", False, 0)]
@@ -240,15 +242,15 @@ class Models:
 
 def follower() -> ModelFollower:
     actor: Any = SimpleNamespace(prepare=lambda body, version: body)
-    made = ModelFollower(Models(), actor, lambda body, version: None)  # type: ignore[arg-type]
-    assert made.wait(2, ENDS)
-    return made
+    model_follower = ModelFollower(Models(), actor, lambda body, version: None)  # type: ignore[arg-type]
+    assert model_follower.wait(2, ENDS)
+    return model_follower
 
 
 def counts() -> DrawnBatches:
-    made = DrawnBatches(Once(1), 2)  # type: ignore[arg-type]
-    assert made.await_count(ENDS) == 7
-    return made
+    batches = DrawnBatches(Once(1), 2)  # type: ignore[arg-type]
+    assert batches.await_count(ENDS) == 7
+    return batches
 
 
 WAITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -270,7 +272,7 @@ def test_after_a_wait_that_is_interrupted_another_thread_can_wait(name: str) -> 
         assert "value" in box, f"interrupted at {place}: {box.get('error', 'no end')!r}"
 
 
-# --- What pages of workers and trainers show of them: time steps of a device, pauses of training, wrong transitions
+# --- Pages of workers and trainers: time steps of a device, pauses of training, wrong transitions
 
 
 def device() -> RealTimeEnv:
@@ -319,7 +321,7 @@ def test_a_trainer_shows_its_ratio_and_what_it_waits_for() -> None:
             after = metrics(trainer)
     assert value(before, "memoire_trainer_updates_total") == 0
     assert value(after, "memoire_trainer_updates_total") == 10
-    samples = value(after, "memoire_trainer_samples_total")  # those that it had taken by then
+    samples = value(after, "memoire_trainer_samples_total")  # samples that the trainer had taken by then
     assert 5 <= samples <= 20 and value(after, "memoire_trainer_ratio") == pytest.approx(10 / samples)
     assert {f'memoire_trainer_waits{{reason="{each}"}} 0.0' for each in ("start", "ratio")} <= set(after.splitlines())
 

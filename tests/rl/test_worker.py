@@ -1,4 +1,4 @@
-"""Rollout workers: episodes, test episodes, whatever ends them, and what arrives of them."""
+"""Rollout workers: training and test episodes, their ends, and the samples that arrive."""
 
 import contextlib
 import functools
@@ -53,8 +53,8 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
         assert kinds == ["test", "train", "train", "test", "train"]
         assert worker.steps == 15 and worker.episodes == 3
         assert policy.tests.count(True) == 10
-        told = [(TEST, 5, 5.0), (TRAIN, 5, 5.0), (TRAIN, 5, 5.0), (TEST, 5, 5.0), (TRAIN, 5, 5.0)]
-        assert until(lambda: [(each.kind, each.length, each.returned) for _, each in queue.episodes()] == told)
+        expected = [(TEST, 5, 5.0), (TRAIN, 5, 5.0), (TRAIN, 5, 5.0), (TEST, 5, 5.0), (TRAIN, 5, 5.0)]
+        assert until(lambda: [(each.kind, each.length, each.returned) for _, each in queue.episodes()] == expected)
         stats = queue.stats()
         assert (stats.recent.count, stats.tested.count, stats.tested.return_mean) == (3, 2, 5.0)
         assert worker.standing().tests == 2
@@ -66,7 +66,7 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
 
 @pytest.fixture
 def paced(keep: Any) -> tuple[Server, RolloutWorker]:
-    """A server whose table lets in as many entries as are drawn, and a worker of episodes of 50 steps."""
+    """Return a server that admits as many entries as learners draw, and a paced worker with episodes of 50 steps."""
     band = {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 20.0}
     table = Table(Schema.from_env(Numbered()), storage="episodes", capacity=1000, **band)
     server = keep(Server("tcp://127.0.0.1:0", tables={"replay": table}))
@@ -95,7 +95,7 @@ def test_a_worker_that_waits_for_learners_runs_test_episodes_meanwhile(paced: An
         if len(kinds) == 4:
             worker.stop()
 
-    def counted(timeout: float) -> None:  # an expert tests nothing, and nobody draws: it waits until it is stopped
+    def counted(timeout: float) -> None:  # an expert runs no tests, so the twentieth wait stops it
         update(timeout)
         pauses[0] += 1
         if pauses[0] == 20:
@@ -116,7 +116,7 @@ def test_samples_go_at_the_end_of_an_episode_when_there_are_enough(queue: Server
 
     with RolloutWorker(Numbered(5), Actor(), queue.endpoint, recording=recording) as worker:
         worker.run(0, 1)
-        assert len(taken(queue, 6)) == 6  # what is left is sent when the run ends
+        assert len(taken(queue, 6)) == 6  # the end of a run sends the remaining samples
         worker.run_episode(train=True)
         assert len(recorders[0]) == 6
         worker.run_episode(train=True)
@@ -149,9 +149,9 @@ def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(q
         seen.append((terminated, truncated, NO_DONE in info))
         return act, obs, rew * 2, terminated, truncated, {}
 
-    # The device terminates after two steps, or is given up after one: what six parts say comes in both forms.
+    # The device terminates after two steps, or is given up after one: both forms of compressor receive the end.
     of_six = (False, True, False)
-    for compressor, given in ((five, (False, True)), (six, of_six), (functools.partial(six), of_six)):
+    for compressor, flags in ((five, (False, True)), (six, of_six), (functools.partial(six), of_six)):
         for limit, last in ((1, (False, True)), (9, (True, False))):
             seen.clear()
             options = {"recording": packets(compressor=compressor), "max_samples_per_episode": limit}
@@ -160,7 +160,7 @@ def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(q
             sample = taken(queue, 2 if limit == 1 else 3)[-1]
             assert (sample.rew, sample.terminated, sample.truncated) == (2.0, *last)
             is_told = compressor is not five and limit == 1
-            assert (NO_DONE in sample.info) == is_told and (seen[-1] == given) == (limit == 1)
+            assert (NO_DONE in sample.info) == is_told and (seen[-1] == flags) == (limit == 1)
             assert six_parts((*sample[:4], sample.info))[4] == is_told
 
     for wrong, error in ((lambda act, obs, rew, info: None, ParameterError), (lambda *six: six[:4], WrongType),
@@ -221,7 +221,7 @@ def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server
             worker.follow()
             assert worker.version == before + 1
     assert weights.load(tmp_path / "a.pth")["value"][0] == np.float32(0.2)
-    assert len(list(tmp_path.glob("a_*"))) == 1  # of three models that came: the second
+    assert len(list(tmp_path.glob("a_*"))) == 1  # the second of three models
     again = Actor()
     alone = RolloutWorker(Numbered(5), again, model_path=tmp_path / "a.pth")
     assert again.value == np.float32(0.2) and alone.client is None
@@ -238,7 +238,7 @@ def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
         steps = {"initial_steps": 8, "max_steps_per_update": 8, "nb_steps": 16}
         thread, _ = in_thread(lambda: run_synchronous(worker, **steps))
         assert until(lambda: worker.steps == 8)
-        assert len(taken(queue, 10)) == 10  # sent before it waits
+        assert len(taken(queue, 10)) == 10  # sent before the wait
         assert thread.is_alive() and worker.steps == 8
         queue.publish("policy", model(0.25))
         thread.join(10.0)
@@ -251,8 +251,8 @@ def test_nobody_there_is_said_with_the_address() -> None:
 
 
 def test_a_worker_takes_the_first_of_several_servers_that_answers(queue: Server) -> None:
-    with held(1) as nobody:
-        urls = [f"tcp://127.0.0.1:{nobody}", queue.endpoint]
+    with held(1) as unused_port:
+        urls = [f"tcp://127.0.0.1:{unused_port}", queue.endpoint]
         with RolloutWorker(Numbered(5), Actor(), urls, recording=packets(), timeout=2.0) as worker:
             worker.run(0, 1)
     assert len(taken(queue, 6)) == 6

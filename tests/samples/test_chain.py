@@ -1,9 +1,9 @@
-"""What a batch says to learn is right: temporal-difference learning on known chains converges to their true values.
+"""Learning from batches: temporal differences on known chains converge to the true values.
 
-A corridor of four states ends in a terminal one; a ring of four goes on for ever and is cut off after every fifth step.
-Both are deterministic, so that learned values are the closed form up to how long was learned, from a buffer in one process
-and from a server that a client's writer feeds. The terminal state has a wrong value from the beginning, which is never
-learned: whoever bootstraps from it, or takes being cut off for an end, or crosses a reset, converges to something else.
+A corridor of four states ends in a terminal state; a ring of four is endless, and truncated after every fifth step.
+Both are deterministic, so the true values have a closed form. Batches come from a buffer in one process, and from a
+server that a client's writer feeds. The terminal state has a wrong value from the beginning, which is never learned: a
+learner that bootstraps from it, treats a truncation as an end, or crosses a reset, converges to other values.
 """
 
 import gymnasium as gym
@@ -22,17 +22,17 @@ TERMINAL = 8
 
 
 def true_values():
-    """V = r + gamma P V: Sutton and Barto, Reinforcement Learning, 2nd edition, equation 4.4 for deterministic chains."""
+    """Solve V = r + gamma P V (Sutton and Barto, Reinforcement Learning, 2nd edition, equation 4.4, deterministic)."""
     step = np.zeros((8, 8))
     for state in range(3):
-        step[state, state + 1] = 1.0  # and state 3 ends
+        step[state, state + 1] = 1.0  # state 3 ends the corridor
     for state in range(4, 8):
         step[state, 4 + (state - 3) % 4] = 1.0
     return np.linalg.solve(np.eye(8) - GAMMA * step, REWARDS)
 
 
 class Chain(gym.Env):
-    """The corridor (first 0) or the ring (first 4); an observation is one-hot."""
+    """Corridor (first 0) or ring (first 4) with one-hot observations."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (9,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -60,14 +60,14 @@ class Chain(gym.Env):
 
 
 class Learner:
-    """Tabular TD: the values of the states, each moved half of the way to the mean of its targets."""
+    """Tabular TD learner, which moves each value half of the way to the mean of its targets."""
 
     def __init__(self):
         self.values = np.zeros(9)
         self.values[TERMINAL] = 100.0
 
     def learn(self, batch):
-        """Learn from a batch; returns its TD errors. Sutton and Barto, equation 7.5, weighted by importance."""
+        """Learn from a batch and return its TD errors: Sutton and Barto, equation 7.5, weighted by importance."""
         obs = batch["obs"].astype(float)
         errors = batch["reward"] + batch["discount"] * (batch["next_obs"] @ self.values) - obs @ self.values
         weight = batch["importance"] @ obs
@@ -81,7 +81,7 @@ class Learner:
 
 
 class Actor:
-    """Steps a corridor and a ring at once, and a writer records what came out."""
+    """Actor in a corridor and a ring, whose writer records each step."""
 
     def __init__(self, envs, writer):
         self.envs, self.writer = envs, writer
@@ -98,9 +98,9 @@ class Actor:
 
 @pytest.fixture(params=[AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=["next_step", "same_step"])
 def envs(request):
-    made = SyncVectorEnv([lambda: Chain(0), lambda: Chain(4)], autoreset_mode=request.param)
-    yield made
-    made.close()
+    vector_env = SyncVectorEnv([lambda: Chain(0), lambda: Chain(4)], autoreset_mode=request.param)
+    yield vector_env
+    vector_env.close()
 
 
 SAMPLER = Prioritized(0.6, beta=1.0)
@@ -125,7 +125,7 @@ def test_learning_from_a_server_finds_the_true_values(envs, cluster):
     actor, learner = Actor(envs, client.writer(envs)), Learner()
     actor.act(30)
     for _ in range(150):
-        actor.act(32)  # 64 entries at most, and as many samples: the writer pushes a cache for them
+        actor.act(32)  # at most 64 entries, for which the writer pushes a cache
         batch = server.get_batch(48, 100.0)
         batch.update_priorities(learner.learn(batch))
     client.update(100.0)

@@ -1,4 +1,4 @@
-"""Batches for learners far away travel packed where the parameters say lz4, and are the same batches."""
+"""Draws for distant learners: with lz4 as a parameter, they travel compressed and yield the same batches."""
 
 import numpy as np
 import pytest
@@ -32,15 +32,15 @@ STEPS = 60
 
 
 def pool_of(parameters: Parameters) -> Pool:
-    """A pool with a cache of frames that are much like each other, as those of a game are."""
+    """Return a pool with one cache of similar frames, as frames of a game are."""
     pictures = np.zeros((STEPS, 12, 12), np.uint8)
     pictures[np.arange(STEPS), np.arange(STEPS) % 12, 3] = 1 + np.arange(STEPS)
     words = [np.full(step % 7, step, np.uint8) for step in range(STEPS)]
     memory = Memory(SCHEMA, STEPS, parameters, seed=1)
     with_episode(memory, (pictures, words, np.arange(STEPS, dtype=np.int32), np.ones(STEPS, np.float32)))
-    made = Pool(SCHEMA, parameters, seed=2)
-    made.add(b"c" * 16, 0, containers.check(containers.build(memory, 50, now=0.0), made.layout))
-    return made
+    pool = Pool(SCHEMA, parameters, seed=2)
+    pool.add(b"c" * 16, 0, containers.check(containers.build(memory, 50, now=0.0), pool.layout))
+    return pool
 
 
 @pytest.mark.parametrize("name", EVERY)

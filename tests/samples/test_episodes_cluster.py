@@ -1,4 +1,4 @@
-"""Clusters whose servers store episodes: samples as elsewhere, every episode accounted for, feedback in place."""
+"""Clusters whose servers store episodes: the usual samples, an account of each episode, and feedback in place."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ EPISODE = {"obs": np.ones((5, 4), np.float32), "action": np.zeros(5, np.int32), 
 
 
 def play(writers, steps=90, seed=0):
-    """The same steps of two environments for every writer; the first number of an observation names it."""
+    """Record the same steps of two environments with each writer; the first number of an observation is unique."""
     rng = np.random.default_rng(seed)
     obs = np.zeros((2, 3), np.float32)
     number = 0
@@ -44,9 +44,9 @@ def play(writers, steps=90, seed=0):
     for _ in range(steps):
         next_obs, reward = observe(), rng.normal(size=2)
         terminated, truncated = rng.random(2) < 0.08, rng.random(2) < 0.05
-        given = {"value": rng.normal(size=2), "bootstrap_value": rng.normal(size=2), "model_version": 7}
+        values = {"value": rng.normal(size=2), "bootstrap_value": rng.normal(size=2), "model_version": 7}
         for writer in writers:
-            writer.step(obs, rng.integers(0, 3, 2) * 0 + number % 5, reward, terminated, truncated, next_obs, **given)
+            writer.step(obs, rng.integers(0, 3, 2) * 0 + number % 5, reward, terminated, truncated, next_obs, **values)
         done = terminated | truncated
         obs = next_obs.copy()
         if done.any():
@@ -59,13 +59,13 @@ def play(writers, steps=90, seed=0):
 
 
 def by_name(batch):
-    """Each sample under the name of the newest observation in its window."""
-    found = {}
+    """Return each sample by the number of the newest observation in its window."""
+    samples = {}
     stacks = batch.gathered.prev["obs"]
     for i, name in enumerate(stacks[:, -1, 0].tolist()):
         arrays = (batch.obs, batch.next_obs, batch.action, batch.reward, batch.discount, batch.steps, batch.qvest)
-        found[name] = [np.asarray(array[i]).tolist() for array in arrays] + [float(batch.gathered.weight[i])]
-    return found
+        samples[name] = [np.asarray(array[i]).tolist() for array in arrays] + [float(batch.gathered.weight[i])]
+    return samples
 
 
 WAYS = {

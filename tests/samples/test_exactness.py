@@ -1,10 +1,10 @@
-"""The claim of docs/sampling.md from one end to the other: at beta = 1 the importance-weighted mean of any quantity is
-what docs/sampling.md promises, each client by its newest N_c, represented by what it held when the drawn cache was made.
+"""Claim of docs/sampling.md from end to end: with beta = 1, importance-weighted means equal the promised means.
 
-A batch's error is its weighted mean minus the mean that was promised for it. Samples of a cache are independent draws,
-no sample is handed out twice, and shares and counts depend on the past only: so the errors of successive batches are
-uncorrelated with mean 0 (a martingale's differences), and their standard error follows from them as they are. Each test
-says how small it must be: a mean that is 3 % off does not pass.
+A promised mean counts each client by its newest N_c, and represents the client by the entries that it held when the
+drawn cache was built. The error of a batch is its weighted mean minus the promised mean. Samples of a cache are
+independent draws, no sample is handed out twice, and shares and counts depend on the past only. So the errors of
+successive batches are uncorrelated with mean 0 (martingale differences), and yield their own standard error. Each test
+bounds that error: a mean that is 3 % off fails.
 """
 
 import itertools
@@ -38,19 +38,16 @@ QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.05)
 
 
 def errors_are_none(errors, truth, most=0.005):
-    """The mean of uncorrelated errors is 0 within 4 standard errors, which are small enough to show 3 %."""
+    """Check that the mean of uncorrelated errors is 0 within 4 standard errors, which are small enough to show 3 %."""
     errors = np.asarray(errors) / np.mean(truth)
     standard = errors.std(ddof=1) / np.sqrt(len(errors))
-    print(f"{len(errors)} batches: {errors.mean():+.4f} +- {standard:.4f}")  # pytest -s shows how close it is
+    print(f"{len(errors)} batches: {errors.mean():+.4f} +- {standard:.4f}")  # pytest -s shows the margin
     assert standard < most
     assert abs(errors.mean()) < 4.0 * standard
 
 
-# One memory
-
-
 def weights_of(memory, numbers):
-    """Weights of an episode's entries; None where it has made room."""
+    """Return the weights of an episode's entries, or None if the memory has evicted the episode."""
     try:
         return memory.weights(numbers)
     except LookupError:
@@ -58,13 +55,13 @@ def weights_of(memory, numbers):
 
 
 class Entries:
-    """What a memory holds, beside it: numbers, quantities and weights of whole episodes."""
+    """Record of a memory's contents: numbers, quantities and weights of whole episodes."""
 
     def __init__(self, memory, rng):
         self.memory, self.rng, self.episodes = memory, rng, []
 
     def make(self, length, level=1.0, scale=1.0, none=0.15):
-        """Values of an episode and the weights of its entries: the quantity goes with the weight, and some weigh 0."""
+        """Return values and weights of an episode: the quantity grows with the weight, and some weights are 0."""
         weights = np.exp(self.rng.normal(0.0, 0.6, length)).astype(np.float32)
         weights[self.rng.random(length) < none] = 0.0
         quantity = (level * (0.5 + weights + self.rng.random(length))).astype(np.float32)
@@ -79,7 +76,7 @@ class Entries:
         self.episodes.append((numbers, values[2].astype(float), weights.astype(float)))
 
     def forget(self):
-        """Drop episodes that have made room."""
+        """Drop the episodes that the memory has evicted."""
         self.episodes = [episode for episode in self.episodes if weights_of(self.memory, episode[0]) is not None]
 
     def columns(self):
@@ -87,24 +84,21 @@ class Entries:
         return tuple(np.concatenate(column) for column in zip(*self.episodes, strict=True))
 
     def mean(self):
-        """Mean quantity of the entries that can be drawn."""
+        """Return the mean quantity of the entries that can be drawn."""
         _, quantity, weight = self.columns()
         assert (weight > 0.0).sum() == self.memory.num_positive
         return quantity[weight > 0.0].mean()
 
 
-# Many memories
-
-
 class Actor:
-    """A client whose memory changes all the time, and what is promised of it."""
+    """Client whose memory changes all the time, with the promised mean of each of its caches."""
 
     def __init__(self, client, seed, *, level, scale, length, every, swing):
         self.client, self.level, self.scale, self.length = client, level, scale, length
         self.every, self.swing = every, swing
         self.entries = Entries(client.memory, np.random.default_rng(seed))
         self.turn = self.newest = 0
-        self.caches = []  # the mean of what was held when each was made
+        self.caches = []  # mean of the entries that were held when each cache was built
         for _ in range(12):
             self.live()
 
@@ -131,12 +125,12 @@ class Actor:
 
 
 class Tap:
-    """Knows of each pushed sample which cache it came from: the same entry is older in a later cache."""
+    """Recorder of the cache of each pushed sample: in a later cache, the same entry is older."""
 
     def __init__(self, monkeypatch):
         self.pushed = Counter()
         self.origin = {}
-        self.made = defaultdict(int)
+        self.caches = defaultdict(int)
         build = containers.build
 
         def tapped(memory, *arguments, **options):
@@ -146,13 +140,13 @@ class Tap:
             client = self.clients[id(memory)]
             for key in zip(numbers.tolist(), ages.tolist(), strict=True):
                 self.pushed[(client, *key)] += 1
-                self.origin[(client, *key)] = self.made[client]
-            self.made[client] += 1
+                self.origin[(client, *key)] = self.caches[client]
+            self.caches[client] += 1
             return payload
 
         self.clients = {}
         monkeypatch.setattr(containers, "build", tapped)
-        # Ages as they came, without the time at the server: with the number they name a sample.
+        # Ages as pushed, without the time at the server: a number and an age identify a sample.
         monkeypatch.setattr(draws, "waits_of", lambda picks, *_, **__: np.zeros(picks.size, np.float32))
 
     def watch(self, client):
@@ -165,18 +159,18 @@ class Tap:
 
 
 class Promise:
-    """The mean that is promised for each batch, the error of each, and that no sample is handed out twice."""
+    """Promised means of batches, their errors, and a check that no sample is handed out twice."""
 
     def __init__(self, tap, actors):
         self.tap, self.actors = tap, {actor.id: actor for actor in actors}
-        self.given = Counter()
+        self.drawn = Counter()
         self.left_out = []
         self.errors, self.truth = [], []
 
     def take(self, batch, newest=None):
-        """Count a batch; `newest` are the N_c of the clients that it is drawn from (None: it is not measured)."""
+        """Count a batch; `newest` maps the clients that it is drawn from to their N_c (None: no error is measured)."""
         keys = self.tap.keys(batch)
-        self.given.update(keys)
+        self.drawn.update(keys)
         self.left_out.append(batch.left_out)
         if newest is None or batch.left_out > 1e-9:
             return
@@ -186,13 +180,14 @@ class Promise:
         assert held.keys() <= newest.keys()
         weighed = batch["importance"].astype(float) * batch.divisor * batch["quantity"]
         population = sum(newest.values())
-        # A client whose share is less than a sample is not in every batch; its next one would come from its last cache.
+        # A client whose share is below one sample is not in every batch; its next sample would come from its last
+        # cache.
         means = {name: np.mean(held[name]) if name in held else self.actors[name].caches[-1] for name in newest}
         self.truth.append(sum(newest[name] / population * means[name] for name in newest))
         self.errors.append(weighed.mean() - self.truth[-1])
 
     def holds(self, most=0.005):
-        assert not self.given - self.tap.pushed  # each sample at most as often as it was pushed
+        assert not self.drawn - self.tap.pushed  # each sample at most as often as it was pushed
         errors_are_none(self.errors, self.truth, most)
 
 
@@ -207,12 +202,14 @@ FORMS = [
     {"level": 0.3, "scale": 0.3, "length": 50, "every": 2, "swing": 1},
     {"level": 2.5, "scale": 3.0, "length": 30, "every": 5, "swing": 8},
 ]
-"""Of four unequal clients; the last one pushes far less than its weight asks to be drawn. The number of entries that can
-be drawn swings, in some of them far, between a cache and the next."""
+"""Four unequal clients; the last one pushes far less than its weight asks to be drawn.
+
+Between two caches, the number of entries that can be drawn swings, for some clients by far.
+"""
 
 
 def join(cluster, tap, node, number, home=None, **options):
-    """An actor of that form, at that home: which one it is follows from a client's random id."""
+    """Return an actor of this form at this home; a home follows from the random id of a client."""
     while True:
         shared = {"context": cluster.context, "limits": QUICK}
         client = cluster.keep(Client(node.endpoint, seed=number, capacity=700, **shared, **options))
@@ -223,13 +220,13 @@ def join(cluster, tap, node, number, home=None, **options):
     return Actor(client, number, **FORMS[number % len(FORMS)])
 
 
-def everybody(actors, turn, servers):
-    """All live on, some push, all tell their newest sums; returns the N_c that their servers know then."""
+def step_all(actors, turn, servers):
+    """Record with all actors, push with some, report all sums; return the N_c that the servers then know."""
     homes = {server.name: server for server in servers}
     before = {name: server.total_caches for name, server in homes.items()}
     for actor in actors:
         if turn % actor.every == 0 or turn < 3:
-            # Far fewer entries can be drawn when the cache is made than later, when samples are drawn from it.
+            # Far fewer entries can be drawn when the cache is built than later, when its samples are drawn.
             for _ in range(actor.swing):
                 actor.live(none=0.9)
             actor.push()
@@ -254,7 +251,7 @@ def test_a_server_keeps_the_promise_to_four_unequal_clients_that_drift(cluster, 
     actors = [join(cluster, tap, server, number) for number in range(4)]
     promise = Promise(tap, actors)
     for turn in range(turns):
-        newest = everybody(actors, turn, [server])
+        newest = step_all(actors, turn, [server])
         for _ in range(4):
             promise.take(server.get_batch(256), newest if turn > 20 else None)
     promise.holds(0.006)
@@ -273,12 +270,12 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(cluste
     batches = server.batches(sizes, timeout=100.0)
     errors, truth = [], []
     for turn in range(80):
-        newest = everybody([actor for mine in actors.values() for actor in mine], turn, [server])
+        newest = step_all([actor for mine in actors.values() for actor in mine], turn, [server])
         for batch in itertools.islice(batches, 4):
             counted = turn > 20 and not any(part.left_out > 1e-9 for part in batch.values())
             for name, part in batch.items():
                 promises[name].take(part, {actor.id: newest[actor.id] for actor in actors[name]} if counted else None)
-            if counted:  # the whole of it: each table counts by its size, whatever the weights in it
+            if counted:  # the whole batch: each table counts by its size, whatever its weights
                 joined = batch.joined
                 whole = (joined.importance.astype(float) * joined.divisor * joined.quantity).sum()
                 truth.append(sum(sizes[name] * promises[name].truth[-1] for name in sizes))
@@ -290,8 +287,7 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(cluste
 
 AHEAD = 1
 STALE = AHEAD + 2
-"""Batches after a change of the sums that may have been planned before it: those ahead, one on its way, one by the last
-table."""
+"""Batches after a change of sums that may be planned before: those ahead, one on its way, one by the last table."""
 
 
 def draw(reader, count, size):
@@ -301,7 +297,7 @@ def draw(reader, count, size):
 def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster, tap):
     servers = [cluster.server(schema=SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK) for i in range(3)]
     proxies = [cluster.proxy(servers, limits=QUICK) for _ in range(2)]
-    # A plain proxy in front of two more workers: the first client pushes there, to its home directly.
+    # A plain proxy before two more workers: the first client pushes through it directly to its home.
     more = f"inproc://more-{id(servers)}"
     front = more + "-front"
     loop, _ = in_thread(servers[0].run_pull_proxy, front, more)
@@ -315,7 +311,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster
     def turns(count, there, up, first):
         begin = len(promise.errors)
         for turn in range(first, first + count):
-            newest = everybody(there, turn, up)
+            newest = step_all(there, turn, up)
             for number, batch in enumerate(draw(reader, STALE + 5, 200)):
                 promise.take(batch, newest if number >= STALE and turn >= first + 5 else None)
         phases.append((promise.errors[begin:], promise.truth[begin:]))
@@ -325,13 +321,13 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster
     gone.close()
     here = [actor for actor in actors if actor.client.home != "s1"]
     up = [servers[0], servers[2]]
-    everybody(here, 20, up)
-    # One sample at a time: of large batches there may not be enough until it notices that a server is away.
+    step_all(here, 20, up)
+    # Draw one sample at a time: large batches may lack samples until the reader notices that a server is away.
     until(lambda: draw(reader, 1, 1) and reader.stats().away == ("s1",))
     turns(14, here, up, 20)
     servers[1] = cluster.restart(gone, parameters=EXACT, limits=QUICK)
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
-    # What a client pushes before it knows is held, but not counted: it numbers its caches for the former server.
+    # Caches that a client pushes before it knows of the restart are held, but not counted: their numbers are old.
     back = [actor for actor in actors if actor.client.home == "s1"]
     until(lambda: all(actor.client._session.told.epoch == servers[1].stats().epoch for actor in back))
     turns(20, actors, servers, 34)

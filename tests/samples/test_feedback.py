@@ -1,4 +1,4 @@
-"""A learner's priorities land on the entries that they were computed for, by content, whatever was evicted meanwhile."""
+"""Feedback of a learner: priorities reach the right entries, identified by content, in spite of evictions."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ SCHEMA = Schema(
         "reward": Column(np.float32, (), "reward"),
     }
 )
-"""`serial` is an entry's content: it names the entry in the whole test, whichever row and number it has."""
+"""`serial` identifies an entry in the whole test, independent of its row and number."""
 EPSILON = Parameters().priority_epsilon
-OF_EACH = 1 << 18  # serials of one actor; the next one's begin there
+OF_EACH = 1 << 18  # serials of each actor
 
 
-class Told:
-    """What each entry has to weigh: its first priority, or the newest TD error that it was told of."""
+class ExpectedPriorities:
+    """Priority that each entry must have: its first priority, or its newest TD error."""
 
     def __init__(self, seed, actors=1):
         self.rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ class Told:
         self.samples = 0
 
     def record(self, memory, length, actor=0, lane=0):
-        """An episode whose entries have serials of their own, and the largest priority so far."""
+        """Record an episode whose entries have new serials and the largest priority so far."""
         serials = np.arange(self.next[actor], self.next[actor] + length)
         self.next[actor] += length
         self.priorities[serials] = memory.max_priority
@@ -42,14 +42,14 @@ class Told:
         memory.close(lane, terminated=True, final_state=np.zeros(1, np.float32))
 
     def about(self, batch):
-        """TD errors that are like no others, for a batch that was drawn some time ago."""
+        """Return random TD errors for a batch that was drawn some time ago, and expect their priorities."""
         errors = self.rng.uniform(0.2, 2.0, len(batch.ids)).astype(np.float32)
         self.priorities[batch.serial] = errors.astype(float) + EPSILON  # of duplicates the last counts
         self.samples += len(errors)
         return errors
 
     def holds(self, memory):
-        """Everything in a memory weighs what its content has to."""
+        """Check the weight of each entry in a memory; return the number of different weights."""
         inside = memory.contents()
         rows = np.flatnonzero(inside["meta"]["episode"] >= 0)
         serials = memory.gather(inside["meta"]["number"][rows]).prev["serial"]
@@ -61,20 +61,20 @@ class Told:
 @pytest.mark.parametrize("sampler", [Prioritized(1.0), RankBased(0.3)])
 def test_after_thousands_of_rounds_with_evictions_no_priority_is_on_another_entry(sampler):
     buffer = Buffer(SCHEMA, 211, sampler=sampler, seed=1)
-    memory, told, late = buffer.memory, Told(2), []
+    memory, expected, late = buffer.memory, ExpectedPriorities(2), []
     applied = stale = 0
     for turn in range(4000):
         if turn % 3 == 0:
-            told.record(memory, 5 + turn % 17, lane=turn % 4)
+            expected.record(memory, 5 + turn % 17, lane=turn % 4)
         late.append(buffer.sample(24))
-        if len(late) > 30:  # told in any order, 30 rounds late on average: half of the memory is overwritten in between
-            batch = late.pop(told.rng.integers(len(late)))
-            counts = batch.update_priorities(told.about(batch))
+        if len(late) > 30:  # in random order, 30 rounds late on average: half of the memory is overwritten in between
+            batch = late.pop(expected.rng.integers(len(late)))
+            counts = batch.update_priorities(expected.about(batch))
             applied, stale = applied + counts[0], stale + counts[1]
         if turn % 100 == 99:
-            assert told.holds(memory) > 50
-    assert applied + stale == told.samples
-    assert min(applied, stale) > told.samples // 10
+            assert expected.holds(memory) > 50
+    assert applied + stale == expected.samples
+    assert min(applied, stale) > expected.samples // 10
 
 
 QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.02)
@@ -82,7 +82,7 @@ QUICK = Limits.of(resend_after=0.1, resend_most=0.3, update_every=0.02)
 
 @pytest.mark.parametrize("learner", ["server", "reader"])
 def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(cluster, learner):
-    """Two servers behind a proxy for a reader, which sends feedback to each owner's home; else one server."""
+    """A reader draws from two servers behind a proxy, and sends feedback to each owner's home; a server draws alone."""
     parameters = Parameters(priority_exponent=1.0, cache_size=128)
     servers = [
         cluster.server(schema=SCHEMA, parameters=parameters, name=f"s{number}", limits=QUICK)
@@ -92,28 +92,28 @@ def test_in_a_cluster_no_priority_lands_on_another_actors_or_another_entry(clust
     until(lambda: len(proxy.servers) == len(servers))
     actors = [cluster.client(proxy, capacity=150, limits=QUICK) for _ in range(4)]
     source = cluster.reader([proxy], ahead=1) if learner == "reader" else servers[0]
-    told, late = Told(3, actors=4), []
+    expected, late = ExpectedPriorities(3, actors=4), []
 
-    def everybody_knows():
-        """Everything that was told has been applied by its owner, or found to be stale."""
+    def is_all_counted():
+        """Return True if the owners have counted each error as applied or stale."""
         for actor in actors:
             actor.update(100.0)
         stats = [actor.stats() for actor in actors]
-        return sum(each.applied + each.stale for each in stats) == told.samples
+        return sum(each.applied + each.stale for each in stats) == expected.samples
 
     for turn in range(60):
         for number, actor in enumerate(actors):
             for _ in range(2):
-                told.record(actor.memory, 10 + (turn + number) % 7, number)
+                expected.record(actor.memory, 10 + (turn + number) % 7, number)
             assert actor.push_cache(100.0)
         for _ in range(6):
             late.append(source.get_batch(64, 100.0))
         while len(late) > 12:
-            batch = late.pop(told.rng.integers(len(late)))
-            batch.update_priorities(told.about(batch))
-        until(everybody_knows)
+            batch = late.pop(expected.rng.integers(len(late)))
+            batch.update_priorities(expected.about(batch))
+        until(is_all_counted)
         for actor in actors:
-            told.holds(actor.memory)
+            expected.holds(actor.memory)
     stats = [actor.stats() for actor in actors]
     assert min(sum(each.applied for each in stats), sum(each.stale for each in stats)) > 1000
     assert not source.stats().feedback_lost and not sum(server.stats().feedback_lost for server in servers)

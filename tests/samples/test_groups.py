@@ -1,4 +1,4 @@
-"""Whole episodes, alone or in groups: padded to the longest, each as likely as it should be, priorities by entry."""
+"""Whole episodes, alone or in groups: padding to the longest, chances of each, and priorities by entry."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ SCHEMA = Schema(
 
 
 def record(buffer, length, begin, prompt=0, terminated=True, weight=1.0, lane=0):
-    """An episode whose entries have the actions begin, begin + 1, ...; its reward is its prompt at the end."""
+    """Record an episode with the actions begin, begin + 1, ...; its last reward is its prompt."""
     memory = buffer.memory
     memory.open(lane)
     for t in range(begin, begin + length):
@@ -36,7 +36,7 @@ def record(buffer, length, begin, prompt=0, terminated=True, weight=1.0, lane=0)
 
 
 def buffer_of(lengths, **options):
-    """Episodes of these lengths; episode e begins with action 100 * e."""
+    """Return a buffer with episodes of these lengths; episode e begins with action 100 * e."""
     buffer = Buffer(SCHEMA, 2000, **{"seed": 3, "discount": 0.5} | options)
     for e, length in enumerate(lengths):
         record(buffer, length, 100 * e, prompt=e, terminated=e % 2 == 0)
@@ -76,7 +76,7 @@ def test_with_uniform_weights_each_episode_is_there_alike_and_none_twice():
         together += {0, 1} <= set(firsts)
     chances = np.array([counts[e] for e in range(8)]) / 400
     assert np.abs(chances - 0.5).max() < 4 * 0.5 / np.sqrt(400)
-    assert abs(together / 400 - 4 * 3 / (8 * 7)) < 0.1  # neighbours are as often together as any two
+    assert abs(together / 400 - 4 * 3 / (8 * 7)) < 0.1  # neighbours are together as often as any two
 
 
 @pytest.mark.parametrize("sampler", [Prioritized(1.0, beta=1.0), RankBased(0.8, beta=1.0)])
@@ -136,7 +136,7 @@ def test_groups_are_drawn_whole_and_stand_together():
         returns = (batch.reward * batch.mask).sum(axis=1).reshape(2, 2)  # a row for each group
         np.testing.assert_array_equal(returns[:, 0], returns[:, 1])
         assert sorted(returns[:, 0]) == [2.0, 5.0]
-        assert set(batch.action[:, 0]) == {100, 200, 400, 500}  # of three the newest two
+        assert set(batch.action[:, 0]) == {100, 200, 400, 500}  # the newest two of three
 
 
 def test_a_group_weighs_what_its_episodes_do():
@@ -202,7 +202,7 @@ def test_wrong_arguments_say_what_is_right(arguments, text):
 def test_groups_agree_with_a_slow_model_while_episodes_come_and_go(data):
     length, first = data.draw(st.sampled_from([(0, ()), (3, ()), (3, ("prompt",))]))
     buffer = Buffer(SCHEMA, 60, sampler=Uniform(), seed=3, sequence_length=length, sequence_first=first)
-    stored = []  # (first action, prompt, length), the oldest first
+    stored = []  # (first action, prompt, length), oldest first
     for e in range(data.draw(st.integers(1, 25))):
         length, prompt = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))
         record(buffer, length, 100 * e, prompt, lane=data.draw(st.integers(0, 2)))
@@ -249,7 +249,7 @@ def test_what_may_be_drawn_once_is_in_one_batch_once_and_groups_wait_for_fresh_e
 
 
 def ship(client, length, begin, prompt):
-    """`record`, over the network."""
+    """Push the same episode as `record`, through a client."""
     t = np.arange(begin, begin + length)
     prompts = np.full((length, 2), prompt, np.int32)
     columns = {"obs": np.stack([t, t], 1).astype(np.float32), "action": t, "prompt": prompts}
@@ -268,7 +268,7 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
         ship(clients[number % 2], 3 + number, 100 * number, prompt)
     assert list(until(lambda: drawn.get("value")).prompt[:, 0, 0]) in ([4, 4], [6, 6])
     until(lambda: server.stats().tables["default"].held_caches == 4)
-    server.configure(priority_exponent=0.0)  # from here on both groups weigh the same, and each is there once
+    server.configure(priority_exponent=0.0)  # now both groups weigh the same, and each is drawn once
     batch = server.sample_episodes(2, group="prompt", group_size=2)
     assert sorted(batch.action[:, 0]) == [0, 100, 200, 300] and list(batch.group) == [0, 0, 1, 1]
     np.testing.assert_array_equal((batch.reward * batch.mask).sum(axis=1), batch.prompt[:, 0, 0])

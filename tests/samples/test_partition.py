@@ -1,4 +1,4 @@
-"""Several learners part the clients among them: each is as if the others' clients were not there."""
+"""Learners that divide the clients: each draws as if only its own clients existed."""
 
 from collections import defaultdict
 
@@ -11,7 +11,7 @@ EXACT = Parameters(importance_exponent=1.0, priority_exponent=1.0, cache_size=25
 
 
 def test_learners_that_part_the_clients_are_exact_for_their_own(cluster):
-    """Few clients at each of three servers, of different size and weight: every learner has some."""
+    """Each learner has some of the clients, which differ in size and weight at each of three servers."""
     names = [f"s{number}" for number in range(3)]
     servers = [
         cluster.server(name=name, parameters=EXACT.replace(reuse_cache=True), seed=index)
@@ -41,5 +41,8 @@ def test_learners_that_part_the_clients_are_exact_for_their_own(cluster):
     assert len(owners[0]) == len(owners[1]) == 3
     for number, mine in owners.items():
         expected = sum(size[owner] * value[owner] for owner in mine) / sum(size[owner] for owner in mine)
-        found = np.array(means[number])
-        assert abs(found.mean() - expected) < 5.0 * found.std(ddof=1) / np.sqrt(len(found)) + 2e-3 * expected
+        batch_means = np.array(means[number])
+        assert (
+            abs(batch_means.mean() - expected)
+            < 5.0 * batch_means.std(ddof=1) / np.sqrt(len(batch_means)) + 2e-3 * expected
+        )

@@ -1,4 +1,4 @@
-"""Ragged columns in a cluster: caches carry values of any length without padding, and are checked to the last of them."""
+"""Ragged columns in a cluster: caches carry values of any length without padding, and each value is checked."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def play(client, episodes: int = 3, seed: int = 0) -> None:
 
 
 def right(batch) -> None:
-    """What belongs together came together: the cloud of a speed is that of the same step, words say which step it is."""
+    """Check that values of one step stay together: the cloud fits the speed, and the words name the step."""
     assert len(np.unique(batch["obs.speed"])) > 5
     for i in range(len(batch.ids)):
         words = batch.words[i, : batch.words_length[i]]

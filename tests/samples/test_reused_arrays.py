@@ -1,4 +1,4 @@
-"""Whoever hands over an array may write over it at once: every door that leads to a thread takes a copy."""
+"""Arrays that a caller overwrites at once: each call that hands arrays to a thread takes a copy."""
 
 import threading
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ OTHER = 777
 
 
 def worker_of(node):
-    """A node's thread."""
+    """Return the worker thread of a client, a reader or a server."""
     if isinstance(node, Client):
         return node._io.worker
     return node._thread.worker if isinstance(node, Reader) else node._worker
 
 
 class Nodes:
-    """A server whose client and reader have a thread each, which can be held."""
+    """Servers, clients and a reader, whose threads a test can hold."""
 
     def __init__(self, cluster):
         parameters = Parameters(priority_exponent=1.0, cache_size=64)
@@ -38,7 +38,7 @@ class Nodes:
 
     @contextmanager
     def held(self, node):
-        """Nothing that is handed to this node's thread is looked at before the end."""
+        """Hold the thread of this node until the end of the block."""
         inside, leave = threading.Event(), threading.Event()
         worker_of(node).post(lambda: (inside.set(), leave.wait(DEADLINE)))
         assert inside.wait(DEADLINE)
@@ -48,7 +48,7 @@ class Nodes:
             leave.set()
 
     def handed_over(self, node, call, overwrite):
-        """Call while the node's thread is held, write over what was given, and return what the call returned."""
+        """Call while the node's thread is held, overwrite the arguments, and return the result of the call."""
         with self.held(node):
             thread, box = in_thread(call)
             until(lambda: worker_of(node).doors.posted or not thread.is_alive())
@@ -96,18 +96,18 @@ def test_td_errors_and_ids_are_those_that_were_given(nodes, learner, kind):
 @pytest.mark.parametrize("view", [bytearray, memoryview], ids=["bytearray", "memoryview"])
 def test_a_model_is_the_bytes_that_were_given(nodes, learner, view):
     content, topic = bytearray(b"weights" * 1000), f"{learner} {view.__name__}"
-    given = content if view is bytearray else memoryview(content)
+    body = content if view is bytearray else memoryview(content)
 
     def overwrite():
         content[:] = bytes(len(content))
 
-    nodes.handed_over(nodes.reader, lambda: getattr(nodes, learner).publish(topic, given), overwrite)
+    nodes.handed_over(nodes.reader, lambda: getattr(nodes, learner).publish(topic, body), overwrite)
     assert nodes.client.model(topic).wait(DEADLINE).body == b"weights" * 1000
 
 
 def test_figures_are_those_that_were_given(nodes):
-    told = {name: {"loss": np.ones(1, np.float32)[0], name: 1.0} for name in ("reader", "server", "client")}
-    for name, values in told.items():
+    figures = {name: {"loss": np.ones(1, np.float32)[0], name: 1.0} for name in ("reader", "server", "client")}
+    for name, values in figures.items():
         node = getattr(nodes, name)
         held = nodes.client if name == "client" else nodes.reader
         nodes.handed_over(held, lambda node=node, values=values: node.scalars(values), values.clear)
@@ -116,13 +116,15 @@ def test_figures_are_those_that_were_given(nodes):
 
 
 def test_parameters_are_those_that_were_given(nodes):
-    for given in ([0.5], np.array([0.25])):
-        expected = float(given[0])
+    for coefficient in ([0.5], np.array([0.25])):
+        expected = float(coefficient[0])
 
-        def overwrite(given=given):
-            given[0] = OTHER
+        def overwrite(coefficient=coefficient):
+            coefficient[0] = OTHER
 
-        nodes.handed_over(nodes.reader, lambda given=given: nodes.reader.configure(reward_coeff=given), overwrite)
+        nodes.handed_over(
+            nodes.reader, lambda coefficient=coefficient: nodes.reader.configure(reward_coeff=coefficient), overwrite
+        )
         assert nodes.server.parameters.reward_coeff == (expected,)
 
 

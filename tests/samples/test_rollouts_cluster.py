@@ -1,4 +1,4 @@
-"""Rollouts through sockets: what actors recorded is taken once, in order, cut where asked; actors wait for room."""
+"""Rollouts through sockets: each step is taken once, in order and with its cuts, and actors wait for room."""
 
 import threading
 from contextlib import suppress
@@ -20,11 +20,11 @@ def step(writer, number, *, ends=False, stops=False, version=0):
 
 
 class Actor:
-    """Steps as fast as it may, in a thread; the version that it acts by is the newest that the server told of."""
+    """Actor in a thread, which steps as fast as permitted with the newest version that the server announced."""
 
     def __init__(self, client, first=0, episode=10**9):
         self.client, self.number, self.episode = client, first, episode
-        self.made = []  # version of each step
+        self.versions = []  # of each step
         self.stop, self.policy = threading.Event(), client.model("policy")
         self.writer = client.writer(check=False)
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -36,7 +36,7 @@ class Actor:
                 version = self.policy.version
                 if self.policy.published > version:
                     version = self.policy.wait(20.0, after=version).version
-                self.made.append(version)
+                self.versions.append(version)
                 step(self.writer, self.number, ends=(self.number + 1) % self.episode == 0, version=version)
                 self.number += 1
 
@@ -46,7 +46,7 @@ class Actor:
 
 @pytest.fixture
 def ends():
-    """What is to be told to stop, before the cluster is taken down."""
+    """Yield a list of actors that stop before the cluster is taken down."""
     actors = []
     yield actors
     for actor in actors:
@@ -54,7 +54,7 @@ def ends():
 
 
 def begin(cluster, limits=QUICK, **options):
-    """A server with a table of rollouts, and that table."""
+    """Return a server with a table of rollouts, and the table."""
     tables = {"rollouts": Table(SCHEMA, storage="rollouts", **options)}
     server = cluster.server(schema=None, tables=tables, limits=limits)
     return server, server.table("rollouts")
@@ -81,7 +81,7 @@ def test_a_writer_cuts_at_the_length_and_where_it_is_told(cluster):
 
 @pytest.mark.parametrize("learner", ["server", "reader"])
 def test_actors_wait_in_step_until_entries_are_taken_each_once(cluster, ends, learner):
-    """Near, or through a proxy by a learner far away."""
+    """The learner is the server itself, or a distant reader behind a proxy."""
     node, table = server, source = begin(cluster, capacity=40)
     if learner == "reader":
         node = cluster.proxy([server])
@@ -137,12 +137,12 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
     for version in range(1, 6):
         rollouts = table.take(64, timeout=30.0, release="publish")
         assert set(rollouts.model_version.tolist()) == {version}
-        assert table.stats().held_samples == 0, "nobody goes on before the next one is published"
+        assert table.stats().held_samples == 0, "no actor goes on before the next model is published"
         server.publish("policy", b"%d" % (version + 1))
     assert table.stats().passed_over_samples == 0
     for actor in actors:
         actor.end()
-        counts = [actor.made.count(version) for version in range(1, 6)]
+        counts = [actor.versions.count(version) for version in range(1, 6)]
         assert sum(counts) > 0
 
 

@@ -1,4 +1,4 @@
-"""Sequences through a cluster: the same as a `Buffer` cuts, drawn at the server or from far away, weighed and corrected."""
+"""Sequences through a cluster: equal to those of a `Buffer`, drawn near or far, with their weights and corrections."""
 
 import numpy as np
 import pytest
@@ -140,8 +140,8 @@ def test_sequences_of_several_tables_are_mixed_and_each_table_takes_its_errors(c
 
 def test_a_cache_whose_indices_point_at_nothing_harms_no_reader():
     layout = layout_of(SMALL, CUT)
-    made = containerkit.make(layout, 6)
-    nothing = {part: np.full_like(made.block(part), ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)}
+    cache = containerkit.make(layout, 6)
+    nothing = {part: np.full_like(cache.block(part), ZERO_FRAME) for part in (Part.ENTRY_INDEX, Part.PREV_INDEX)}
     pool = Pool(SMALL, CUT, seed=1)
     pool.add(CLIENT, 1, containerkit.make(layout, 6, replace=nothing).held())
     drawn, _ = far_away(pool, 6)

@@ -1,4 +1,4 @@
-"""Server and client over real sockets: what arrives, what is counted, and what happens when things go wrong."""
+"""Server and client over real sockets: entries, counts, losses, models, and ends."""
 
 import gc
 import signal
@@ -25,9 +25,6 @@ from netkit import DEADLINE, QUICK, SCHEMA, WIDE, FaultyWay, in_thread, record, 
 @pytest.fixture(params=["tcp://127.0.0.1:0", "ipc", "inproc://server"])
 def endpoint(request, tmp_path):
     return f"ipc://{tmp_path}/s" if request.param == "ipc" else request.param
-
-
-# What arrives
 
 
 def test_entries_come_out_as_a_batch_over_every_transport(cluster, endpoint):
@@ -69,9 +66,6 @@ def test_totals_lines_and_scalars_are_there_when_update_returns(cluster):
     assert [(who, ended.length, ended.returned) for who, ended in server.episodes()] == [(seen.client, 20, 20.0)] * 3
 
 
-# What is lost, doubled, late
-
-
 def test_a_server_that_comes_back_with_another_schema_ends_its_clients(cluster):
     first = cluster.server()
     client = cluster.client(first, limits=QUICK)
@@ -91,9 +85,6 @@ def test_a_server_that_comes_back_with_another_schema_ends_its_clients(cluster):
     assert "Restart the client" in until(is_refused, 100.0)
 
 
-# Models
-
-
 @pytest.mark.parametrize("size", [0, 10, 100_000, 3_000_000])
 def test_a_model_arrives_whole_in_the_published_type(cluster, size):
     server = cluster.server()
@@ -107,9 +98,6 @@ def test_a_model_arrives_whole_in_the_published_type(cluster, size):
     server.publish("policy", "ü" * (size // 2))
     assert receiver.receive(100.0) == "ü" * (size // 2)
     assert (model.newest().version, receiver.skipped) == (2, 0)
-
-
-# Waiting and ending
 
 
 def test_everything_refuses_after_close_and_closing_again_is_nothing(cluster):
@@ -153,11 +141,8 @@ def test_sigterm_ends_a_waiting_learner(tmp_path):
         assert process.wait(DEADLINE) == 7
 
 
-# Garbage
-
-
 def test_garbage_replies_and_notices_do_not_disturb_a_client(cluster):
-    """Between the client and its server somebody mixes garbage into replies and notices."""
+    """A relay between client and server adds garbage to replies and notices."""
     server = cluster.server()
     evil_pub = cluster.context.socket(zmq.PUB)
     evil_pub.linger = 0
@@ -203,19 +188,19 @@ def test_a_client_that_nobody_names_any_more_goes_on(cluster):
 
 
 def test_a_server_that_nobody_holds_goes_on_until_it_is_closed(cluster):
-    """Its threads use sockets: the interpreter has to find it at its end."""
-    found = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=cluster.context)))
+    """The server's threads use sockets, so the interpreter must still find the server at exit."""
+    reference = weakref.ref(Server("tcp://127.0.0.1:0", SCHEMA, process=Process(context=cluster.context)))
     gc.collect()
     try:
-        assert found() is not None
-        cluster.client(found()).update(100.0)
+        assert reference() is not None
+        cluster.client(reference()).update(100.0)
     finally:
-        found().close()
+        reference().close()
 
 
 def test_many_lines_are_acknowledged_without_pauses(cluster):
     server = cluster.server()
-    client = cluster.client(server, limits=Limits.of(update_every=300.0))  # it does not wait for that
+    client = cluster.client(server, limits=Limits.of(update_every=300.0))  # lines are sent earlier
     for number in range(3000):
         client.log(f"{number}")
     client.update(100.0)
@@ -223,9 +208,7 @@ def test_many_lines_are_acknowledged_without_pauses(cluster):
 
 
 def test_nothing_published_after_the_first_message_is_lost(cluster):
-    """A subscriber has the newest before its subscription has reached the publisher; what comes in between is
-    fetched.
-    """
+    """A subscriber has the newest version before its subscription reaches the publisher, and fetches later ones."""
     server = cluster.server()
     server.publish("t", "0")
     for round_number in range(5):
@@ -239,7 +222,7 @@ def test_nothing_published_after_the_first_message_is_lost(cluster):
 
 
 def test_a_finished_server_tells_its_clients_before_it_closes(cluster):
-    """The way that every learner ends: finish(), then out of the `with`; actors loop until client.finished."""
+    """Learners end with `finish`, and then leave the `with`; actors loop until `client.finished`."""
     server = cluster.server()
     client = cluster.client(server)
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""Several named memories in a server: each with schema, parameters and limits of its own, drawn apart or mixed."""
+"""Several tables in a server: each has its own schema, parameters and limits, and is drawn apart or mixed."""
 
 import numpy as np
 import pytest
@@ -26,9 +26,6 @@ def with_tables(cluster, tables=None, **options):
     return cluster.server(schema=None, tables=tables or two(), **options)
 
 
-# End to end
-
-
 def test_each_table_has_clients_schema_and_batches_of_its_own(cluster):
     server = with_tables(cluster)
     online, demo = cluster.client(server, table="online"), cluster.client(server, table="demo")
@@ -36,7 +33,7 @@ def test_each_table_has_clients_schema_and_batches_of_its_own(cluster):
     assert (online.parameters.multi_step, demo.parameters.multi_step) == (2, 1)
     fill(online, value=3)
     fill(demo, value=7)
-    assert set(np.unique(server.get_batch(64).obs)) == {3.0}  # the first table, where none is named
+    assert set(np.unique(server.get_batch(64).obs)) == {3.0}  # the first table is the default
     batch = server.table("demo").get_batch(64)
     assert batch.obs.shape == (64, 8, 8) and set(np.unique(batch.obs)) == {7}
     stats = server.stats()
@@ -126,11 +123,8 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
         batch.update_priorities(np.full(32, 2.0))
     owner = pool_in(server, "demo").owner
     assert {bytes(each) for each in batch["demo"].ids["client"].astype("<u8").view("V16").ravel()} == {owner}
-    until(lambda: server.stats().tables["demo"].applied == 16)  # in place
-    until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # at its actor
-
-
-# What a server is told
+    until(lambda: server.stats().tables["demo"].applied == 16)  # applied in the server
+    until(lambda: (online.update(100.0), online.stats().applied == 48)[1])  # applied at the actor
 
 
 def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
@@ -170,11 +164,8 @@ def test_settings_of_tables_that_cannot_be_are_refused(options, message):
         memoire.Server(None, **options)
 
 
-# Mixed batches
-
-
 def buffer_of(schema, entries, *, seed=0, beta=1.0, **options):
-    """A buffer with entries of priorities 1, 2, ..., each made of its number."""
+    """Return a buffer with entries of priorities 1, 2, ...; the values of an entry are its number."""
     buffer = Buffer(schema, 100, sampler=Prioritized(1.0, beta=beta), seed=seed, **options)
     memory = buffer.memory
     memory.open()
@@ -250,8 +241,8 @@ def test_priorities_of_a_mix_reach_each_table_in_either_form():
         return [float(errors[max(np.flatnonzero(ids == each))]) for each in ids]
 
     errors = np.arange(1.0, 8.0) * 10
-    for told in (mixed.update_priorities(errors), mixed.joined.update_priorities(errors[::-1]) and None):
-        assert told in ((7, 0, 0, 0), None)
+    for outcome in (mixed.update_priorities(errors), mixed.joined.update_priorities(errors[::-1]) and None):
+        assert outcome in ((7, 0, 0, 0), None)
     assert weights() == {"a": last_of(mixed["a"].ids, errors[::-1][:4]), "b": last_of(mixed["b"].ids, errors[::-1][4:])}
     mixed.update_priorities({"b": np.full(3, 2.5)})
     assert weights()["b"] == [2.5] * 3 and weights()["a"] == last_of(mixed["a"].ids, errors[::-1][:4])

@@ -1,4 +1,4 @@
-"""Entries that may be drawn so often only: by every door, a sample's importance is that of the moment of its draw."""
+"""Entries with a maximum number of draws: however they are drawn, importance belongs to the moment of the draw."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def limited(form: str, times: int, **others: Any) -> Parameters:
     return FORMS[form].replace(max_times_sampled=times, priority_exponent=1.0, importance_exponent=1.0, **others)
 
 
-def told(memory: Memory, lengths: list[int], seed: int) -> Memory:
-    """A memory with episodes of these lengths, whose weights differ a millionfold."""
+def with_episodes(memory: Memory, lengths: list[int], seed: int) -> Memory:
+    """Record episodes of these lengths, whose weights differ by a factor of a million, and return the memory."""
     for episode, length in enumerate(lengths):
         record(memory, length, 10 * episode, "terminated")
     rng = np.random.default_rng(seed)
@@ -33,9 +33,9 @@ def told(memory: Memory, lengths: list[int], seed: int) -> Memory:
 
 
 def truth(memory: Memory, numbers: Any, had: dict[int, tuple[float, int]]) -> np.ndarray:
-    """N_j w / S_j of samples drawn one after the other, S_j and N_j of what could be drawn before the j-th.
+    """Return N_j w / S_j of samples that are drawn in turn, with S_j and N_j of the entries available before draw j.
 
-    had: Weight of each entry that could be drawn, and how often it had been.
+    `had` maps each available entry to its weight and its former draws.
     """
     left, times, expected = dict(had), memory.parameters.max_times_sampled, []
     for number in np.asarray(numbers).tolist():
@@ -47,7 +47,7 @@ def truth(memory: Memory, numbers: Any, had: dict[int, tuple[float, int]]) -> np
 
 
 def standing(memory: Memory) -> dict[int, tuple[float, int]]:
-    """Weight and draws so far of each entry that can be drawn."""
+    """Return weight and former draws of each entry that can be drawn."""
     inside = memory.contents()
     rows = np.flatnonzero(inside["weights"] > 0.0)
     numbers = inside["meta"]["number"][rows]
@@ -79,7 +79,7 @@ def by_reader(memory: Memory, count: int) -> tuple[Any, Any]:
     return np.frombuffer(held.part(Part.NUMBER), "<i8"), chance * population
 
 
-DOORS = [by_sample, by_places, by_cache, by_reader]
+DRAWS = [by_sample, by_places, by_cache, by_reader]
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,13 +92,13 @@ DOORS = [by_sample, by_places, by_cache, by_reader]
 )
 @example([9], "sequences", 1, [], 0)  # all of them at once
 def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, times, counts, seed):
-    for door in DOORS:
-        memory = told(Memory(SCHEMA, 64, limited(form, times), seed=seed), lengths, seed)
+    for draw in DRAWS:
+        memory = with_episodes(Memory(SCHEMA, 64, limited(form, times), seed=seed), lengths, seed)
         for count in [*counts, 10**6]:
             if count := min(count, memory.draws_left):
                 had = standing(memory)
-                numbers, found = door(memory, count)
-                np.testing.assert_allclose(found, truth(memory, numbers, had), rtol=1e-9, err_msg=door.__name__)
+                numbers, importance = draw(memory, count)
+                np.testing.assert_allclose(importance, truth(memory, numbers, had), rtol=1e-9, err_msg=draw.__name__)
         assert memory.draws_left == 0
 
 
@@ -106,12 +106,12 @@ def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, tim
 def test_from_far_away_a_sample_is_corrected_as_it_is_in_the_servers_own_process(form):
     near, far = (EpisodePool(SCHEMA, limited(form, 2), capacity=64, seed=7) for _ in range(2))
     for pool in (near, far):
-        told(pool.memory, [12, 1, 9], 3)
+        with_episodes(pool.memory, [12, 1, 9], 3)
     while left := near.memory.draws_left:
         batches = near.get(min(left, 5)), far_away(far, min(left, 5), beta=1.0)[0]
-        (expected, corrections), (numbers, found) = (
+        (expected, corrections), (numbers, received) = (
             (each.gathered.ids["number"], each.importance * each.divisor) for each in batches
         )
         np.testing.assert_array_equal(np.sort(numbers), np.sort(expected))
-        np.testing.assert_allclose(np.sort(found), np.sort(corrections), rtol=1e-5)
+        np.testing.assert_allclose(np.sort(received), np.sort(corrections), rtol=1e-5)
     assert far.memory.draws_left == 0 and not len(far.reserve(b"r" * 16, 5))

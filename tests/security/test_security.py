@@ -1,4 +1,4 @@
-"""Keys, tokens and addresses: read again while a process runs, refused where others may have them, said where others reach them."""
+"""Keys, tokens and addresses: files that change while a process runs, refused permissions, and open addresses."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ from memoire.wire.frames import ROUNDTRIP, encode, name_hash, parse, table_numbe
 from netkit import QUICK, in_thread, until
 from poolkit import Clock
 
-# --- Keys as text and files: made, read again while a process runs, refused where others may have them
+# --- Keys as text and files: made, read again while a process runs, and refused if other users may read them
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def keys_folder(tmp_path):
 
 
 def read_again(keys):
-    """`refresh`, although a second has not passed."""
+    """Call `refresh` as if a second had passed."""
     keys._checked_at = 0.0
     return keys.refresh()
 
@@ -107,7 +107,7 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 
 
 @given(st.binary(max_size=140))
-@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role too far
+@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role beyond the last
 @example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
@@ -218,7 +218,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
 
 
 NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "client", "king", "inference", "")
-ANYBODY = {"doctor", "client", "proxy"}  # whoever tries, and the relay of those behind it
+ANYBODY = {"doctor", "client", "proxy"}  # roles that any process may take, for its attempts or as a relay
 CALLED = {
     "actor": {"actor"} | ANYBODY,
     "reader": {"reader"} | ANYBODY,
@@ -226,13 +226,13 @@ CALLED = {
     "inference": {"inference"} | ANYBODY,
     "learner": set(NAMES),
     "server": set(NAMES),
-    "": set(NAMES),  # no keys are asked for
+    "": set(NAMES),  # the server asks for no keys
 }
-"""By the role of a key: what its process may call itself in HELLO."""
+"""Names that a process may use in HELLO, by the role of its key."""
 LISTED = [line.split() for line in (Path(__file__).parents[1] / "wire" / "types.txt").read_text().splitlines()]
 SENDS = {role: {row[1] for row in LISTED if role in row[5:]} for role in roles.ROLES}
 SENDS[""] = {row[1] for row in LISTED}
-"""What it may send; an actor may draw as well from the table in which `memoire doctor` tries."""
+"""Messages that a process may send, by role; an actor may also draw from the table of `memoire doctor`."""
 
 
 def is_refused(check, *arguments):
@@ -249,8 +249,8 @@ def test_every_pair_of_a_keys_role_and_a_name_is_taken_or_refused(role):
     for table, taken in (("", CALLED[role]), ("others", CALLED[role]), (ROUNDTRIP, CALLED[role])):
         taken = set(NAMES) if table == ROUNDTRIP and role == "actor" else taken
         for name in NAMES:
-            said = messages.Hello(role=name, table=table)
-            assert is_refused(Peer(role, "x").check_hello, said) == (name not in taken), (table, name)
+            hello = messages.Hello(role=name, table=table)
+            assert is_refused(Peer(role, "x").check_hello, hello) == (name not in taken), (table, name)
 
 
 @pytest.mark.parametrize("role", SENDS)
@@ -308,7 +308,7 @@ def test_secrets_for_kubernetes_are_keys_folders_when_they_are_mounted(tmp_path,
 
 
 def mounted(text, where):
-    """Folders with the files of these Secrets, as they are in Pods."""
+    """Write the files of these Secrets into folders, as they are in Pods; return the parent folder."""
     for secret in pytest.importorskip("yaml").safe_load_all(text):
         for path, content in secret["stringData"].items():
             key_writer.write_new(where / secret["metadata"]["name"] / path, content)
@@ -334,7 +334,7 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
     capsys.readouterr()
     assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     text = capsys.readouterr().out
-    # The file stays, with nobody in it: applying a Secret takes away no key of it that stringData does not name.
+    # The file stays, without keys: applying a Secret removes no entry that is missing from its stringData.
     assert text.count("authorized-actor.pub: |\n    # no keys\n") == 3
     assert Keys(mounted(text, tmp_path / "after") / "ant-proxy").peer(former.public) is None
 
@@ -343,8 +343,8 @@ def test_one_process_keys_are_exported_as_the_secret_of_its_role(tmp_path, capsy
     assert main.main(["keys", "new", str(tmp_path / "new"), "--role", "actor", "--name", "team-b"]) == 0
     capsys.readouterr()
     assert main.main(["keys", "export", str(tmp_path / "new"), "--kubernetes", "ant"]) == 0
-    found = mounted(capsys.readouterr().out, tmp_path / "made") / "ant-actor"
-    assert Keys(found).own.name == "team-b"
+    folder = mounted(capsys.readouterr().out, tmp_path / "made") / "ant-actor"
+    assert Keys(folder).own.name == "team-b"
     assert main.main(["keys", "export", str(tmp_path / "nowhere"), "--kubernetes", "ant"]) == 1
     assert "does not exist or is not a folder" in capsys.readouterr().err
 
@@ -353,7 +353,7 @@ def test_the_command_line_knows_the_roles_of_keys():
     assert operate.ROLES == roles.ROLES
 
 
-# --- Tokens out of files that change while they are used, and what guessing them costs
+# --- Tokens in files that change during use, and the cost of wrong guesses
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
 
@@ -386,11 +386,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 
 
 def test_a_changed_file_holds_from_the_next_question_on(path):
-    found = Tokens(path)
+    tokens = Tokens(path)
     path.write_text(f"{OLD}\n{NEW}\n")
-    assert found.holds(OLD) and found.holds(NEW)
+    assert tokens.holds(OLD) and tokens.holds(NEW)
     path.write_text(f"{NEW}\n")
-    assert found.holds(NEW) and not found.holds(OLD) and found.first == NEW
+    assert tokens.holds(NEW) and not tokens.holds(OLD) and tokens.first == NEW
 
 
 def test_a_link_that_is_swapped_as_kubelet_does_is_a_changed_file(tmp_path):
@@ -399,27 +399,27 @@ def test_a_link_that_is_swapped_as_kubelet_does_is_a_changed_file(tmp_path):
         (tmp_path / name / "token").write_text(token)
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "token").symlink_to("..data/token")
-    found = Tokens(tmp_path / "token")
-    assert found.first == OLD
+    tokens = Tokens(tmp_path / "token")
+    assert tokens.first == OLD
     (tmp_path / "..new").symlink_to("two")
     os.replace(tmp_path / "..new", tmp_path / "..data")
-    assert found.first == NEW and not found.holds(OLD)
+    assert tokens.first == NEW and not tokens.holds(OLD)
 
 
 @pytest.mark.parametrize("damage", ["gone", "no token"])
 def test_a_file_that_is_damaged_lets_nobody_in_until_it_is_mended(path, damage, caplog):
-    found = Tokens(path)
+    tokens = Tokens(path)
     path.unlink() if damage == "gone" else path.write_text("short")
-    assert not found.holds(OLD) and not found.holds("") and not found.holds("short") and found.first is None
+    assert not tokens.holds(OLD) and not tokens.holds("") and not tokens.holds("short") and tokens.first is None
     assert len(caplog.records) == 1 and "no token is accepted" in caplog.text and OLD not in caplog.text
     path.write_text(OLD)
-    assert found.holds(OLD)
+    assert tokens.holds(OLD)
 
 
 def test_tokens_are_never_shown(path):
-    found = Tokens(path)
-    assert OLD not in repr(found) and OLD not in str(found) and OLD not in repr(Tokens.of(OLD))
-    assert Tokens.of(None) is None and Tokens.of(found) is found and Tokens.of(OLD).holds(OLD)
+    tokens = Tokens(path)
+    assert OLD not in repr(tokens) and OLD not in str(tokens) and OLD not in repr(Tokens.of(OLD))
+    assert Tokens.of(None) is None and Tokens.of(tokens) is tokens and Tokens.of(OLD).holds(OLD)
 
 
 def test_nothing_is_no_token():
@@ -444,7 +444,7 @@ def test_some_mistakes_are_free_and_then_each_costs_time():
     assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL)
     clock.now += MAX_WRONG_TOKENS * PENALTY_INTERVAL
     guesses.wrong("10.0.0.1")
-    assert guesses.wait("10.0.0.1") == 0.0  # the old ones are forgiven
+    assert guesses.wait("10.0.0.1") == 0.0  # the old mistakes are forgiven
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():
@@ -467,7 +467,7 @@ def test_guessers_are_remembered_up_to_a_bound():
     assert waits == [False, False] + [True] * MAX_ADDRESSES
 
 
-# --- Which addresses other machines reach, and that everything that listens there for everybody says so or is refused
+# --- Addresses that other machines reach: a listener that is open to all warns, or is refused
 
 HERE = [
     "tcp://127.0.0.1:5560", "tcp://127.3.2.1:0", "tcp://localhost:5560", "tcp://LOCALHOST:1", "tcp://[::1]:5560",
@@ -505,25 +505,25 @@ def test_a_warning_names_the_addresses_and_what_to_do():
 
 
 def test_a_server_that_is_open_warns_of_each_address_once():
-    with pytest.warns(InsecureWarning) as said, memoire.Server("tcp://*:0", netkit.SCHEMA, name="wide") as server:
-        assert server.add_pull_worker("tcp://*:0") in str(said[1].message)
+    with pytest.warns(InsecureWarning) as caught, memoire.Server("tcp://*:0", netkit.SCHEMA, name="wide") as server:
+        assert server.add_pull_worker("tcp://*:0") in str(caught[1].message)
         server.add_request_worker("tcp://127.0.0.1:0")
         bound = ", ".join([server.endpoint, server.push_endpoint, server.pub_endpoint])
         assert (
-            f"server 'wide' listens at {bound}, which other machines can reach" in str(said[0].message)
-            and len(said) == 2
+            f"server 'wide' listens at {bound}, which other machines can reach" in str(caught[0].message)
+            and len(caught) == 2
         )
-        assert "keys (keys=)" in str(said[0].message) and said[0].filename == __file__
+        assert "keys (keys=)" in str(caught[0].message) and caught[0].filename == __file__
 
 
 def test_a_classic_server_that_is_open_warns_and_works():
     one, none = np.zeros(1, np.float32), np.float32(0)
     with pytest.warns(InsecureWarning, match="which other machines can reach"):
         server = memoire.ReplayMemoryServer(one, one, one, none, one, one, one, 64, "tcp://*:0", 4)
-    with pytest.warns(InsecureWarning, match="which other machines can reach") as said:
+    with pytest.warns(InsecureWarning, match="which other machines can reach") as caught:
         loop = threading.Thread(target=server.rep_worker_main, args=("tcp://*:0", "Bind"))
         loop.start()
-        until(lambda: len(said))
+        until(lambda: len(caught))
     server.close()
     loop.join(100.0)
 
@@ -544,7 +544,7 @@ def test_who_makes_the_warning_an_error_gets_no_open_server():
             memoire.Server(memoire.Endpoints(f"tcp://*:{port}", push="tcp://*:0", publish="tcp://*:0"), netkit.SCHEMA)
         with pytest.raises(InsecureWarning, match="may read its pages"):
             NodePages("*:0")
-    until(lambda: not is_taken(port))  # its address is free again
+    until(lambda: not is_taken(port))  # the server's address
 
 
 def test_what_only_this_machine_reaches_is_said_nothing_of():
@@ -571,14 +571,14 @@ def test_a_command_that_would_be_open_to_everybody_is_refused(command, capsys, m
     monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
     words, option = COMMANDS[command]
     assert main.main(words) == 1
-    said = capsys.readouterr().err
-    assert f"{option}" in said and "--insecure for open access" in said
+    errors = capsys.readouterr().err
+    assert f"{option}" in errors and "--insecure for open access" in errors
 
 
 def test_what_nobody_chose_is_this_machine_only():
     for words in (["server", "--schema", SCHEMA], ["proxy", "tcp://a:1"], ["relay", "tcp://a:1"]):
-        given = parser().parse_args(words)
-        assert access.is_local(given.endpoint) and access.is_local(given.http) and given.probes is None
+        options = parser().parse_args(words)
+        assert access.is_local(options.endpoint) and access.is_local(options.http) and options.probes is None
     assert access.is_local(f"tcp://{parser().parse_args(['up', '--schema', SCHEMA]).host}:1")
     assert access.is_local(parser().parse_args(["dashboard", "http://a:1"]).listen)
 
@@ -604,12 +604,12 @@ def test_keys_tokens_or_the_word_insecure_let_a_command_listen_for_others(tmp_pa
     guarded = parser().parse_args(
         [*wide, "--keys", str(tmp_path / "keys"), "--http-token-file", str(tmp_path / "token")]
     )
-    found = page_options(guarded)
-    assert found["http"] == "*:0" and found["http_token"].first == "a-token-that-is-long"
+    options = page_options(guarded)
+    assert options["http"] == "*:0" and options["http_token"].first == "a-token-that-is-long"
     assert page_options(parser().parse_args([*wide, "--insecure"]))["http_token"] is None
 
 
-# --- Newcomers by rate: so many at once, then so many a second, and whoever is known goes on; also over real connections
+# --- Rate of new clients: a burst, then a rate per second; known clients go on, also over real connections
 
 FEW = Limits.of(connection_clients=3, connection_clients_rate=0.5)
 
@@ -644,7 +644,7 @@ def test_a_connection_brings_few_clients_and_more_after_a_while_and_those_it_bro
 
 
 class Stranger:
-    """One connection that speaks for any client."""
+    """Connection that sends requests in the name of any client."""
 
     def __init__(self, cluster, endpoint):
         self.socket = cluster.context.socket(zmq.DEALER)
@@ -663,9 +663,9 @@ def test_a_connection_that_makes_up_clients_is_stopped_where_it_ends(cluster, th
     node = server if through == "server" else cluster.proxy([server], limits=FEW)
     stranger, other = Stranger(cluster, node.endpoint), Stranger(cluster, node.endpoint)
     names = [bytes([number]) * 16 for number in range(1, 6)]
-    said = [stranger.ask(name, messages.Hello(role="actor")) for name in names]
-    assert [getattr(each, "code", "") for each in said] == ["", "", "", "busy", "busy"]
-    assert "connection_clients" in said[-1].text
+    replies = [stranger.ask(name, messages.Hello(role="actor")) for name in names]
+    assert [getattr(each, "code", "") for each in replies] == ["", "", "", "busy", "busy"]
+    assert "connection_clients" in replies[-1].text
     home = name_hash(server.name)
     assert isinstance(stranger.ask(names[0], messages.Update(steps=1), 2, home), messages.Updated)
     assert isinstance(other.ask(names[4], messages.Hello(role="actor")), messages.Welcome)

@@ -1,4 +1,4 @@
-"""Pages of accounts, which of them leave memory, and priorities that wait for their owners."""
+"""Pages of accounts, accounts that leave memory, and priorities that wait for their owners."""
 
 import functools
 
@@ -33,7 +33,7 @@ from serverkit import ME, NOW, READER, YOU, Ends, ask, message, save, state_of, 
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Pages of accounts, and those that drained servers bring
+# --- Pages of accounts, and accounts that drained servers bring
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def bring(handler, rows, name="run", finished=False):
 
 def test_a_page_says_what_there_is_to_say_of_the_run(state):
     count(state, 2, steps=3)
-    told = page(AccountsHandler(state))
-    rows = unpack_accounts(told.accounts)
-    assert (told.run_name, told.epoch, told.finished, told.durable, told.time) == ("run", 7, False, False, NOW)
-    assert (told.runs, told.more, rows["steps"].tolist()) == (["run"], False, [3, 3])
-    assert page(AccountsHandler(state), run="run").accounts == told.accounts
+    body = page(AccountsHandler(state))
+    rows = unpack_accounts(body.accounts)
+    assert (body.run_name, body.epoch, body.finished, body.durable, body.time) == ("run", 7, False, False, NOW)
+    assert (body.runs, body.more, rows["steps"].tolist()) == (["run"], False, [3, 3])
+    assert page(AccountsHandler(state), run="run").accounts == body.accounts
     with pytest.raises(ProtocolError, match="knows no run 'never'") as caught:
         page(AccountsHandler(state), run="never")
     assert caught.value.code == "run"
@@ -121,12 +121,12 @@ def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_h
     assert page(handler).guests == 1
     state.leaving = True
     assert ends.update().body.leaving
-    assert page(handler).guests == 0  # it was told to go elsewhere
+    assert page(handler).guests == 0  # the client was told to leave
     assert ends.update(steps=1).body.leaving
-    assert len(unpack_accounts(page(handler).accounts)) == 1  # what it counts here is counted all the same
+    assert len(unpack_accounts(page(handler).accounts)) == 1  # steps that the client counts here are kept
 
 
-# --- Which accounts leave memory, and when
+# --- Accounts that leave memory
 
 LIMITS = Limits.of(client_timeout=60.0, account_timeout=600.0, new_clients=8, new_clients_rate=1.0)
 
@@ -137,7 +137,7 @@ def ends():
 
 
 def folded(ends, now, **limits):
-    """Clients in memory after a look at `now`."""
+    """Return the clients that stay in memory after a fold at `now`."""
     AccountsHandler(ends.state, **limits).fold(now, ends.feedback)
     return {account.client for account in ends.state.ledger}
 
@@ -176,9 +176,9 @@ def test_who_tried_the_way_there_and_back_is_forgotten_when_silent(ends):
 
 @pytest.fixture
 def reported():
-    made = state_of()
-    made.ledger.report(ME, 1, messages.Update(steps=5), NOW)
-    return made
+    server_state = state_of()
+    server_state.ledger.report(ME, 1, messages.Update(steps=5), NOW)
+    return server_state
 
 
 def ids_of(*clients):
@@ -203,11 +203,11 @@ def merged(handler):
 
 
 def fetched(handler, state, through=0, client=ME):
-    """(number, entry numbers) of what waits for a client."""
-    found = handler.fetch(state.tables.first, state.ledger.find(client), through, NOW)
-    if found is None:
+    """Return (number, entry numbers) of the feedback that waits for a client, or None."""
+    feedback = handler.fetch(state.tables.first, state.ledger.find(client), through, NOW)
+    if feedback is None:
         return None
-    return found.number, containers.read_feedback(found.payload, SCHEMA)[client][0].tolist()
+    return feedback.number, containers.read_feedback(feedback.payload, SCHEMA)[client][0].tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=120))
@@ -215,12 +215,12 @@ def test_priorities_are_sorted_by_the_client_that_owns_the_entry_and_else_stay_a
     ids = np.zeros(len(words), ID)
     for number, client in enumerate(words):
         ids[number]["client"], ids[number]["number"] = client, number
-    found = [
+    groups = [
         (client, numbers.tolist(), errors.tolist()) for client, numbers, errors in by_client(ids, 0.5 * ids["number"])
     ]
     numbers = {client: [number for number, each in enumerate(words) if each == client] for client in sorted(set(words))}
     expected = [(np.array(client, "<u8").tobytes(), mine, [0.5 * n for n in mine]) for client, mine in numbers.items()]
-    assert found == expected
+    assert groups == expected
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [1.0, np.nan]])
@@ -264,9 +264,9 @@ def test_the_newest_of_an_entry_stays_and_what_was_sent_is_not_dropped(reported)
     merged(handler)
     assert feedback_of(reported) == FeedbackCounts(given=4 * half, superseded=2 * half, waiting=2 * half)
     assert fetched(handler, reported) == (1, [*range(half)])
-    found = handler.fetch(reported.tables.first, reported.ledger.find(ME), 1, NOW + 2.5)
-    numbers, errors = containers.read_feedback(found.payload, SCHEMA)[ME]
-    assert (found.number, found.age, found.waiting) == (2, 2.5, 0)
+    feedback = handler.fetch(reported.tables.first, reported.ledger.find(ME), 1, NOW + 2.5)
+    numbers, errors = containers.read_feedback(feedback.payload, SCHEMA)[ME]
+    assert (feedback.number, feedback.age, feedback.waiting) == (2, 2.5, 0)
     assert numbers.tolist() == [*range(half)] and set(errors.tolist()) == {3.0}
     reported.ledger.check_invariants()
 
@@ -294,8 +294,8 @@ def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
         at += len(piece)
     if pieces:
         (merge := Merge(ME, pieces)).work()
-        found = dict(zip(merge.result["number"].tolist(), merge.result["error"].tolist(), strict=True))
-        assert list(found.items()) == list(expected.items()) and len(merge.result) == len(expected)
+        newest = dict(zip(merge.result["number"].tolist(), merge.result["error"].tolist(), strict=True))
+        assert list(newest.items()) == list(expected.items()) and len(merge.result) == len(expected)
         assert merge.result["given"].tolist() == list(expected.values())
 
 
@@ -304,8 +304,8 @@ def test_that_a_client_does_not_keep_up_is_one_warning_a_minute(reported):
     for second in range(0, 190, 10):
         handler.apply([piece(samples=FEEDBACK_SAMPLES // 2, first=second * FEEDBACK_SAMPLES)], NOW + second)
         merged(handler)
-        if said := handler.warning(NOW + second):
-            times.append((second, int(said.partition(" ")[0])))
+        if text := handler.warning(NOW + second):
+            times.append((second, int(text.partition(" ")[0])))
     assert [second for second, _ in times] == [20, 90, 160]
     rest = int(handler.warning(NOW + 300).partition(" ")[0])
     assert sum(count for _, count in times) + rest == handler.overflowed == feedback_of(reported).lost
@@ -335,8 +335,8 @@ def test_td_errors_come_from_far_away_too_and_the_answer_says_how_many_are_lost(
     handler = FeedbackHandler(reported)
     payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
     header = message(messages.Feedback(), READER, payload=payload).header
-    told = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
-    assert (told.samples, told.lost, told.parameters_version) == (2, 1, 1)
+    outcome = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
+    assert (outcome.samples, outcome.lost, outcome.parameters_version) == (2, 1, 1)
     assert fetched(handler, reported) == (1, [0, 1]) and handler.given == 3
 
 
@@ -371,6 +371,6 @@ def test_td_errors_are_counted_once_wherever_a_call_is_interrupted(name):
         assert handler.lost == sum(each.lost for each in counts.values()), place
         waiting = counts["clients"].waiting
         through = 0
-        while (found := fetched(handler, state, through)) is not None:
-            through, waiting = found[0], waiting - len(found[1])
+        while (part := fetched(handler, state, through)) is not None:
+            through, waiting = part[0], waiting - len(part[1])
         assert waiting == 0, place

@@ -1,4 +1,4 @@
-"""A server's snapshots end to end: taken under way, ordered from far away, on a timer; restored into another cluster."""
+"""Snapshots of a server: taken during work, ordered by a reader or by a timer, and restored into another cluster."""
 
 import contextlib
 import functools
@@ -43,7 +43,7 @@ WORKER = b"w" * 16
 
 
 def serving(cluster, clients=3, caches=4, **options):
-    """A server that holds caches of several clients of unequal weights."""
+    """Return a server that holds caches of several clients with unequal weights."""
     server = cluster.server(**{"limits": QUICK, "parameters": SMALL} | options)
     for number in range(clients):
         client = cluster.client(server, limits=QUICK, seed=number)
@@ -85,8 +85,8 @@ def test_an_orderly_end_leaves_the_last_quarter_of_its_time_to_the_state_folder(
 def test_what_cannot_be_written_is_said_of_the_server_that_cannot(cluster, tmp_path):
     good, bad = cluster.server(state=tmp_path / "s", name="good"), cluster.server(name="bad")
     with cluster.reader([good, bad], limits=QUICK) as reader:
-        told = reader.snapshot("one")
-        assert told["good"].state == "done" and "no state folder" in str(told["bad"])
+        answers = reader.snapshot("one")
+        assert answers["good"].state == "done" and "no state folder" in str(answers["bad"])
         for wrong in ("", "../a", "a/b", ".a", "-a", "a b", "x" * 101):  # a name is a file in the folder
             refused = reader.snapshot(wrong)["good"]
             assert "is not 1 to 100 letters" in str(refused) and refused.code == "parameters", wrong
@@ -121,7 +121,7 @@ def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     kept = file.read_bytes()
     server.get_batch(50)
     server.close(100.0)
-    file.write_bytes(kept)  # as a kill leaves it
+    file.write_bytes(kept)  # as after a kill
     half.write_bytes(b"half of the next one")
     again = cluster.server(state=tmp_path, parameters=SMALL, snapshot_every=1000.0)
     assert again.stats().unused_samples == 192 and not half.exists()
@@ -135,7 +135,7 @@ def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
     serving(cluster).snapshot(tmp_path / "a")
     first = cluster.server(state=tmp_path / "s", parameters=SMALL)
     snapshots.put_back(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
-    first.publish("other", b"x")  # saved with the setting, or after it
+    first.publish("other", b"x")  # saved with the setting, or later
     first.close()
     again = cluster.server(state=tmp_path / "s", parameters=SMALL)
     snapshots.put_back(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
@@ -149,7 +149,7 @@ def test_a_timer_that_cannot_write_says_so_and_tries_again(cluster, tmp_path):
 
     def is_in_the_way():
         (tmp_path / MEMORY).unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError):  # the timer was quicker
+        with contextlib.suppress(FileExistsError):  # the timer wrote the file first
             (tmp_path / MEMORY).mkdir()
         return (tmp_path / MEMORY).is_dir()
 
@@ -191,7 +191,7 @@ def test_a_kill_under_load_leaves_a_whole_file(tmp_path):
 
 
 def command(capsys, *words):
-    """Exit status of a command, and what it said."""
+    """Return the exit status of a command, and its output."""
     status = main.main([*map(str, words)])
     return status, "".join(capsys.readouterr())
 
@@ -199,21 +199,21 @@ def command(capsys, *words):
 def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
     server = serving(cluster, state=tmp_path / "s", name="one")
     file = tmp_path / "s" / "snapshots" / "now.snapshot"
-    status, said = command(capsys, "snapshot", server.endpoint, "--to", "now")
-    assert status == 0 and f"one: {file}: 12 caches of 192 samples" in said
-    status, said = command(capsys, "snapshot", "--show", file, "--json", "--check")
-    assert status == 0 and '"unused": 192' in said
+    status, output = command(capsys, "snapshot", server.endpoint, "--to", "now")
+    assert status == 0 and f"one: {file}: 12 caches of 192 samples" in output
+    status, output = command(capsys, "snapshot", "--show", file, "--json", "--check")
+    assert status == 0 and '"unused": 192' in output
     for wrong in ([], [server.endpoint], ["--show", file, "--to", "x"]):
-        status, said = command(capsys, "snapshot", *wrong)
-        assert status == 1 and "an address together with --to NAME, or left out with --show FILE" in said
+        status, output = command(capsys, "snapshot", *wrong)
+        assert status == 1 and "an address together with --to NAME, or left out with --show FILE" in output
     starts = ("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off", "--restore")
     file.write_bytes(file.read_bytes()[:-50])
-    status, said = command(capsys, *starts, file)
-    assert status == 1 and "an unknown number of caches" in said and "--skip-damaged" in said, said
-    status, said = command(capsys, *starts, file, "--part", "3/2")
-    assert status == 1 and "K/N for the K-th of N servers" in said
-    status, said = command(capsys, "snapshot", "--show", file)
-    assert status == 3 and "The file is damaged: its end is damaged or cut off." in said
+    status, output = command(capsys, *starts, file)
+    assert status == 1 and "an unknown number of caches" in output and "--skip-damaged" in output, output
+    status, output = command(capsys, *starts, file, "--part", "3/2")
+    assert status == 1 and "K/N for the K-th of N servers" in output
+    status, output = command(capsys, "snapshot", "--show", file)
+    assert status == 3 and "The file is damaged: its end is damaged or cut off." in output
 
 
 @pytest.mark.processes
@@ -226,9 +226,9 @@ def test_the_process_of_a_server_takes_its_part_and_the_files_parameters(cluster
         [sys.executable, "-m", "memoire", *words, "--restore", str(tmp_path / "a"), "--part", "2/2"],
         env=environment(), stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
     ) as child:  # fmt: skip
-        said = child.stderr.readline()
+        line = child.stderr.readline()
         child.terminate()
-    assert f"restored {12 - here.caches} caches" in said.replace("nothing", "0 caches"), said
+    assert f"restored {12 - here.caches} caches" in line.replace("nothing", "0 caches"), line
 
 
 def environment():
@@ -258,7 +258,7 @@ def test_a_start_refuses_what_was_made_with_another_discount_and_keeps_the_file(
     assert other.stats().held_caches == 0 and "refused (parameters)" in caplog.text
 
 
-WRAPPED = {"capacity": 613}  # entries of 40 episodes of 20 have come round
+WRAPPED = {"capacity": 613}  # 40 episodes of 20 entries exceed this capacity
 DRAWN = {
     "": {},
     "uniform": {"sampler": Uniform()},
@@ -304,14 +304,14 @@ def test_every_sampler_is_among_the_settings_that_are_saved():
 
 
 def entries_of(number, length=20):
-    """Columns of an episode, and versions of models that made its entries."""
+    """Return the columns of an episode, and the version of the model that made its entries."""
     rng = np.random.default_rng(number)
     columns = [rng.random((length, 4), np.float32), np.full(length, number, np.int32), rng.random(length, np.float32)]
     return columns, 1 + number % 8
 
 
 def fill(server, numbers):
-    """Have two clients push what is numbered so, without a network: the same in each call."""
+    """Fill a server's table for these numbers, without a network and equally in each call."""
     table, pool = table_in(server), pool_in(server)
     if table.storage == "keyed":
         for number in numbers:
@@ -349,64 +349,64 @@ def fill(server, numbers):
 
 
 def drawn(server, batches):
-    """All that some draws give, but ages."""
-    found = []
+    """Return everything that some draws yield, except ages."""
+    results = []
     for _ in range(batches):
         if table_in(server).storage == "prompts":
             with pool_in(server).locked() as prompts:
-                found.append(led(prompts))
+                results.append(led(prompts))
             continue
         if table_in(server).storage == "keyed":
             rows = [(name, key, row.made, row.tags, row.fields) for name, key, row in pool_in(server).walk(None, 0)]
             pool_in(server).put("b", [PutRow("k3", {}, {"y": b"1"}), PutRow(f"later {len(rows)}", {}, {})])
-            found.append([str(rows), str(sorted(pool_in(server).partitions(None)))])
+            results.append([str(rows), str(sorted(pool_in(server).partitions(None)))])
             continue
         if table_in(server).storage == "rollouts":
             taken = server.table(server.tables[0]).take(30)
-            found.append([taken["obs"], taken["action"], taken.lengths])
+            results.append([taken["obs"], taken["action"], taken.lengths])
             continue
         batch = server.get_batch(16)
         if table_in(server).storage == "episodes":
             batch.update_priorities(np.linspace(0.5, 9.0, 16))
-            found.append(server.table(server.tables[0]).sample_episodes(2)["obs"][:])
+            results.append(server.table(server.tables[0]).sample_episodes(2)["obs"][:])
         ids = batch.ids["number"] if table_in(server).storage == "episodes" else batch.ids
-        found.append([ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
-    return found
+        results.append([ids, batch.importance, *(batch[name] for name in ("obs", "action", "reward", "discount"))])
+    return results
 
 
 def led(prompts):
-    """Lease and answer some prompts, train a step on what is ready: what was leased and drawn, in words."""
+    """Lease and answer some prompts, train a step on ready groups; return the leased and drawn prompts as text."""
     having = [row.lease for row in prompts.leases.held().get(WORKER, ())]
     rows, why = prompts.lease(WORKER, 0.0, count=3, seconds=60.0, having=having)
     for row in rows:
         values = {"tokens": np.arange(3, dtype=np.int32), "reward": np.float32(1 + row.number % 5)}
         for index in row.missing:
-            made = packed(prompts.schema, raw_columns(prompts.schema, values))
-            prompts.answer(row, row.lease, index, made, version=prompts.book.facts.newest_model)
+            columns = packed(prompts.schema, raw_columns(prompts.schema, values))
+            prompts.answer(row, row.lease, index, columns, version=prompts.book.facts.newest_model)
             prompts.bring_on(row)
     step = prompts.draw(number := prompts.book.facts.committed + 1, 2, "s", wanted=2, replay=0.5)
     if step is not None:
         prompts.commit(number, "s")
-    told = None if step is None else (step.keys, step.replayed, step.importance)
-    return [str([row.key for row in rows]), why, str(told)]
+    trained = None if step is None else (step.keys, step.replayed, step.importance)
+    return [str([row.key for row in rows]), why, str(trained)]
 
 
 def begun(kind, folder=None):
-    """A server that holds something and from which batches were drawn, its options, and what they gave."""
+    """Return a filled server after some draws, its options, and the results of these draws."""
     options = {"cache_size": 16, "seed": 5, "schema": SCHEMA, "name": "s"} | KINDS[kind]
     kept = {} if folder is None else {"state": folder, "snapshot_caches": True}
     server = server_of(None, **options | kept)
     server.publish("policy", b"x", version=8)
-    pool_in(server).saw_model(8)  # as when it is on disk
+    pool_in(server).saw_model(8)  # as after the model was saved
     fill(server, range(40))
     return server, options | kept, drawn(server, 5)
 
 
 @functools.cache
 def uninterrupted(kind):
-    server, _, found = begun(kind)
+    server, _, results = begun(kind)
     with server:
-        return found + drawn(server, 8), table_in(server).limiter.state()
+        return results + drawn(server, 8), table_in(server).limiter.state()
 
 
 def restarted(server, options, folder):
@@ -420,7 +420,7 @@ def restored(server, options, folder):
     again = server_of(None, **{name: value for name, value in options.items() if name not in ("seed", "state")})
     again.restore([folder / "a.snapshot"])
     if table_in(again).storage == "prompts":
-        with pool_in(again).locked() as prompts:  # which steps are committed is for the trainer to say
+        with pool_in(again).locked() as prompts:  # the trainer decides which steps are committed
             session = prompts.book.facts.former.pop()
             prompts.rewind(prompts.book.facts.committed, session)
     return again
@@ -432,15 +432,15 @@ FORMS = {"restart": restarted, "snapshot": restored}
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_server_draws_what_it_would_have_drawn(tmp_path, kind, form):
-    """Also the second time; and a server with a seed does not draw again as it did at first."""
-    server, options, found = begun(kind, tmp_path / "state" if form == "restart" else None)
+    """A second restart draws the same, too, and a server with a seed does not repeat its first draws."""
+    server, options, results = begun(kind, tmp_path / "state" if form == "restart" else None)
     for _ in range(2):
         server = FORMS[form](server, options, tmp_path)
-        found += drawn(server, 4)
+        results += drawn(server, 4)
     counts = table_in(server).limiter.state()
     server.close(20.0)
     expected = uninterrupted(kind)
-    for one, other in zip(expected[0], found, strict=True):
+    for one, other in zip(expected[0], results, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
     assert counts == expected[1]
@@ -448,7 +448,7 @@ def test_a_saved_server_draws_what_it_would_have_drawn(tmp_path, kind, form):
 
 @pytest.mark.parametrize("storage", ["caches", "episodes"])
 def test_only_the_heir_of_a_whole_file_draws_with_the_generator_of_the_file(tmp_path, storage):
-    """Not a server that was told a seed, that has something of its own, or that shares a file out."""
+    """A server with a seed, with contents of its own, or with a part of the file uses another generator."""
     server, options, _ = begun(storage)
     server.snapshot(tmp_path / "a")
     del options["seed"]
@@ -495,7 +495,7 @@ def test_a_snapshot_that_a_start_does_not_hold_again_stays_and_is_named(cluster,
         assert "is of run 'one', and this server counts 'other'" in missing and wrong.stats().held_caches == 0
         until(lambda: "snapshot_every" not in other or wrong.stats().snapshots)
         wrong.close(100.0)
-        if options["snapshot_caches"] or "snapshot_every" in other:  # for the other run
+        if options["snapshot_caches"] or "snapshot_every" in other:  # to make room for a file of the other run
             (aside,) = (tmp_path / "snapshots").iterdir()
             assert aside.read_bytes() == kept and f"was moved to {aside}" in caplog.text
             aside.replace(tmp_path / MEMORY)

@@ -1,4 +1,4 @@
-"""What clients report, push and are told, message by message, and whom their ids belong to."""
+"""Reports and pushes of clients, the replies to them, and the owners of client ids, message by message."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from serverkit import ME, NEXT, NOW, READER, RUN, YOU, Ends, cache_of, message, 
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- What clients report and are told, message by message
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 WHOLE = table_number("whole")
@@ -45,7 +44,7 @@ def banded(**facts):
 
 
 def feed(ends, client=ME, samples=3):
-    """Have priorities wait for a client."""
+    """Let priorities wait for a client; return the number of lost priorities."""
     numbers = np.arange(samples, dtype=np.int64)
     return ends.feedback.apply([(client, numbers, np.ones(samples, np.float32))], NOW).lost
 
@@ -55,12 +54,12 @@ def feed(ends, client=ME, samples=3):
 
 def test_hello_says_all_that_a_client_needs(ends):
     reply = ends.hello(label=7, host="gpu-1", codecs=["zlib", "unheard of"])
-    told = reply.body
-    assert (told.run_name, told.home_name, told.servers, told.codecs) == ("run", "home", ["home"], ["zlib"])
-    assert (told.table, told.table_name, told.storage, told.epoch, told.since) == (0, "default", "caches", 7, 7)
-    assert told.endpoints.request == "tcp://home" and told.limits["model_bytes"] == 1000
-    assert "episode_entries" not in told.limits and (told.durable, told.finished, told.leaving) == (False, False, [])
-    assert told.granted_steps == NO_LIMIT and told.credit == 1 << 20 and not reply.until_saved
+    body = reply.body
+    assert (body.run_name, body.home_name, body.servers, body.codecs) == ("run", "home", ["home"], ["zlib"])
+    assert (body.table, body.table_name, body.storage, body.epoch, body.since) == (0, "default", "caches", 7, 7)
+    assert body.endpoints.request == "tcp://home" and body.limits["model_bytes"] == 1000
+    assert "episode_entries" not in body.limits and (body.durable, body.finished, body.leaving) == (False, False, [])
+    assert body.granted_steps == NO_LIMIT and body.credit == 1 << 20 and not reply.until_saved
     assert reply.changed == {"run": RUN, "home": ends.state.home, "fingerprint": SCHEMA.fingerprint, "table": 0}
     account = ends.state.ledger.find(ME)
     assert (account.label, account.host) == (7, "gpu-1") and not ends.state.ledger.is_counted(account)
@@ -76,8 +75,8 @@ def test_a_table_of_episodes_says_how_many_entries_one_may_have(ends):
 
 def test_a_reader_has_no_account_and_is_granted_everything():
     ends = banded()
-    told = ends.hello(READER, role="reader", codecs=["lz4"]).body
-    assert (told.since, told.granted_steps) == (0, NO_LIMIT) and READER not in ends.state.ledger
+    welcome = ends.hello(READER, role="reader", codecs=["lz4"]).body
+    assert (welcome.since, welcome.granted_steps) == (0, NO_LIMIT) and READER not in ends.state.ledger
     assert ends.state.learners.has(READER, "lz4") and ends.state.learners.now(NOW)[0].table == "default"
     assert ends.hello(YOU, role="publisher").body.since == 0
     assert YOU not in ends.state.ledger and len(ends.state.learners.now(NOW)) == 1
@@ -123,18 +122,18 @@ def test_an_update_that_comes_again_changes_nothing(ends):
 def test_parameters_are_sent_to_those_that_have_others(ends):
     assert ends.update(parameters_version=1).body.parameters is None
     ends.control.configure(ends.state.tables.first, {"cache_size": 4})
-    told = ends.update(parameters_version=1).body
-    assert (told.parameters_version, told.parameters["cache_size"]) == (2, 4)
+    updated = ends.update(parameters_version=1).body
+    assert (updated.parameters_version, updated.parameters["cache_size"]) == (2, 4)
     assert ends.update(parameters_version=2).body.parameters is None
 
 
 def test_sums_and_inserts_are_told_to_pool_and_limiter():
     ends = banded()
     ends.hello()
-    told = ends.update(steps=25, passed_steps=5, total_weight=2.0, positives=2, minimum=1.0).body
+    updated = ends.update(steps=25, passed_steps=5, total_weight=2.0, positives=2, minimum=1.0).body
     limiter = ends.state.tables.first.limiter
     assert (limiter.stats().inserted, limiter.stats().surplus) == (20, 20.0)
-    assert (told.granted_steps, told.wait) == (30, "")
+    assert (updated.granted_steps, updated.wait) == (30, "")
     rows = ends.state.tables.first.pool.reserve(READER, 10)
     assert [row["client"].tobytes() for row in rows] == [ME]
     full = ends.update(steps=35, passed_steps=5).body
@@ -146,9 +145,9 @@ def test_a_client_that_leaves_is_dropped_by_pool_and_limiter():
     ends.hello()
     ends.update(steps=1, total_weight=2.0, positives=2, minimum=1.0)
     feed(ends, samples=3)
-    told = ends.update(steps=1, leaving=True).body
+    updated = ends.update(steps=1, leaving=True).body
     assert ends.feedback.lost == 3, "it fetches them no more"
-    assert told.granted_steps == messages.Updated().granted_steps, "it records no more"
+    assert updated.granted_steps == messages.Updated().granted_steps, "it records no more"
     assert len(ends.state.tables.first.pool.reserve(READER, 10)) == 0
     assert ends.hello(YOU).body.granted_steps == 29, "what it was granted and did not use is free"
 
@@ -182,9 +181,6 @@ def test_priorities_are_given_until_they_are_applied(ends):
     done = ends.update(steps=5, epoch=7, feedback_through=1, applied=5)
     assert (done.payload, done.body.feedback_through) == (None, 0)
     assert ends.state.ledger.find(ME).waiting_feedback == 0
-
-
-# --------------------------------------------------------------------------------------------------- the run is over
 
 
 def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
@@ -256,16 +252,16 @@ def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
     refused(owner, ME, "actor/b")
 
 
-# --- How much a client may have on the way: its part of what all together may have
+# --- Credit of a client: its part of the bytes that all clients may have on their way
 
 LIMITS = Limits(credit=1000, on_way_bytes=100_000, client_timeout=60.0)
 
 
 @pytest.fixture
 def state_of_credit():
-    made = state_of(limits=LIMITS)
-    made.tables.first.pool.limit(5000)
-    return made
+    server_state = state_of(limits=LIMITS)
+    server_state.tables.first.pool.limit(5000)
+    return server_state
 
 
 def greet(state, count, now=NOW, table=0):
@@ -321,7 +317,7 @@ def test_a_client_whose_samples_are_not_drawn_is_granted_no_more_than_learners_w
     assert asked == [(ME, 1000 // STOCK_PART)] * 2
 
 
-# --- What clients push, step by step: checked, held, counted
+# --- Pushes of clients step by step: checked, held, counted
 
 CACHE = cache_of()
 
@@ -332,9 +328,9 @@ def pushed(number=1, payload=CACHE, body=None, client=ME, **header):
     return message(body, client, number=number, payload=payload, **facts)
 
 
-def accept(handler, made):
-    table, held = handler.check(made.header, made.body, made.payload)
-    handler.accept(NOW, made.header, made.body, table, held)
+def accept(handler, push):
+    table, held = handler.check(push.header, push.body, push.payload)
+    handler.accept(NOW, push.header, push.body, table, held)
     return held.samples
 
 
@@ -357,26 +353,26 @@ def test_a_cache_is_held_and_counted(state):
     ],
 )
 def test_a_cache_from_elsewhere_is_refused_by_code(state, changed, code):
-    made = pushed(**changed)
+    push = pushed(**changed)
     with pytest.raises(ProtocolError) as caught:
-        IntakeHandler(state).check(made.header, made.body, made.payload)
+        IntakeHandler(state).check(push.header, push.body, push.payload)
     assert caught.value.code == code and len(state.ledger) == 0, "what is checked changes nothing"
 
 
 def test_bytes_that_were_changed_on_the_way_are_refused(state):
-    broken, made = CACHE.copy(), pushed()
+    broken, push = CACHE.copy(), pushed()
     broken[100] ^= 1
     with pytest.raises(ProtocolError):
-        IntakeHandler(state).check(made.header, made.body, broken)
+        IntakeHandler(state).check(push.header, push.body, broken)
 
 
 def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
-    handler, made = IntakeHandler(state), pushed()
-    table, held = handler.check(made.header, made.body, made.payload)
+    handler, push = IntakeHandler(state), pushed()
+    table, held = handler.check(push.header, push.body, push.payload)
     state.runs.begin("next", NOW)
     with pytest.raises(ProtocolError, match="the push belongs to another run; this server counts run 'next'"):
-        handler.accept(NOW, made.header, made.body, table, held)
-    handler.reject(NOW, made.header, made.body, "run")
+        handler.accept(NOW, push.header, push.body, table, held)
+    handler.reject(NOW, push.header, push.body, "run")
     former = state.runs.named("run").ledger
     assert former.find(ME).rejected == {"run": 1} and len(state.ledger) == 0
     assert table.pool.stats().caches == 0
@@ -385,16 +381,16 @@ def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):
 
 def test_nobody_is_counted_who_has_no_id_or_names_a_run_that_never_was(state):
     handler = IntakeHandler(state)
-    for made in (pushed(client=NO_CLIENT), pushed(run=NEXT)):
-        handler.reject(NOW, made.header, made.body, "client")
+    for push in (pushed(client=NO_CLIENT), pushed(run=NEXT)):
+        handler.reject(NOW, push.header, push.body, "client")
     assert len(state.ledger) == 0
 
 
 def test_a_cache_for_an_account_of_a_former_life_is_held_and_counted_for_nobody(state):
     handler = IntakeHandler(state)
-    made = pushed(body=messages.Cache(number=1, pushed_bytes=100, since=3))
-    assert accept(handler, made) == 8
-    handler.reject(NOW, made.header, made.body, "schema")
+    push = pushed(body=messages.Cache(number=1, pushed_bytes=100, since=3))
+    assert accept(handler, push) == 8
+    handler.reject(NOW, push.header, push.body, "schema")
     assert len(state.ledger) == 0 and state.ledger.strays == 2 and state.ledger.accepted_caches == 0
 
 

@@ -1,4 +1,4 @@
-"""What learners and operators decide, what they publish, and what they draw, message by message."""
+"""Decisions of learners and operators, published models, and draws, message by message."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from serverkit import ME, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, sav
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- What learners and operators decide, and whom it reaches
+# --- Decisions of learners and operators, and their recipients
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_counted_already_does_not_begin_again(ends):
             ends.control.begin_run(wrong, NOW)
 
 
-# --- Models: numbered when they come, shown when they are on disk
+# --- Models: numbered on arrival, shown once they are on disk
 
 LIMITS = Limits.of(model_bytes=1000, model_chunk=10)
 BODY = b"twenty-five bytes of model"
@@ -129,10 +129,10 @@ def roomy(disk):
 
 
 def publish(ends, body=BODY, client=ME, topic="t", offset=0, version=0):
-    """The reply to a chunk of ten bytes of a model."""
+    """Send ten bytes of a model, and return the reply."""
     checksum = _bytes.checksum(body)
-    said = messages.Publish(topic=topic, size=len(body), checksum=checksum, offset=offset, version=version)
-    return ask(ends.models.receive, said, client, payload=body[offset : offset + 10] or None)
+    chunk = messages.Publish(topic=topic, size=len(body), checksum=checksum, offset=offset, version=version)
+    return ask(ends.models.receive, chunk, client, payload=body[offset : offset + 10] or None)
 
 
 def publish_all(ends, body=BODY, **facts):
@@ -170,7 +170,7 @@ def test_a_model_from_far_away_is_published_when_it_is_whole(ends, body):
 
 
 def test_a_version_that_is_here_is_taken_again_at_once(ends):
-    """A reader publishes what it has to a server that comes back, which may have it from its disk."""
+    """A reader publishes its models to a restarted server, which may already have them from its disk."""
     publish(ends)
     ends.models.publish(made("t", BODY, LIMITS), 4)
     reply = publish(ends, version=4)
@@ -211,8 +211,8 @@ def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
 
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
     ends.models.publish(made("t", b"x", LIMITS), 4)
-    told = fetch(ends, version=3).body
-    assert (told.code, told.text) == ("missing", "version 3 of topic 't' was replaced by version 4")
+    missing = fetch(ends, version=3).body
+    assert (missing.code, missing.text) == ("missing", "version 3 of topic 't' was replaced by version 4")
     with pytest.raises(ProtocolError):
         fetch(ends, version=5)
 
@@ -226,7 +226,7 @@ def test_a_chunk_says_the_checksum_of_the_body_and_one_of_all_of_it_is_not_summe
         assert dict(reply.changed) == ({"payload_checksum": _bytes.checksum(body)} if is_whole else {})
 
 
-# --- What readers draw, message by message
+# --- Draws of readers, message by message
 
 
 def state_with_cache(parameters=PARAMETERS):
@@ -250,10 +250,10 @@ def draw(handler, count, client=ME, **facts):
 
 def test_a_reader_hears_what_there_is_of_each_client():
     state = state_with_cache()
-    told = sums(handler_of(state)).body
-    rows = unpack_sums(told.clients)
+    summed = sums(handler_of(state)).body
+    rows = unpack_sums(summed.clients)
     assert [row["client"].tobytes() for row in rows] == [ME] and rows["reserved"].tolist() == [8]
-    assert (told.epoch, told.finished, told.standing) == (7, False, None)
+    assert (summed.epoch, summed.finished, summed.standing) == (7, False, None)
     state.run.finished = True
     assert sums(handler_of(state)).body.finished
 

@@ -1,4 +1,4 @@
-"""Which message goes to which handler, what is refused, what is granted once, and the bytes that this takes."""
+"""Dispatch of messages: their handlers, refusals, requests that are granted once, and bytes that requests take."""
 
 import sys
 import threading
@@ -31,10 +31,10 @@ from memoire.wire.frames import NO_CLIENT, parse
 from netkit import SCHEMA
 from serverkit import ME, PARAMETERS, READER, RUN, YOU, cache_of, dispatcher_of, message, server_options, store_of
 
-# --- Which message goes to which handler, what is refused, and what is done with the lock held
+# --- Handlers of messages, refusals, and work with the lock held
 
 MAX_CALLS = 26
-"""Of memoire's Python functions, for a cache that is taken."""
+"""Maximum calls of memoire's Python functions for one accepted cache."""
 
 
 @pytest.fixture
@@ -43,20 +43,17 @@ def dispatcher():
 
 
 def is_free(lock):
-    """Whether another thread could take the lock now."""
-    found = []
+    """Return True if another thread can take the lock now."""
+    entered = []
 
     def look():
         with lock:
-            found.append(True)
+            entered.append(True)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(0.1)
-    return bool(found)
-
-
-# ------------------------------------------------------------------------------------------------------ what is asked
+    return bool(entered)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +101,6 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
     assert dispatcher.answer(message(messages.Control(), number=6)).body.finished, "it was refused, not granted"
 
 
-# -------------------------------------------------------------------------------------------------------- the lock
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -122,7 +116,7 @@ def test_what_would_change_something_twice_is_granted_once(dispatcher):
     ],
 )
 def test_handlers_are_called_with_the_lock_and_draws_are_made_without_it(dispatcher, body):
-    """Caches go on coming in while samples are drawn."""
+    """Caches can arrive while samples are drawn."""
     is_draw = isinstance(body, (messages.Sums, messages.Draw))
     handlers, seen = dispatcher.unlocked if is_draw else dispatcher.handlers, []
     handler = handlers[type(body)]
@@ -139,7 +133,7 @@ OF_KINDS = [
     (keyed.FindRows(call="tags"), "keyed"),
     (keyed.ChangeRows(call="reset"), "keyed"),
 ]
-"""Requests, and the kinds of tables that they are for."""
+"""Requests, and the kinds of tables that answer them."""
 
 
 @pytest.mark.parametrize("storage", BUILT_IN)
@@ -149,24 +143,24 @@ def test_a_request_that_is_for_tables_of_other_kinds_says_so(storage):
     for body, kinds in OF_KINDS:
         if storage not in kinds:
             refused = asker.ask(body).body
-            said = f"'default' stores {storage}; {body.type.name} is for {kinds}"
-            assert (refused.code, refused.text) == ("table", said)
+            text = f"'default' stores {storage}; {body.type.name} is for {kinds}"
+            assert (refused.code, refused.text) == ("table", text)
 
 
 def test_a_cache_is_checked_without_the_lock_and_held_with_it(dispatcher):
     pool, seen = dispatcher.tables.first.pool, []
     check, add = pool.check, pool.add
-    pool.check = lambda *found, **facts: seen.append(is_free(dispatcher.lock)) or check(*found, **facts)
-    pool.add = lambda *found: seen.append(is_free(dispatcher.lock)) or add(*found)
-    made = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
-    assert dispatcher.arrived(made.header, made.body, made.payload) == 8
+    pool.check = lambda *args, **facts: seen.append(is_free(dispatcher.lock)) or check(*args, **facts)
+    pool.add = lambda *args: seen.append(is_free(dispatcher.lock)) or add(*args)
+    push = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
+    assert dispatcher.arrived(push.header, push.body, push.payload) == 8
     assert seen == [True, False]
 
 
 def test_a_cache_takes_few_calls_of_python(dispatcher):
-    """A quarter of what a server spends on caches of W1 is the interpreter: this number follows it on any machine."""
-    made = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
-    dispatcher.arrived(made.header, made.body, made.payload)
+    """The interpreter takes a quarter of the time for caches of W1; the number of calls shows this on any machine."""
+    push = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
+    dispatcher.arrived(push.header, push.body, push.payload)
     called = []
 
     def note(frame, event, _):
@@ -175,13 +169,10 @@ def test_a_cache_takes_few_calls_of_python(dispatcher):
 
     sys.setprofile(note)
     try:
-        dispatcher.arrived(made.header, made.body, made.payload)
+        dispatcher.arrived(push.header, push.body, push.payload)
     finally:
         sys.setprofile(None)
     assert len(called) <= MAX_CALLS, called
-
-
-# ------------------------------------------------------------------------------------------------------ being saved
 
 
 def saved(dispatcher, disk):
@@ -202,9 +193,6 @@ def test_a_model_is_shown_with_the_lock_once_it_is_on_disk():
     assert shown == [False, False] and dispatcher.models.versions() == {"t": 2}
 
 
-# ------------------------------------------------------------------------------------------- said in this process
-
-
 def test_no_time_is_before_1970():
     assert dispatcher_of(clock=lambda: -5.0).now == 0.0
 
@@ -221,18 +209,18 @@ def test_credit_is_news_for_everyone():
     assert len(news) == 3
 
 
-# --- What a server answers, without a socket: each request may come any number of times
+# --- Replies of a server without a socket: each request may arrive several times
 
 
 def test_a_server_without_a_folder_that_begins_before_its_former_life_takes_none_of_its_caches():
     lives = []
     for epoch in (5_000, 2_000, 9_000):
         me = Asker(made_dispatcher(epoch=epoch))
-        told = me.ask(messages.Hello()).body
-        assert told.epoch == epoch
+        welcome = me.ask(messages.Hello()).body
+        assert welcome.epoch == epoch
         for former in lives:
             me.ask(messages.Update(epoch=former, episodes=1, steps=9, caches=7, cache_bytes=700))
-        me.ask(messages.Update(epoch=told.epoch, episodes=2, steps=20, caches=1, cache_bytes=100))
+        me.ask(messages.Update(epoch=welcome.epoch, episodes=2, steps=20, caches=1, cache_bytes=100))
         account = me.dispatcher.ledger.find(ME)
         assert (account.report.steps, account.pushed_caches, account.pushed_bytes) == (20, 1, 100)
         me.dispatcher.ledger.check_invariants()
@@ -259,12 +247,12 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(caplog):
     served.ledger.check_invariants()
 
 
-# --- The bytes that a server holds for its peers: asked for before they are allocated, and named by holder
+# --- Bytes that a server holds for its peers: reserved before their allocation, and named by holder
 
 CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
 LIMITS = Limits.of(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
 SMALL = {"smallest_caches", "smallest_rollouts", "newcomers", "td_errors", "models_that_do_not_end", "packed_episodes"}
-"""Kinds of which many make the largest use of memory."""
+"""Kinds of requests that take the most memory in large numbers."""
 
 
 def largest_dispatcher(kind, limits=LIMITS):
@@ -305,20 +293,20 @@ def test_what_is_pushed_asks_for_its_unpacked_size_before_it_is_copied(kind):
     request = next(KINDS[kind](1, limits.message_bytes))
     packed, unpacked = request[2].nbytes, unpacked_bytes(request[2])
     assert unpacked > 5 * packed
-    dispatcher.pushes.add(dispatcher.pushes.room - unpacked + 1)  # what other threads check now
+    dispatcher.pushes.add(dispatcher.pushes.room - unpacked + 1)  # pushes that other threads check now
     before = dispatcher.budget.used
     tracemalloc.start()
     assert answer(dispatcher, frames_of(request, 1, 1)) == "busy"
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < packed + 100_000
-    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # its client's rejections are counted
+    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # for the account that counts the rejection
     dispatcher.pushes.add(-1)
     assert answer(dispatcher, frames_of(request, 1, 2)) is None
 
 
 def answer(dispatcher, frames):
-    """The body of the reply to a message; the code of the refusal of one that is pushed, or None."""
+    """Return the body of the reply to a message; for a pushed message, the code of its refusal or None."""
     message = parse(frames, LIMITS, verify_payload=False)
     if not isinstance(message.body, PUSHED):
         return dispatcher.answer(message).body
@@ -364,7 +352,7 @@ def test_caches_give_way_to_half_of_what_they_may_hold():
     assert pool.stats().bytes <= 10 * payload.nbytes and budget.free >= 0
 
 
-# --- Requests that are granted once, however often they come
+# --- Requests that are granted once, however often they arrive
 
 
 def header(number, client=ME, body=None, **facts):
@@ -375,38 +363,38 @@ def reply(number):
     return Reply(messages.Taken(samples=number))
 
 
-def find(given, number, now=0.0, **facts):
-    return given.find(header(number, **facts), now)
+def find(replies, number, now=0.0, **facts):
+    return replies.find(header(number, **facts), now)
 
 
-def give(given, number, now=0.0, **facts):
-    assert find(given, number, now, **facts) is None
-    given.keep(header(number, **facts), reply(number))
+def give(replies, number, now=0.0, **facts):
+    assert find(replies, number, now, **facts) is None
+    replies.keep(header(number, **facts), reply(number))
 
 
 def test_one_that_is_older_than_all_that_are_kept_is_refused():
-    given = GivenReplies()
+    replies = GivenReplies()
     for number in (5, 6, 7):
-        give(given, number)
+        give(replies, number)
     with pytest.raises(ProtocolError, match="request 5 is older than all kept replies, from 6 on") as caught:
-        find(given, 5)
-    assert caught.value.code == "missing" and find(given, 6) == reply(6)
+        find(replies, 5)
+    assert caught.value.code == "missing" and find(replies, 6) == reply(6)
 
 
 def test_requests_may_come_in_another_order_while_there_is_room():
-    given = GivenReplies()
+    replies = GivenReplies()
     for number in (9, 3):
-        give(given, number)
-    assert find(given, 3) == reply(3) and find(given, 9) == reply(9)
+        give(replies, number)
+    assert find(replies, 3) == reply(3) and find(replies, 9) == reply(9)
 
 
 def test_clients_tables_and_types_have_numbers_of_their_own():
-    given = GivenReplies()
-    give(given, 1)
-    give(given, 1, client=YOU)
-    give(given, 1, table=5)
-    give(given, 1, body=messages.Control())
-    assert find(given, 1) == reply(1)
+    replies = GivenReplies()
+    give(replies, 1)
+    give(replies, 1, client=YOU)
+    give(replies, 1, table=5)
+    give(replies, 1, body=messages.Control())
+    assert find(replies, 1) == reply(1)
 
 
 def client_of(number):
@@ -414,21 +402,21 @@ def client_of(number):
 
 
 def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
-    given = GivenReplies()
+    replies = GivenReplies()
     for number in range(MAX_ROWS):
-        give(given, 1, client=client_of(number))
+        give(replies, 1, client=client_of(number))
     for _ in range(2):
         with pytest.raises(ProtocolError, match="this server keeps replies to at most 1024 clients") as caught:
-            find(given, 1, client=client_of(MAX_ROWS))
+            find(replies, 1, client=client_of(MAX_ROWS))
         assert caught.value.code == "busy"
-    assert all(find(given, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))
+    assert all(find(replies, 1, client=client_of(number)) == reply(1) for number in range(MAX_ROWS))
 
 
 def test_rows_that_are_idle_for_long_give_way_but_for_the_last_ones():
-    given = GivenReplies()
+    replies = GivenReplies()
     for number in range(KEPT_ROWS + 10):
-        give(given, 1, client=client_of(number), now=0.5 * number)
-    assert find(given, 1, client=client_of(0), now=50.0) == reply(1)
-    give(given, 1, client=client_of(999), now=2.0 + IDLE_TIMEOUT)
-    gone = [number for number in range(KEPT_ROWS + 10) if find(given, 1, client=client_of(number)) is None]
+        give(replies, 1, client=client_of(number), now=0.5 * number)
+    assert find(replies, 1, client=client_of(0), now=50.0) == reply(1)
+    give(replies, 1, client=client_of(999), now=2.0 + IDLE_TIMEOUT)
+    gone = [number for number in range(KEPT_ROWS + 10) if find(replies, 1, client=client_of(number)) is None]
     assert gone == [1, 2, 3, 4]

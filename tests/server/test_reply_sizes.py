@@ -1,5 +1,6 @@
-"""Every kind of reply at its largest comes in pages, or is refused by name before anything has changed. What a server
-acknowledges does come. All limits are small here.
+"""Largest replies of every kind: they come in pages, or are refused by name before anything has changed.
+
+A value that a server acknowledges does arrive. All limits in this file are small.
 """
 
 import itertools
@@ -38,15 +39,13 @@ from rolloutkit import TakesServer, fragment
 from serverkit import dispatcher_of, tables_of
 
 SMALL = Limits.of(message_bytes=4096, request_bytes=2048, tail_bytes=2048)
-"""What the client takes that everything here is sent to."""
+"""Limits of the client that receives the replies."""
 LONG = "\u00e9" * 200
-"""A name of 400 bytes."""
+"""Name of 400 bytes in UTF-8."""
 
 
 class SmallEnd:
-    """A client of one server, without sockets: what is said goes through the wire's frames, and only what this client
-    takes comes.
-    """
+    """Client of one server without sockets; requests and replies pass as frames, within the client's limits."""
 
     names = itertools.count(1)
 
@@ -57,7 +56,7 @@ class SmallEnd:
         self.told = self.one(messages.Hello(role=role, table=table, takes=_takes(limits))).body
 
     def one(self, body, payload=None, **header):
-        """The reply to a request, or why it was refused; an error here is a reply that this client would throw away."""
+        """Return the reply to a request, or its refusal; an error means that the client would drop the reply."""
         facts = {"table": table_number(self.name) if self.name else 0} | header
         sequence = facts.pop("sequence", None) or next(self.number)
         asked = parse(encode(body, client=self.client, sequence=sequence, payload=payload, **facts))
@@ -68,7 +67,7 @@ class SmallEnd:
             return Refused("home", came.body.code, came.body.text)
         return came
 
-    # What the client of prompts needs
+    # Methods for the calls of prompts
 
     def ask(self, requests, deadline):
         return {name: self.one(request.body, request.payload) for name, request in requests.items()}
@@ -104,11 +103,11 @@ def _takes(limits):
 
 
 def prompts_of(limits=SMALL, columns=None, **settings):
-    """A table of prompts: as a client with small limits has it, and as one with those of most."""
+    """Return two clients of a prompt table, with small and with default limits, and the end of the first."""
     columns = columns or {"tokens": (np.int32, (None,)), "reward": np.float32}
     table = memoire.Table(columns, storage="prompts", **{"group": 3, **settings})
-    made = dispatcher_of(tables_of(t=table))
-    ends = SmallEnd(made, limits, "t"), SmallEnd(made, Limits(), "t")
+    dispatcher = dispatcher_of(tables_of(t=table))
+    ends = SmallEnd(dispatcher, limits, "t"), SmallEnd(dispatcher, Limits(), "t")
     return [PromptCalls(end, (0, 1), 5.0, f"session {place}") for place, end in enumerate(ends)], ends[0]
 
 
@@ -217,33 +216,33 @@ def test_a_draw_that_asks_for_no_pages_is_refused_before_anything_is_drawn():
 
 
 def pool_of(clients, entries=20):
-    """A server of caches with so many clients, of which each one holds a few samples."""
+    """Return a server of caches with this number of clients, which hold a few samples each, and its pool."""
     table = memoire.Table(readerkit.SCHEMA, parameters=readerkit.PARAMETERS)
-    made = dispatcher_of(tables_of(t=table))
+    dispatcher = dispatcher_of(tables_of(t=table))
     memory = Memory(readerkit.SCHEMA, entries, readerkit.PARAMETERS, seed=1)
     memory.open(0)
     for step in range(entries):
         memory.add(0, (np.full(3, step, np.float32), 1, 1.0))
     memory.close(0)
-    pool = made.tables.named("t").pool
+    pool = dispatcher.tables.named("t").pool
     for client in range(clients):
         pool.add(
             (client << 32).to_bytes(16, "big"), 1, containers.check(containers.build(memory, 8, now=0.0), pool.layout)
         )
-    return made, pool
+    return dispatcher, pool
 
 
 def test_sums_of_more_clients_than_a_reply_has_room_for_come_in_pages_and_batches_are_drawn_of_all():
-    made, _ = pool_of(200)
-    end = SmallEnd(made, SMALL, "t", "reader")
-    found, after, is_whole = [], b"", False
+    dispatcher, _ = pool_of(200)
+    end = SmallEnd(dispatcher, SMALL, "t", "reader")
+    owners, after, is_whole = [], b"", False
     while not is_whole:
         page = end.one(messages.Sums(reserve=8, after=after)).body
         rows = unpack_sums(page.clients)
         assert 1 <= len(rows) <= 16
-        found += [row["client"].tobytes() for row in rows]
-        after, is_whole = found[-1], page.is_whole
-    assert found == [(client << 32).to_bytes(16, "big") for client in range(200)]
+        owners += [row["client"].tobytes() for row in rows]
+        after, is_whole = owners[-1], page.is_whole
+    assert owners == [(client << 32).to_bytes(16, "big") for client in range(200)]
     world = readerkit.World({"home": end}, batch_size=8)
     end.answer = end.one
     batches = [each.batch(readerkit.SCHEMA, None) for each in world.run(12)]
@@ -251,8 +250,8 @@ def test_sums_of_more_clients_than_a_reply_has_room_for_come_in_pages_and_batche
 
 
 def test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_takes_no_sample():
-    made, pool = pool_of(40)
-    end = SmallEnd(made, Limits(message_bytes=2048), "t", "reader")
+    dispatcher, pool = pool_of(40)
+    end = SmallEnd(dispatcher, Limits(message_bytes=2048), "t", "reader")
     end.answer = end.one
     world = readerkit.World({"home": end}, batch_size=256)
     assert world.run(1) == [] and not world.begin()
@@ -264,8 +263,8 @@ def test_a_batch_that_fits_into_no_reply_ends_the_call_that_waits_for_it_and_tak
 
 
 def test_a_reader_that_asks_for_no_pages_is_refused_before_a_sample_is_taken():
-    made, pool = pool_of(40)
-    end = SmallEnd(made, SMALL, "t", "reader")
+    dispatcher, pool = pool_of(40)
+    end = SmallEnd(dispatcher, SMALL, "t", "reader")
     counts = np.zeros(1, CLIENT_COUNTS)
     counts["count"] = 1
     for body in (messages.Sums(), messages.Draw(counts=counts.tobytes())):
@@ -285,20 +284,20 @@ FORMS = {
 }
 
 
-def made_of(form):
-    """A server of 60 entries of 3 clients in one of the forms, and its pool."""
+def server_with(form):
+    """Return a server with 60 entries of 3 clients in one of the forms, and its pool."""
     schema, facts = FORMS[form]
-    storage, said, pack = "episodes", messages.Episode(cut=True), episode_of
+    storage, body, pack = "episodes", messages.Episode(cut=True), episode_of
     if form.startswith("caches"):
-        storage, said, pack = "caches", messages.Cache(), caches_of
+        storage, body, pack = "caches", messages.Cache(), caches_of
     table = memoire.Table(schema, storage=storage, parameters=memoire.Parameters(cache_size=16, **facts))
-    made = dispatcher_of(tables_of(t=table))
-    pool = made.tables.named("t").pool
+    dispatcher = dispatcher_of(tables_of(t=table))
+    pool = dispatcher.tables.named("t").pool
     for client in range(3):
         name = (client << 32).to_bytes(16, "big")
         for number, payload in enumerate(pack(pool)):
-            pool.add(name, number + 1, pool.check(said, payload))
-    return made, pool
+            pool.add(name, number + 1, pool.check(body, payload))
+    return dispatcher, pool
 
 
 def caches_of(pool):
@@ -321,7 +320,7 @@ def episode_of(pool):
 
 
 def counted(pool):
-    """All that a draw changes, but for the generator of episodes."""
+    """Return everything that a draw changes, except the generator of episodes."""
     facts = [pool.stats(), pool.entries()]
     if isinstance(pool, EpisodePool):
         return [*facts, pool.memory.draws_left, pool.memory.sums()]
@@ -334,8 +333,8 @@ def counted(pool):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_draw_that_is_refused_spends_no_sample_and_changes_no_count(form):
     ends, asks = [], []
-    for made, _ in (made_of(form), made_of(form)):
-        ends.append(SmallEnd(made, Limits(), "t", "reader"))
+    for dispatcher, _ in (server_with(form), server_with(form)):
+        ends.append(SmallEnd(dispatcher, Limits(), "t", "reader"))
         rows = unpack_sums(ends[-1].one(messages.Sums(reserve=96)).body.clients)
         counts = np.zeros(len(rows), CLIENT_COUNTS)
         counts["client"], counts["count"] = rows["client"], 60 // len(rows)
@@ -363,12 +362,12 @@ def test_rollouts_come_in_pages_of_what_their_reader_takes():
     served = TakesServer()
     for first in range(0, 1000, 20):
         served.push(first.to_bytes(16, "big"), range(first, first + 20))
-    end, found = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
-    while len(found) < 1000:
-        reply = end.one(fragments.Take(steps=1000 - len(found)))
+    end, numbers = SmallEnd(served.dispatcher, SMALL, "rollouts", "reader"), []
+    while len(numbers) < 1000:
+        reply = end.one(fragments.Take(steps=1000 - len(numbers)))
         parts = unpacked(reply.body.fragments, reply.payload, served.pool.schema, now=5.0, limits=SMALL)
-        found += [int(number) for part in parts for number in part.episode.columns["obs"]]
-    assert found == list(range(1000)) and len(end.replies) > 10
+        numbers += [int(number) for part in parts for number in part.episode.columns["obs"]]
+    assert numbers == list(range(1000)) and len(end.replies) > 10
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
@@ -403,12 +402,12 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     with pytest.raises(Refused, match="a fragment of 1 entries, whose payload takes .* has room for 256"):
         takes.take({})
     assert served.pool.entries() == 500 and served.pool.stats().split == 0
-    made = fragment(bytes(16), range(3))
-    payload = packed([made], served.pool.schema, now=0.0, wall=0.0)[1]
-    said = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])
-    assert served.pool.check(said, payload, limits=Limits(message_bytes=1024)).samples == 3
+    rollout = fragment(bytes(16), range(3))
+    payload = packed([rollout], served.pool.schema, now=0.0, wall=0.0)[1]
+    body = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])
+    assert served.pool.check(body, payload, limits=Limits(message_bytes=1024)).samples == 3
     with pytest.raises(ProtocolError, match="an entry and its next state take .* bytes") as caught:
-        served.pool.check(said, payload, limits=Limits(message_bytes=len(payload)))
+        served.pool.check(body, payload, limits=Limits(message_bytes=len(payload)))
     assert caught.value.code == "too_large"
 
 
@@ -441,13 +440,13 @@ def test_partitions_and_rows_come_in_pages():
 
 def test_one_reply_lists_no_more_rows_than_may_be_looked_at_for_it(monkeypatch):
     monkeypatch.setattr(handlers, "FACTS_PER_REPLY", 2)
-    end, found, after = keyed_end(), [], 0
+    end, pages, after = keyed_end(), [], 0
     put(end, "p", *(keyed.PutRow(f"k{number}", {}, {}, []) for number in range(5)))
     for _ in range(3):
         reply = end.one(keyed.FindRows(call="tags", partition="p", after=after))
-        found.append([row.key for row in keyed.unpack_facts(reply.payload)])
+        pages.append([row.key for row in keyed.unpack_facts(reply.payload)])
         after = reply.body.after
-    assert found == [["k0", "k1"], ["k2", "k3"], ["k4"]] and reply.body.is_whole
+    assert pages == [["k0", "k1"], ["k2", "k3"], ["k4"]] and reply.body.is_whole
 
 
 @pytest.mark.parametrize("call", ["facts", "values"])
@@ -455,14 +454,14 @@ def test_rows_of_many_keys_come_in_pages(call):
     end, keys = keyed_end(), [f"k{number}" for number in range(40)]
     for key in keys:
         put(end, "p", keyed.PutRow(key, {"t": bytes(150)}, {"x": bytes(150)}, []))
-    found, after, is_whole = [], 0, False
+    rows, after, is_whole = [], 0, False
     unpack_rows = keyed.unpack_facts if call == "facts" else keyed.unpack_values
     while not is_whole:
         body = keyed.FindRows(call=call, partition="p", after=after, known=0)
         reply = end.one(body, keyed.pack(keys))
-        found += unpack_rows(reply.payload)
+        rows += unpack_rows(reply.payload)
         after, is_whole = reply.body.after, reply.body.is_whole
-    assert len(found) == 40 and len(end.replies) > 44
+    assert len(rows) == 40 and len(end.replies) > 44
 
 
 def test_a_row_that_is_longer_than_a_message_comes_in_parts():
@@ -470,12 +469,12 @@ def test_a_row_that_is_longer_than_a_message_comes_in_parts():
     for name, value in fields.items():
         put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
     put(end, "p", keyed.PutRow("short", {}, {"x": b"1"}, []))
-    keys, found, reading = ["short", "long", "none", "short"], [], keyed.ValuesReading("p")
+    keys, rows, reading = ["short", "long", "none", "short"], [], keyed.ValuesReading("p")
     while not reading.is_whole:
         reply = end.one(reading.request, keyed.pack(keys))
-        found += reading.take(reply.body, reply.payload)
+        rows += reading.take(reply.body, reply.payload)
     assert len(end.replies) > 25
-    assert [row.fields for row in found] == [{"x": b"1"}, fields, {}, {"x": b"1"}] and not found[2].is_there
+    assert [row.fields for row in rows] == [{"x": b"1"}, fields, {}, {"x": b"1"}] and not rows[2].is_there
     asked = keyed.FindRows(call="values", partition="p")
     assert end.one(asked, keyed.pack(["long"])).code == "too_large"
 
@@ -484,10 +483,10 @@ CHANGES = {
     "written": keyed.PutRow("long", {}, {f"field {number}": bytes([100 + number]) * 700 for number in range(20)}, []),
     "longer": keyed.PutRow("long", {}, {"another": b"1"}, []),
     "tagged": keyed.PutRow("long", {"status": b"1"}, {}, []),
-    "made anew": keyed.PutRow("long", {}, {f"field {number}": bytes([200 + number]) * 700 for number in range(20)}, []),
+    "replaced": keyed.PutRow("long", {}, {f"field {number}": bytes([200 + number]) * 700 for number in range(20)}, []),
     "gone": None,
 }
-"""What happens to a row between two of its parts."""
+"""Changes of a row between two of its parts."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -497,18 +496,18 @@ def test_all_parts_of_a_row_that_is_changed_between_two_of_them_are_of_one_versi
     former = {f"field {number}": bytes([number]) * 700 for number in range(20)}
     for name, value in former.items():
         put(end, "p", keyed.PutRow("long", {}, {name: value}, []))
-    found, reading, replies = [], keyed.ValuesReading("p"), itertools.count(1)
+    rows, reading, replies = [], keyed.ValuesReading("p"), itertools.count(1)
     while not reading.is_whole:
         reply = end.one(reading.request, keyed.pack(["long", "none"]))
-        found += reading.take(reply.body, reply.payload)
+        rows += reading.take(reply.body, reply.payload)
         if next(replies) == part:
-            if change in ("gone", "made anew"):
+            if change in ("gone", "replaced"):
                 end.one(keyed.ChangeRows(call="clear", partition="p"), keyed.pack(["long"]))
             for field in {} if row is None else row.fields or {"": b""}:
                 put(end, "p", keyed.PutRow("long", row.tags, {field: row.fields[field]} if field else {}, []))
-    expected = {} if row is None else row.fields if change == "made anew" else former | row.fields
-    assert [(each.fields, each.is_there) for each in found] == [(expected, row is not None), ({}, False)]
-    assert list(found[0].fields) == found[0].names
+    expected = {} if row is None else row.fields if change == "replaced" else former | row.fields
+    assert [(each.fields, each.is_there) for each in rows] == [(expected, row is not None), ({}, False)]
+    assert list(rows[0].fields) == rows[0].names
 
 
 def test_a_row_that_is_written_between_any_two_of_its_parts_is_given_up_by_name():
@@ -537,31 +536,28 @@ def test_a_row_that_no_reply_could_have_is_refused_before_it_is_written():
     assert "1200 fields" in put(usual, "p", many[1]).text
 
 
-# ------------------------------------------------------------------------------------------------------ what is left
-
-
 def test_accounts_and_names_of_runs_come_as_far_as_they_fit():
-    made, _ = pool_of(0)
-    end, rows = SmallEnd(made, SMALL, "t", "reader"), np.zeros(60, ACCOUNT)
+    dispatcher, _ = pool_of(0)
+    end, rows = SmallEnd(dispatcher, SMALL, "t", "reader"), np.zeros(60, ACCOUNT)
     rows["client"][:, 0], rows["home"] = np.arange(60) + 1, 1
     for number in range(40):
-        made.inherit(f"{number}-{'r' * 100}", True, rows[:0])
-    made.inherit("run", False, rows)
-    found, after, more = [], b"", True
+        dispatcher.inherit(f"{number}-{'r' * 100}", True, rows[:0])
+    dispatcher.inherit("run", False, rows)
+    clients, after, more = [], b"", True
     while more:
-        told = end.one(messages.Ledger(after=after)).body
-        assert 1 <= len(told.runs) < 40
-        page = unpack_accounts(told.accounts)
-        found += page["client"][:, 0].tolist()
-        after, more = page[-1:].tobytes()[:32], told.more
-    assert found == list(range(1, 61))
+        ledger = end.one(messages.Ledger(after=after)).body
+        assert 1 <= len(ledger.runs) < 40
+        page = unpack_accounts(ledger.accounts)
+        clients += page["client"][:, 0].tolist()
+        after, more = page[-1:].tobytes()[:32], ledger.more
+    assert clients == list(range(1, 61))
 
 
 def test_what_has_no_pages_is_refused_by_its_size():
-    made, _ = pool_of(0)
-    end = SmallEnd(made, SMALL, "t", "actor")
+    dispatcher, _ = pool_of(0)
+    end = SmallEnd(dispatcher, SMALL, "t", "actor")
     for number in range(20):
-        made.publish(f"{number}{LONG[:100]}", b"weights")
+        dispatcher.publish(f"{number}{LONG[:100]}", b"weights")
     for body in (messages.Hello(role="actor", table="t", takes=_takes(SMALL)), messages.Update(steps=1)):
         refused = end.one(body)
         assert refused.code == "too_large" and "whose tail takes" in refused.text
@@ -596,8 +592,6 @@ def test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_fo
             service.run(JobContent(None, options))
 
 
-# ------------------------------------------------------------------------------------------------------ every kind
-
 TESTS = {
     "WELCOME UPDATED": test_what_has_no_pages_is_refused_by_its_size,
     "CHUNK NOTICE": test_a_model_is_fetched_in_stretches_of_what_its_reader_takes_and_no_notice_is_longer_than_all_take,
@@ -609,11 +603,11 @@ TESTS = {
     "PROMPTED": test_prompts_that_fit_into_no_reply_are_listed_drawn_and_fetched_in_pages,
     "KEYED_ROWS": test_partitions_and_rows_come_in_pages,
 }
-"""By kinds of replies and publications that grow: what is tried at its largest."""
+"""Test at the largest size, by kind of reply or publication that grows."""
 IN_INFERENCE = {"INFERRED"}
-"""Kinds that `tests/inference` tries at their largest, with a node of its own."""
+"""Kinds that `tests/inference` tests at their largest size, with an inference node."""
 BOUNDED = {"TAKEN", "PUBLISHED", "REFUSED", "NEWS", "SNAPSHOT"}
-"""Kinds of which every field has a bound, and all together are below what a client takes."""
+"""Kinds whose fields all have bounds, together below the limits of any client."""
 REQUESTS = {
     "HELLO", "UPDATE", "CACHE", "EPISODE", "FEEDBACK", "FETCH", "PUBLISH", "SUMS", "DRAW", "CONTROL", "LEDGER", "INHERIT",
     "TAKE_SNAPSHOT", "INFER", "WORK", "RESULT", "TAKE", "PROMPTS", "ANSWERS", "GROUPS", "FIND_ROWS", "CHANGE_ROWS",

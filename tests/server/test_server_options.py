@@ -1,4 +1,4 @@
-"""What a server may be asked for and what it knows of its runs: no socket, no folder; uploads and orders of snapshots."""
+"""Options of a server, queries about its runs, uploads of models, and orders of snapshots, without sockets."""
 
 import re
 import time
@@ -28,7 +28,7 @@ from memoire.wire.frames import NEWS_FRAME, topic_frame
 from netkit import SCHEMA
 from serverkit import ME, dispatcher_of, server_options, store_of
 
-# --- What a server may be asked for, and what is made of it: no socket, no folder
+# --- Options of a server, and the tables that follow from them
 
 
 def options(**changes):
@@ -72,10 +72,10 @@ def test_a_table_takes_any_seed_also_below_0(seed):
 
 
 def test_a_state_folder_is_closed_if_no_dispatcher_can_be_made():
-    made, store, closed = options(run="\n", state="x"), store_of(), []
+    run_options, store, closed = options(run="\n", state="x"), store_of(), []
     store.close = closed.append
     with pytest.raises(ParameterError, match="run"):
-        build.make_dispatcher(made, build.make_tables(made), store, name="home", epoch=5)
+        build.make_dispatcher(run_options, build.make_tables(run_options), store, name="home", epoch=5)
     assert closed == [0.0]
 
 
@@ -96,28 +96,30 @@ def test_a_state_folder_is_closed_if_no_dispatcher_can_be_made():
 def test_sizes_that_only_an_actor_would_find_too_large_for_a_message_are_refused_before_a_server_is_made(
     changes, name, most
 ):
-    """The state has 2 MB; the number that the error names fits, and one more does not."""
-    given = {"limits": Limits(), **changes, "schema": {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}}
-    parameters = given.pop("parameters", Parameters())
+    """The state has 2 MB; the maximum in the error fits, and one more does not."""
+    arguments = {"limits": Limits(), **changes, "schema": {"obs": (np.uint8, (2_000_000,)), "reward": np.float32}}
+    parameters = arguments.pop("parameters", Parameters())
     with pytest.raises(
         ParameterError, match=rf"^{name} must be at most {most} \(.* bytes, and (message_bytes|byte_limit) "
     ):
-        build.make_tables(options(**given, parameters=parameters))
-    tables = build.make_tables(options(**given, parameters=parameters.replace(**{name: most})))
+        build.make_tables(options(**arguments, parameters=parameters))
+    tables = build.make_tables(options(**arguments, parameters=parameters.replace(**{name: most})))
     with pytest.raises(ParameterError, match=f"^{name} must be at most {most}"):
-        build.make_tables(options(**given, parameters=parameters.replace(**{name: most + 1})))
-    if "byte_limit" not in given:
+        build.make_tables(options(**arguments, parameters=parameters.replace(**{name: most + 1})))
+    if "byte_limit" not in arguments:
         with pytest.raises(ParameterError, match=f"^{name} must be at most {most}"):
             tables.first.check_parameters(parameters.replace(**{name: most + 1}))
 
 
 def test_a_server_that_began_with_small_caches_refuses_a_cache_size_whose_pushes_it_would_not_take():
-    """Of pushes with 1 kB, 64 may queue for a connection: ZeroMQ counts them, and not their bytes."""
-    made = options(schema={"obs": (np.uint8, (100,)), "reward": np.float32}, parameters=Parameters(cache_size=4))
-    tables = build.make_tables(made)
+    """ZeroMQ counts messages and not bytes: of pushes with 1 kB, 64 may queue for a connection."""
+    small_options = options(
+        schema={"obs": (np.uint8, (100,)), "reward": np.float32}, parameters=Parameters(cache_size=4)
+    )
+    tables = build.make_tables(small_options)
     table = tables.first
-    limit_pushes(tables, made.limits.message_bytes)
-    assert table.push_bytes == 2 * made.limits.message_bytes // 64
+    limit_pushes(tables, small_options.limits.message_bytes)
+    assert table.push_bytes == 2 * small_options.limits.message_bytes // 64
     with pytest.raises(
         ParameterError, match="^cache_size .* a push to this server .* the server must start with "
     ) as caught:
@@ -146,28 +148,28 @@ def test_any_other_number_of_bytes_is_refused_by_name(value):
 def test_announcements_wake_who_tells_them_and_are_told_once():
     class Telling(Announcer):
         def _send(self, frames):
-            told.append(frames)
+            sent.append(frames)
 
-    announcer, woken, told = Telling(), [], []
-    announcer.add_model(make("a", b"1", 1))  # no thread tells them yet
+    announcer, woken, sent = Telling(), [], []
+    announcer.add_model(make("a", b"1", 1))  # no thread sends them yet
     announcer.wake = lambda: woken.append(announcer.next_time() <= time.monotonic())
     announcer.add_model(make("b", b"2", 1))
     announcer.add_news()
     assert woken == [True, True]
     dispatcher = dispatcher_of()
     announcer.turn(dispatcher, {})
-    assert [bytes(frames[0]) for frames in told] == [topic_frame("a"), topic_frame("b"), NEWS_FRAME]
+    assert [bytes(frames[0]) for frames in sent] == [topic_frame("a"), topic_frame("b"), NEWS_FRAME]
     announcer.turn(dispatcher, {})
-    assert len(told) == 3 and announcer.next_time() > time.monotonic()
+    assert len(sent) == 3 and announcer.next_time() > time.monotonic()
 
 
-# --- What a server knows of its runs, asked of a dispatcher without a socket; and the figures that follow from it
+# --- Queries about the runs of a server, and the figures that follow from them
 
 ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
 
 
-class Asked(Queries):
-    """What a server is asked, of a dispatcher."""
+class DispatcherQueries(Queries):
+    """Queries of a server, answered by a dispatcher alone."""
 
     def __init__(self, dispatcher, store=None):
         self._dispatcher, self._store = dispatcher, store
@@ -200,15 +202,15 @@ def report(dispatcher, client, **facts):
 def test_a_run_that_there_is_not_is_refused_with_those_that_there_are(dispatcher, ask):
     dispatcher.begin_run("two")
     with pytest.raises(ParameterError, match="one of 'run', 'two'"):
-        ask(Asked(dispatcher))
+        ask(DispatcherQueries(dispatcher))
 
 
 def test_accounts_come_in_pages_in_the_order_of_their_keys(dispatcher):
     for actor in ACTORS:
         report(dispatcher, actor, steps=1, episodes=1)
-    first, more = Asked(dispatcher).account_page(most=2)
+    first, more = DispatcherQueries(dispatcher).account_page(most=2)
     assert more and [row["client"].tobytes()[0] for row in first.rows] == [1, 2]
-    rest, more = Asked(dispatcher).account_page(after=key_of(first.rows[-1]), most=2)
+    rest, more = DispatcherQueries(dispatcher).account_page(after=key_of(first.rows[-1]), most=2)
     assert not more and [row["client"].tobytes()[0] for row in rest.rows] == [3]
 
 
@@ -217,22 +219,22 @@ def test_accounts_that_were_heard_lately_come_whole(dispatcher, clock):
     clock[0] += 10.0
     for actor in ACTORS[1:]:
         report(dispatcher, actor, steps=1, episodes=1)
-    told, more = Asked(dispatcher).account_page(seen=1005.0, most=1)
-    assert not more and sorted(row["client"].tobytes()[0] for row in told.rows) == [1, 2]
-    told, more = Asked(dispatcher).account_page(seen=clock[0] - Limits().client_timeout, most=1)
-    assert more and len(told.rows) == 1  # so long ago that some may have left memory: page by page
+    accounts, more = DispatcherQueries(dispatcher).account_page(seen=1005.0, most=1)
+    assert not more and sorted(row["client"].tobytes()[0] for row in accounts.rows) == [1, 2]
+    accounts, more = DispatcherQueries(dispatcher).account_page(seen=clock[0] - Limits().client_timeout, most=1)
+    assert more and len(accounts.rows) == 1  # some accounts may have left memory since then: page by page
 
 
 def test_closed_episodes_come_with_their_client_and_from_a_number_on(dispatcher):
     ended = [messages.Ended(number=n, time=1.0, length=n, returned=0.0) for n in (1, 2, 3)]
     report(dispatcher, ACTORS[0], episodes=3, steps=6, ended=ended)
-    newest = [(client, each.length) for client, each in Asked(dispatcher).episodes(2)]
+    newest = [(client, each.length) for client, each in DispatcherQueries(dispatcher).episodes(2)]
     assert newest == [(ACTORS[0].hex(), 2), (ACTORS[0].hex(), 3)]
     with pytest.raises(ParameterError, match="after"):
-        Asked(dispatcher).episodes_after(-1, 1)
+        DispatcherQueries(dispatcher).episodes_after(-1, 1)
 
 
-# --- Models on their way to a server: they end, and others wait for them
+# --- Uploads of models: they end, and others wait for them
 
 LIMITS = Limits(model_bytes=1000)
 
@@ -250,7 +252,7 @@ def receive(uploads, body, chunk, client=ME, now=0.0):
 
 
 def goes_on(uploads, topic, offset, size=500):
-    """Whether the next byte of an upload is taken."""
+    """Return True if the server takes the next byte of an upload."""
     try:
         return receive(uploads, publish(topic, size, offset), b"x") == (offset + 1, None)
     except ProtocolError as error:
@@ -298,7 +300,7 @@ def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place(
     assert not goes_on(uploads, "dead", 2, 1000) and len(uploads) == 1
 
 
-# --- Snapshots that are ordered from far away, message by message: one at a time, and each is carried out once
+# --- Orders of snapshots, message by message: one at a time, each carried out once
 
 
 def order(number, name="a"):

@@ -1,4 +1,4 @@
-"""When a server's replies leave, what becomes of a disk that is full or lost, and what it finds again of its former life."""
+"""Replies that wait for a disk, disks that are full or lost, and recovery of a server's former life."""
 
 import typing
 from types import SimpleNamespace
@@ -20,16 +20,13 @@ from memoire.wire.frames import encode, parse, table_number
 from netkit import SCHEMA
 from serverkit import ME, PARAMETERS, Ends, dispatcher_of, message, save, state_of, store_of, tables_of
 
-# --- When a server's replies leave, and what becomes of a disk that is full or lost: without a disk, and without a socket
-
-
 HEADER, NEXT_HEADER = (message(messages.Update(), number=number).header for number in (1, 2))
 PROMPTS = Table({"reward": np.float32}, storage="prompts", group=1)
 WAITING = Reply(messages.Published(topic="policy", version=1), until_saved=True)
 
 
 class Folder(MemoryStore):
-    """A state folder that saves when it is told to."""
+    """State folder that saves when a test calls `save`."""
 
     is_healthy, trouble = True, "the disk is full"
 
@@ -53,7 +50,7 @@ class Folder(MemoryStore):
 
 
 class Thread:
-    """The requests' thread, which runs what was posted when it is told to."""
+    """Thread of requests, which runs posted functions when a test calls `turn`."""
 
     def __init__(self):
         self.posted, self.errors = [], 0
@@ -68,13 +65,13 @@ class Thread:
 
 @pytest.fixture
 def disk():
-    """Saving with a folder that waits for the test, and what was sent."""
+    """Return a reply saver with a folder that the test controls, and the replies that were sent."""
     folder, thread, sent, tables = Folder(), Thread(), [], tables_of(default=Table(SCHEMA), p=PROMPTS)
     tables["p"].pool.keep_changes()
     dispatcher = dispatcher_of(tables, store=folder)
     saving = ReplySaver(dispatcher, folder, thread)
     saving.start()
-    folder.save()  # what a server has to save when it begins
+    folder.save()  # the initial data of a server
     return SimpleNamespace(folder=folder, thread=thread, sent=sent, dispatcher=dispatcher, saving=saving)
 
 
@@ -103,8 +100,6 @@ def test_a_warning_says_that_not_all_was_saved_at_the_end(disk, caplog, is_saved
     assert ("not everything could be saved" in caplog.text) is not is_saved
 
 
-# ------------------------------------------------------------------------------------ each request, and a full disk
-
 KEY = prompt_messages.PromptKey("d", 0, 0)
 REWARD = np.float32(1).tobytes()
 
@@ -114,7 +109,7 @@ def piece(lease=0, failed=""):
 
 
 def requests(lease):
-    """A request of each kind that can be granted one after the other, with its payload; `lease` tells a number."""
+    """Yield requests of each kind, in an order in which a server grants them, with their payloads."""
     yield messages.Hello(role="actor"), None
     yield messages.Update(epoch=2, episodes=1), None
     yield messages.Hello(role="reader"), None
@@ -155,14 +150,14 @@ def requests(lease):
 
 
 def answered_by(dispatcher):
-    """All requests that a server answers, by type and call; rows of `memoire.tq` are in memory alone."""
+    """Yield each request that a server answers, by type and call; rows of `memoire.tq` are in memory alone."""
     for body in {*dispatcher.handlers, *dispatcher.unlocked} - {keyed.FindRows, keyed.ChangeRows}:
         calls = typing.get_type_hints(body).get("call")
         yield from ((body, call) for call in (typing.get_args(calls) or ("",)))
 
 
 class Scenario:
-    """Asks one request after the other as a client would, each under its own number."""
+    """Client that sends one request after the other, each under its own number."""
 
     def __init__(self, disk):
         self.disk, self.lease, self.number = disk, 0, 0
@@ -174,7 +169,7 @@ class Scenario:
             yield body, payload
 
     def ask(self, body, payload):
-        """The reply that is sent at once; None if it waits."""
+        """Return the reply that is sent at once, or None if the reply waits."""
         of_prompts = (prompt_messages.Prompts, prompt_messages.Answers, prompt_messages.Groups)
         table = (
             0 if isinstance(body, messages.Hello) else table_number("p" if isinstance(body, of_prompts) else "default")
@@ -194,7 +189,7 @@ def test_each_request_that_a_server_answers_is_tried_with_a_full_disk(disk):
 
 
 def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_nothing_done(disk):
-    """And all else is answered; each refused one is granted when there is room."""
+    """Requests that need no disk are answered, and each refused request is granted when the disk has room."""
     disk.folder.trouble = "the disk is full since 3 s (/state)"
     scenario = Scenario(disk)
     for body, payload in scenario:
@@ -230,7 +225,7 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     assert len(disk.sent) == 2 and not disk.thread.errors
 
 
-# --- What a server finds again of its former life
+# --- Recovery of a server's former life
 
 
 @pytest.fixture
@@ -239,7 +234,7 @@ def disk_of_recovery():
 
 
 def begin(disk, parameters=PARAMETERS):
-    """A life of a server on a disk; everything until then is saved."""
+    """Begin a life of a server on a disk, save everything, and return the handlers."""
     store = store_of(disk)
     committer = Committer(store)
     state = state_of(
@@ -275,8 +270,8 @@ RENAMED = UnknownName, "size_of_caches"
         (lambda text: '{"given": {}}', NO_PARAMETERS),
         (lambda text: '{"given": 1, "now": {}, "version": 1}', NO_PARAMETERS),
         (lambda text: "[" * 100_000, NO_PARAMETERS),
-        (lambda text: text.replace("cache_size", "size_of_caches", 1), RENAMED),  # of those that were given
-        (lambda text: "size_of_caches".join(text.rsplit("cache_size", 1)), RENAMED),  # of those that hold now
+        (lambda text: text.replace("cache_size", "size_of_caches", 1), RENAMED),  # parameters at the start
+        (lambda text: "size_of_caches".join(text.rsplit("cache_size", 1)), RENAMED),  # parameters that hold now
         (lambda text: '"cache_size":-1'.join(text.rsplit('"cache_size":8', 1)), (ParameterError, "cache_size")),
     ],
 )

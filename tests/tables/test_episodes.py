@@ -1,4 +1,4 @@
-"""Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly."""
+"""Episodes at the server: shipped episodes are stored, checked, drawn and named as in a memory."""
 
 from typing import Any
 
@@ -39,8 +39,6 @@ from memory_checks import check_memory
 from netkit import in_thread, until
 from poolkit import counts_of
 
-# --- Episodes at the server: what an actor ships is stored as a memory would store it, checked, drawn and named rightly
-
 EVERY = {
     "plain": Parameters(),
     "stacked": Parameters(frame_stack=3, multi_step=2, discount=(0.5, 0.9), start="zero"),
@@ -59,15 +57,15 @@ CLIENT = b"client-number-01"
 
 
 class Actor:
-    """Ships into a list, and tells a reference memory the same."""
+    """Actor that ships episodes into a list, and adds the same entries to a reference memory."""
 
     def __init__(self, parameters: Parameters, *, compression: str = "none", capacity: int = 300) -> None:
         self.shipped: list[Any] = []
         self.reference = Memory(SCHEMA, capacity, parameters, seed=1)
 
         def pack(*columns: Any) -> Any:
-            *given, final = columns
-            return pack_episode(SCHEMA, *given, final=final, now=5.0, compression=compression)
+            *parts, final = columns
+            return pack_episode(SCHEMA, *parts, final=final, now=5.0, compression=compression)
 
         def ship(shipment: Any, changes: Any) -> None:
             self.shipped.append(shipment)
@@ -78,7 +76,7 @@ class Actor:
             memory.set_clock(1000.0)
 
     def play(self, seed: int = 0, lanes: int = 3, steps: int = 17) -> None:
-        """Episodes of several lengths side by side, ended in every way."""
+        """Record episodes of several lengths side by side, with every kind of ending."""
         rng = np.random.default_rng(seed)
         for memory in (self.reference, self.open):
             for lane in range(lanes):
@@ -100,7 +98,7 @@ class Actor:
             self.close(lane, rng)
 
     def close(self, lane: int, rng: Any) -> None:
-        """Close one in both."""
+        """Close the episode of a lane in both memories, with a random ending."""
         ending = dict(ENDINGS[rng.integers(len(ENDINGS))])
         if "final_state" in ending:
             ending["final_state"] = rng.integers(0, 9, (3, 2)).astype(np.uint8), np.float32(rng.normal())
@@ -109,25 +107,25 @@ class Actor:
             memory.open(lane)
 
 
-def received(made: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
-    """Check and add as a server does, out of bytes that lie anywhere."""
+def received(pool: EpisodePool, shipment: Any, client: bytes = CLIENT) -> int:
+    """Check and add a shipment as a server does, from bytes at an odd address."""
     room = np.empty(shipment.payload.nbytes + 1, np.uint8)
     room[1:] = shipment.payload
     message = shipment.message(0, 1, shipment.payload.nbytes)
-    checked = made.check(message, room[1:].data, checksum=_bytes.checksum(room[1:].data))
+    checked = pool.check(message, room[1:].data, checksum=_bytes.checksum(room[1:].data))
     assert checked.samples == shipment.entries
-    return made.add(client, 1, checked)
+    return pool.add(client, 1, checked)
 
 
 def played(parameters: Parameters | None = None, *, seed: int = 0, **options: Any) -> tuple[EpisodePool, Memory]:
-    """A pool of what an actor played, and the memory of the same."""
-    made = EpisodePool(SCHEMA, parameters, seed=2, **options)
-    made.memory.set_clock(1000.0)
+    """Return a pool with the episodes of an actor, and the actor's reference memory."""
+    pool = EpisodePool(SCHEMA, parameters, seed=2, **options)
+    pool.memory.set_clock(1000.0)
     actor = Actor(parameters or Parameters())
     actor.play(seed)
     for shipment in actor.shipped:
-        received(made, shipment)
-    return made, actor.reference
+        received(pool, shipment)
+    return pool, actor.reference
 
 
 def alike(left: GatheredSamples, right: GatheredSamples) -> None:
@@ -144,26 +142,26 @@ def alike(left: GatheredSamples, right: GatheredSamples) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name: str, compression: str) -> None:
     parameters = EVERY[name]
-    actor, made = Actor(parameters, compression=compression), EpisodePool(SCHEMA, parameters, capacity=300)
-    made.memory.set_clock(1000.0)
+    actor, pool = Actor(parameters, compression=compression), EpisodePool(SCHEMA, parameters, capacity=300)
+    pool.memory.set_clock(1000.0)
     actor.play(3)
     for shipment in actor.shipped:
-        assert received(made, shipment) == 0
-    check_memory(made.memory)
-    np.testing.assert_allclose(made.memory.sums(), actor.reference.sums(), rtol=1e-12)
-    assert made.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
-    drawn = made.get(200).gathered
-    numbers = drawn.ids["number"]  # in the order of closing, where the reference has that of adding
-    weights = [memory.contents()["weights"] for memory in (made.memory, actor.reference)]
+        assert received(pool, shipment) == 0
+    check_memory(pool.memory)
+    np.testing.assert_allclose(pool.memory.sums(), actor.reference.sums(), rtol=1e-12)
+    assert pool.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
+    drawn = pool.get(200).gathered
+    numbers = drawn.ids["number"]  # in the order of closing; the reference has the order of adding
+    weights = [memory.contents()["weights"] for memory in (pool.memory, actor.reference)]
     np.testing.assert_array_equal(*map(np.sort, weights))
-    alike(drawn, made.memory.gather(numbers))
+    alike(drawn, pool.memory.gather(numbers))
     single = Actor(parameters, compression=compression)
     single.play(4, lanes=1)
     alone = EpisodePool(SCHEMA, parameters, capacity=300)
     alone.memory.set_clock(1000.0)
     for shipment in single.shipped:
         received(alone, shipment)
-    drawn = alone.get(200).gathered  # with one lane both number entries alike
+    drawn = alone.get(200).gathered  # with one lane, both number entries alike
     alike(drawn, single.reference.gather(drawn.ids["number"]))
 
 
@@ -193,24 +191,24 @@ def arrays_of(count: int) -> dict[str, Any]:
 
 
 def test_arrays_become_the_episode_that_their_entries_would() -> None:
-    actor, given = Actor(Parameters()), arrays_of(6)
+    actor, columns = Actor(Parameters()), arrays_of(6)
     weights, versions = np.arange(6, dtype=np.float32), np.arange(6)
     final = {"image": np.ones((3, 2), np.uint8), "speed": 2.0}
     ending = {"terminated": False, "final_state": final, "bootstrap_value": 0.25, "multiplier": 2.0}
-    shipment = actor.open.whole(given, weights, versions, ending)
-    np.testing.assert_allclose(shipment.returned, given["reward"].sum(axis=0), rtol=1e-6)
-    made, reference = EpisodePool(SCHEMA, capacity=300, seed=0), actor.reference
-    received(made, shipment)
+    shipment = actor.open.whole(columns, weights, versions, ending)
+    np.testing.assert_allclose(shipment.returned, columns["reward"].sum(axis=0), rtol=1e-6)
+    pool, reference = EpisodePool(SCHEMA, capacity=300, seed=0), actor.reference
+    received(pool, shipment)
     reference.open(0)
-    leaves = [*given["state"].values(), *(given[name] for name in ("action", "reward", "value", "done"))]
+    leaves = [*columns["state"].values(), *(columns[name] for name in ("action", "reward", "value", "done"))]
     for t in range(6):
         reference.extend(0, [leaf[t : t + 1] for leaf in leaves], weights[t : t + 1], t)
     reference.close(0, **ending)
-    drawn = made.get(50).gathered
+    drawn = pool.get(50).gathered
     expected = reference.gather(drawn.ids["number"])
     drawn.age[:] = expected.age[:] = 0.0
     alike(drawn, expected)
-    by_leaf = given | {"state.image": given["state"]["image"], "state.speed": given["state"]["speed"]}
+    by_leaf = columns | {"state.image": columns["state"]["image"], "state.speed": columns["state"]["speed"]}
     del by_leaf["state"]
     np.testing.assert_array_equal(actor.open.whole(by_leaf, weights, versions, ending).payload, shipment.payload)
 
@@ -226,9 +224,9 @@ def test_arrays_become_the_episode_that_their_entries_would() -> None:
     ],
 )
 def test_arrays_that_do_not_fit_are_named(change: dict[str, Any], error: type[Exception], says: str) -> None:
-    given = {name: value for name, value in (arrays_of(6) | change).items() if value is not None}
+    columns = {name: value for name, value in (arrays_of(6) | change).items() if value is not None}
     with pytest.raises(error, match=says):
-        Actor(Parameters()).open.whole(given, 1.0, 0, {})
+        Actor(Parameters()).open.whole(columns, 1.0, 0, {})
 
 
 def test_an_episode_without_entries_is_refused() -> None:
@@ -238,86 +236,83 @@ def test_an_episode_without_entries_is_refused() -> None:
         Actor(Parameters()).open.whole(arrays_of(3), -1.0, 0, {})
 
 
-# What comes in
-
-
-def refused(made: EpisodePool, body: messages.Body, payload: Any, **options: Any) -> str:
+def refused(pool: EpisodePool, body: messages.Body, payload: Any, **options: Any) -> str:
     with pytest.raises(ProtocolError) as caught:
-        made.check(body, payload, **options)
+        pool.check(body, payload, **options)
     return f"{caught.value.code}: {caught.value.detail}"
 
 
 def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None:
-    made, _ = played(capacity=300)
-    before = made.stats()
+    pool, _ = played(capacity=300)
+    before = pool.stats()
     actor = Actor(Parameters())
     good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
     message = good.message(0, 1, 1)
     assert (
-        refused(made, messages.Cache(number=1, pushed_bytes=1), good.payload)
+        refused(pool, messages.Cache(number=1, pushed_bytes=1), good.payload)
         == "unexpected: CACHE was pushed; this table stores whole episodes"
     )
     bare = messages.Episode(number=1, pushed_bytes=1)
-    assert refused(made, bare, good.payload).startswith("parameters:")  # it has a final state, which the message denies
-    assert refused(made, message, good.payload, checksum=1).startswith("payload:")
-    assert refused(made, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
+    assert refused(pool, bare, good.payload).startswith("parameters:")  # the message denies the final state
+    assert refused(pool, message, good.payload, checksum=1).startswith("payload:")
+    assert refused(pool, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
     long = Actor(Parameters(), capacity=400).open.whole(arrays_of(301), 1.0, 0, {})
-    assert "the table has room for 300" in refused(made, long.message(0, 1, 1), long.payload)
+    assert "the table has room for 300" in refused(pool, long.message(0, 1, 1), long.payload)
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
-        assert refused(made, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
+        assert refused(pool, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
     layout = layout_of(SCHEMA, Parameters(), ContainerKind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
         row = containers.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
         broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
-        assert refused(made, message, broken) == f"value: column {name!r} is not finite"
-    assert made.stats() == before
+        assert refused(pool, message, broken) == f"value: column {name!r} is not finite"
+    assert pool.stats() == before
 
 
 def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_drawn() -> None:
-    made, actor = EpisodePool(SCHEMA, Parameters(frame_stack=2), capacity=50, seed=1), Actor(Parameters())
+    pool, actor = EpisodePool(SCHEMA, Parameters(frame_stack=2), capacity=50, seed=1), Actor(Parameters())
     good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
     message, taken = good.message(0, 1, 1), 0
     for at in range(good.payload.nbytes):
         broken = good.payload.copy()
         broken[at] ^= 1 << at % 8
         try:
-            checked = made.check(message, broken)
+            checked = pool.check(message, broken)
         except ProtocolError:
             continue
-        made.add(CLIENT, 1, checked)
+        pool.add(CLIENT, 1, checked)
         taken += 1
     assert 0 < taken < good.payload.nbytes
-    check_memory(made.memory)
-    assert np.isfinite(made.get(100).importance).all()
+    check_memory(pool.memory)
+    assert np.isfinite(pool.get(100).importance).all()
 
 
 def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
-    made, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
+    pool, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
     shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
-    checked = made.check(shipment.message(0, 1, 1), shipment.payload)
-    assert made.limit(10 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)) == 0
+    checked = pool.check(shipment.message(0, 1, 1), shipment.payload)
+    assert pool.limit(10 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)) == 0
     with pytest.raises(ProtocolError, match="too_large"):
-        made.add(CLIENT, 1, checked)
-    assert made.stats().held == 0
-    check_memory(made.memory)
+        pool.add(CLIENT, 1, checked)
+    assert pool.stats().held == 0
+    check_memory(pool.memory)
 
 
 def test_entries_that_become_too_old_while_a_reader_draws_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _ = played(Parameters(max_age=10.0))
-    made.reserve(b"r" * 16, 5)
-    counts = counts_of({made.owner: 5})
+    pool, _ = played(Parameters(max_age=10.0))
+    pool.reserve(b"r" * 16, 5)
+    counts = counts_of({pool.owner: 5})
 
     def later(*arguments: Any, **options: Any) -> Any:
-        made.memory.set_clock(2000.0)
+        pool.memory.set_clock(2000.0)
         return build_drawn(*arguments, **options)
 
     build_drawn = containers.build_drawn
-    assert made.draw_counts(b"r" * 16, counts) is not None
+    assert pool.draw_counts(b"r" * 16, counts) is not None
     monkeypatch.setattr(containers, "build_drawn", later)
-    assert made.draw_counts(b"r" * 16, counts) is None
-    assert made.stats().drawn == 5
+    assert pool.draw_counts(b"r" * 16, counts) is None
+    assert pool.stats().drawn == 5
 
 
 def test_capacity_and_bytes_that_do_not_fit_each_other_are_refused() -> None:
@@ -332,155 +327,149 @@ def test_capacity_and_bytes_that_do_not_fit_each_other_are_refused() -> None:
         EpisodePool(SCHEMA, capacity=-1)
 
 
-# Names
-
-
 def test_ids_name_the_memory_and_a_memory_that_begins_anew_has_another_name() -> None:
-    made, reference = played(capacity=300)
-    drawn = made.get(40).gathered
+    pool, reference = played(capacity=300)
+    drawn = pool.get(40).gathered
     assert drawn.ids.dtype == ID
-    assert {drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)} == {made.owner}
+    assert {drawn.ids["client"].tobytes()[i : i + 16] for i in range(0, 640, 16)} == {pool.owner}
     number = drawn.ids["number"][:1]
-    assert made.apply(made.owner, number, np.array([3.5], np.float32)) == (1, 0)
-    exponent = made.parameters.priority_exponent
-    at = np.flatnonzero(made.memory.contents()["meta"]["number"] == number[0])
-    assert made.memory.contents()["meta"]["priority"][at] == np.float32(3.5 + 1e-6)
+    assert pool.apply(pool.owner, number, np.array([3.5], np.float32)) == (1, 0)
+    exponent = pool.parameters.priority_exponent
+    at = np.flatnonzero(pool.memory.contents()["meta"]["number"] == number[0])
+    assert pool.memory.contents()["meta"]["priority"][at] == np.float32(3.5 + 1e-6)
     assert exponent > 0
-    assert made.apply(b"x" * 16, number, np.array([9.0], np.float32)) is None
-    former, held = made.owner, made.stats().caches
-    assert made.clear() == held
-    assert made.owner != former
-    assert made.apply(former, number, np.array([9.0], np.float32)) is None
-    assert made.apply(made.owner, number, np.array([9.0], np.float32)) == (0, 1)
-    assert (made.stats().applied, made.stats().stale) == (1, 1)
-    assert made.stats().held == 0
+    assert pool.apply(b"x" * 16, number, np.array([9.0], np.float32)) is None
+    former, held = pool.owner, pool.stats().caches
+    assert pool.clear() == held
+    assert pool.owner != former
+    assert pool.apply(former, number, np.array([9.0], np.float32)) is None
+    assert pool.apply(pool.owner, number, np.array([9.0], np.float32)) == (0, 1)
+    assert (pool.stats().applied, pool.stats().stale) == (1, 1)
+    assert pool.stats().held == 0
 
 
 def test_parameters_weigh_what_is_stored_anew() -> None:
-    made, reference = played(capacity=300)
+    pool, reference = played(capacity=300)
     for changes in ({"priority_exponent": 1.0}, {"multi_step": 3, "frame_stack": 2}, {"discount": (0.5,)}):
-        parameters = made.parameters.replace(**changes)
-        assert made.configure(parameters) == 0
+        parameters = pool.parameters.replace(**changes)
+        assert pool.configure(parameters) == 0
         reference.configure(parameters)
-        np.testing.assert_allclose(made.memory.sums(), reference.sums(), rtol=1e-9)
-    assert made.configure(made.parameters.replace(max_episode=2)) == made.stats().added - 2
+        np.testing.assert_allclose(pool.memory.sums(), reference.sums(), rtol=1e-9)
+    assert pool.configure(pool.parameters.replace(max_episode=2)) == pool.stats().added - 2
     with pytest.raises(ParameterError):
-        made.configure(made.parameters.replace(prev=("nothing",)))
-
-
-# What goes out
+        pool.configure(pool.parameters.replace(prev=("nothing",)))
 
 
 def test_arrays_of_the_caller_are_filled() -> None:
-    made, _ = played(capacity=300)
+    pool, _ = played(capacity=300)
     out = {"action": np.empty((8, 2), np.float32), "state.image": np.empty((8, 3, 2), np.uint8), "ids": np.empty(8, ID)}
-    drawn = made.get(8, out=out).gathered
+    drawn = pool.get(8, out=out).gathered
     assert drawn.prev["action"] is out["action"] or drawn.prev["action"].base is out["action"]
-    alike(drawn, made.memory.gather(drawn.ids["number"]))
+    alike(drawn, pool.memory.gather(drawn.ids["number"]))
     with pytest.raises(ParameterError, match="action"):
-        made.get(8, out={"action": np.empty((7, 2), np.float32)})
+        pool.get(8, out={"action": np.empty((7, 2), np.float32)})
     with pytest.raises(ParameterError, match="batch_size"):
-        made.get(0)
+        pool.get(0)
 
 
 def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
-    made, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
+    pool, actor = EpisodePool(SCHEMA, capacity=300), Actor(Parameters())
     with pytest.raises(NotEnoughSamples, match="none of the 0 entries in 0 episodes of 0 clients can be drawn"):
-        made.get(4)
+        pool.get(4)
     with pytest.raises(NotEnoughSamples, match=r"after waiting \d+\.\d s"):
-        made.get(4, timeout=0.01)
-    assert made.stats().misses == 2
-    waiting, box = in_thread(lambda: made.get(4, timeout=100.0))
-    until(lambda: made._waiter.waiting)
-    received(made, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
+        pool.get(4, timeout=0.01)
+    assert pool.stats().misses == 2
+    waiting, box = in_thread(lambda: pool.get(4, timeout=100.0))
+    until(lambda: pool._waiter.waiting)
+    received(pool, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
     waiting.join(100.0)
     assert len(box["value"].gathered.ids) == 4
-    made.clear()
+    pool.clear()
     for _ in range(2):
-        made.close()
+        pool.close()
     with pytest.raises(Closed):
-        made.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
+        pool.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
     shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
-    assert received(made, shipment) == 0
-    assert made.stats().held == 0
+    assert received(pool, shipment) == 0
+    assert pool.stats().held == 0
 
 
 def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
     now = [0.0]
-    made = EpisodePool(SCHEMA, capacity=300, client_timeout=10.0, clock=lambda: now[0])
+    pool = EpisodePool(SCHEMA, capacity=300, client_timeout=10.0, clock=lambda: now[0])
     shipment = Actor(Parameters()).open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
-    received(made, shipment)
-    made.heard(b"2" * 16)
-    made.heard(b"3" * 16)
-    made.goodbye(b"3" * 16)
-    assert made.stats().clients == 2
+    received(pool, shipment)
+    pool.heard(b"2" * 16)
+    pool.heard(b"3" * 16)
+    pool.goodbye(b"3" * 16)
+    assert pool.stats().clients == 2
     now[0] = 11.0
-    made.heard(b"4" * 16)
-    assert made.stats().clients == 1
-    assert made.expire() == 0
-    made.goodbye(b"4" * 16)
-    assert (made.stats().clients, made.stats().held) == (0, 4)
+    pool.heard(b"4" * 16)
+    assert pool.stats().clients == 1
+    assert pool.expire() == 0
+    pool.goodbye(b"4" * 16)
+    assert (pool.stats().clients, pool.stats().held) == (0, 4)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     parameters = EVERY[name].replace(importance_exponent=1.0)
-    made, _ = played(parameters, capacity=300)
-    rows = made.reserve(b"r" * 16, 64)
-    assert rows["client"].tobytes() == made.owner
+    pool, _ = played(parameters, capacity=300)
+    rows = pool.reserve(b"r" * 16, 64)
+    assert rows["client"].tobytes() == pool.owner
     planned = plan([rows], 64, 0.5)
     assert planned is not None
     (counts,) = planned.counts
-    payload = made.draw_counts(b"r" * 16, counts, now=7.0)
+    payload = pool.draw_counts(b"r" * 16, counts, now=7.0)
     layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     held = containers.check(payload, layout)
     drawn = finish(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
-    assert gathered.ids["client"].tobytes() == made.owner * 64
-    expected = made.memory.gather(gathered.ids["number"])
+    assert gathered.ids["client"].tobytes() == pool.owner * 64
+    expected = pool.memory.gather(gathered.ids["number"])
     if gathered.mask is None:
         alike(gathered, expected)
-    chance = made.memory.weights(gathered.ids["number"]) / made.memory.total_weight
-    np.testing.assert_allclose(drawn.importance * drawn.divisor, 1.0 / (made.memory.num_positive * chance), rtol=1e-5)
+    chance = pool.memory.weights(gathered.ids["number"]) / pool.memory.total_weight
+    np.testing.assert_allclose(drawn.importance * drawn.divisor, 1.0 / (pool.memory.num_positive * chance), rtol=1e-5)
 
 
 def test_entries_are_drawn_no_more_often_than_they_may_by_anybody() -> None:
-    made, _ = played(Parameters(max_times_sampled=2, priority_exponent=0.0), capacity=300)
-    allowed = 2 * made.memory.num_positive
-    seen = made.get(20).gathered.ids["number"].tolist()
-    (row,) = made.reserve(b"r" * 16, 10)
+    pool, _ = played(Parameters(max_times_sampled=2, priority_exponent=0.0), capacity=300)
+    allowed = 2 * pool.memory.num_positive
+    seen = pool.get(20).gathered.ids["number"].tolist()
+    (row,) = pool.reserve(b"r" * 16, 10)
     assert (int(row["reserved"]), int(row["flags"])) == (allowed - 20, 0)
-    planned = plan([made.reserve(b"r" * 16, 10)], 10, 0.5)
+    planned = plan([pool.reserve(b"r" * 16, 10)], 10, 0.5)
     assert planned is not None
     counts = planned.counts[0].copy()
-    layout = layout_of(SCHEMA, made.parameters, ContainerKind.DRAWN)
-    while (payload := made.draw_counts(b"r" * 16, counts)) is not None:
+    layout = layout_of(SCHEMA, pool.parameters, ContainerKind.DRAWN)
+    while (payload := pool.draw_counts(b"r" * 16, counts)) is not None:
         seen += np.frombuffer(containers.check(payload, layout).part(Part.NUMBER), "<i8").tolist()
         with pytest.raises(NotEnoughSamples, match=r"max_times_sampled=2 limits draws of an entry, and|none of the"):
-            made.get(allowed)
+            pool.get(allowed)
         counts["count"] = 17
     assert len(seen) == allowed
     assert np.unique(seen, return_counts=True)[1].max() == 2
-    assert len(made.reserve(b"r" * 16, 10)) == 0
+    assert len(pool.reserve(b"r" * 16, 10)) == 0
 
 
 def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
-    """Three pools of 20, 60 and 200 entries whose weights differ a hundredfold; beta 1, and systematic shares."""
+    """Weights of the pools of 20, 60 and 200 entries differ a hundredfold; beta is 1, and shares are systematic."""
     parameters, rng = Parameters(importance_exponent=1.0, priority_exponent=1.0), np.random.default_rng(5)
     pools, truth = [], []
     for entries, scale in ((20, 1.0), (60, 100.0), (200, 0.5)):
         values = rng.normal(scale, 1.0, entries).astype(np.float32)
-        made = EpisodePool(SCHEMA_EPISODE_MEMORY, parameters, capacity=300, seed=entries)
-        made.add(CLIENT, 1, episode_of(values, rng.uniform(0.01, scale, entries)))
-        pools.append(made)
+        pool = EpisodePool(SCHEMA_EPISODE_MEMORY, parameters, capacity=300, seed=entries)
+        pool.add(CLIENT, 1, episode_of(values, rng.uniform(0.01, scale, entries)))
+        pools.append(pool)
         truth.append(values)
     expected = np.concatenate(truth).mean()
     layout = layout_of(SCHEMA_EPISODE_MEMORY, parameters, ContainerKind.DRAWN)
     means = []
     for draw in range(300):
-        planned = plan([made.reserve(b"r" * 16, 32) for made in pools], 32, float(rng.random()))
+        planned = plan([pool.reserve(b"r" * 16, 32) for pool in pools], 32, float(rng.random()))
         assert planned is not None
-        parts = [made.draw_counts(b"r" * 16, c) for made, c in zip(pools, planned.counts, strict=True) if len(c)]
+        parts = [pool.draw_counts(b"r" * 16, c) for pool, c in zip(pools, planned.counts, strict=True) if len(c)]
         held = [containers.check(part, layout) for part in parts]
         drawn = finish(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
@@ -489,69 +478,63 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
     assert abs(np.mean(means) - expected) < 4.0 * error
 
 
-# --- The memory under a pool of episodes, call by call: room, replacement, what comes back once, and draws for a reader
+# --- The memory of a pool of episodes: room, replacement, restored episodes, and draws for a reader
 
 SCHEMA_EPISODE_MEMORY = Schema({"obs": (np.float32, (3,)), "reward": np.float32})
 SIZE = SCHEMA_EPISODE_MEMORY.entry_bytes + ENTRY_OVERHEAD
 
 
 def episode_of(values: Any, weights: Any = 1.0) -> CheckedEpisode:
-    """An episode whose observations and rewards are these."""
+    """Return an episode with these observations and rewards."""
     count = len(values)
     columns = {"obs": np.repeat(values[:, None], 3, axis=1).astype(np.float32), "reward": values.astype(np.float32)}
     weights = np.broadcast_to(weights, count).astype(np.float32)
     facts: dict[str, Any] = {"learned": np.zeros(count, np.bool_), "model_version": np.zeros(count, np.int64)}
-    made = dataset.Episode(columns=columns, init_w=weights, priority=None, born=None, terminated=True, **facts)
-    return CheckedEpisode(made, np.zeros(count, np.float32), count)
+    episode = dataset.Episode(columns=columns, init_w=weights, priority=None, born=None, terminated=True, **facts)
+    return CheckedEpisode(episode, np.zeros(count, np.float32), count)
 
 
 def stored(*lengths: int, capacity: int = 20, byte_limit: int = 1 << 20) -> EpisodePool:
-    """A pool of episodes whose observations count their steps."""
-    made = EpisodePool(SCHEMA_EPISODE_MEMORY, capacity=capacity, byte_limit=byte_limit, seed=1)
+    """Return a pool of episodes whose observations count their steps."""
+    pool = EpisodePool(SCHEMA_EPISODE_MEMORY, capacity=capacity, byte_limit=byte_limit, seed=1)
     for length in lengths:
-        made.add(CLIENT, 1, episode_of(np.arange(length)))
-    return made
+        pool.add(CLIENT, 1, episode_of(np.arange(length)))
+    return pool
 
 
 def test_names_of_episodes_that_have_left_are_forgotten() -> None:
-    source, made = stored(1), stored(capacity=4)
+    source, pool = stored(1), stored(capacity=4)
     (kept,) = source.walk()
     for number in range(500):
-        assert made.put_back(kept._replace(number=number))[0]
-        assert len(made._put_back) <= 2 * made.now.memory.num_episodes + 100
-    assert not made.put_back(kept._replace(number=499))[0]
-
-
-# Another memory
+        assert pool.put_back(kept._replace(number=number))[0]
+        assert len(pool._put_back) <= 2 * pool.now.memory.num_episodes + 100
+    assert not pool.put_back(kept._replace(number=499))[0]
 
 
 def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_another_name() -> None:
-    made = stored(8, 8, 2, capacity=0, byte_limit=20 * SIZE)
-    first = made.now
+    pool = stored(8, 8, 2, capacity=0, byte_limit=20 * SIZE)
+    first = pool.now
     first.memory.saw_model(7)
-    kept = list(made.walk())
-    assert made.limit(12 * SIZE) == 1 and made.byte_limit == 12 * SIZE
-    assert made.now.owner != first.owner and (made.now.memory.capacity, made.now.memory.num_entries) == (12, 10)
-    assert made.now.memory.newest_model == 7
-    assert made.limit(4 * SIZE) == 1 and made.now.memory.num_entries == 2, "one of 8 entries has no room at all"
+    kept = list(pool.walk())
+    assert pool.limit(12 * SIZE) == 1 and pool.byte_limit == 12 * SIZE
+    assert pool.now.owner != first.owner and (pool.now.memory.capacity, pool.now.memory.num_entries) == (12, 10)
+    assert pool.now.memory.newest_model == 7
+    assert pool.limit(4 * SIZE) == 1 and pool.now.memory.num_entries == 2, "one of 8 entries has no room at all"
     with pytest.raises(ParameterError, match="byte_limit"):
-        made.limit(SIZE - 1)
-    assert made.byte_limit == 4 * SIZE
-    again = made.now
-    assert made.limit(4 * SIZE + 1) == 0 and made.now is again, "the same number of entries"
-    assert made.put_back(kept[2]) == (True, 0), "what came by the wire has no name from before"
+        pool.limit(SIZE - 1)
+    assert pool.byte_limit == 4 * SIZE
+    again = pool.now
+    assert pool.limit(4 * SIZE + 1) == 0 and pool.now is again, "the same number of entries"
+    assert pool.put_back(kept[2]) == (True, 0), "what came by the wire has no name from before"
 
 
 def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
-    made = stored(capacity=0, byte_limit=20 * SIZE)
+    pool = stored(capacity=0, byte_limit=20 * SIZE)
     kept = list(stored(5, 6).walk())
     for each in kept:
-        made.put_back(each)
-    assert made.limit(8 * SIZE) == 1
-    assert [made.put_back(each)[0] for each in reversed(kept)] == [False, True]
-
-
-# What goes out
+        pool.put_back(each)
+    assert pool.limit(8 * SIZE) == 1
+    assert [pool.put_back(each)[0] for each in reversed(kept)] == [False, True]
 
 
 def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
@@ -580,15 +563,12 @@ def test_why_a_draw_waits_is_said_in_words(error: EmptyMemory, words: str) -> No
     assert why_nothing(error, 2, 1) == words
 
 
-# Inspection
-
-
 def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
     schema = Schema({"obs": Column(np.uint8, (None,), "state"), "reward": np.float32})
-    made = EpisodePool(schema, byte_limit=20_000)
+    pool = EpisodePool(schema, byte_limit=20_000)
     for length in (5000, 10):
-        made.memory.open()
-        made.memory.add(0, (np.ones(length, np.uint8), 1.0))
-        made.memory.close(terminated=True)
-    assert made.limit(4000) == 1
-    assert made.byte_limit == 4000 and made.memory.num_episodes == 1 and made.memory.ragged_bytes < 100
+        pool.memory.open()
+        pool.memory.add(0, (np.ones(length, np.uint8), 1.0))
+        pool.memory.close(terminated=True)
+    assert pool.limit(4000) == 1
+    assert pool.byte_limit == 4000 and pool.memory.num_episodes == 1 and pool.memory.ragged_bytes < 100

@@ -1,4 +1,4 @@
-"""Kinds of tables and what is seen of what they hold: the truth, and nothing is taken by looking."""
+"""Kinds of tables, and inspection of their contents, which shows true values and takes no samples."""
 
 import inspect
 from typing import Any
@@ -25,14 +25,14 @@ from memoire.wire.layout import layout_of
 from memoire.wire.parts import Part
 from poolkit import Clock, name
 
-# --- What is seen of held samples and entries: the truth, and nothing is taken by looking
+# --- Inspection of held samples and entries
 
 SCHEMA = Schema({"obs": (np.uint8, (4, 5)), "action": np.int32, "reward": np.float32})
 SETTINGS = Parameters(priority_exponent=1.0, frame_stack=2, importance_exponent=0.5)
 
 
 def memory_of(weights: Any, parameters: Parameters = SETTINGS, *, memory: Memory | None = None) -> Memory:
-    """A memory of one episode, every entry of which weighs about what it is given; entry i is made of i % 200."""
+    """Return a memory of one episode with about these weights; the values of entry i are i % 200."""
     memory = memory or Memory(SCHEMA, len(weights) + 8, parameters, seed=0)
     memory.set_clock(50.0)
     memory.open()
@@ -44,7 +44,7 @@ def memory_of(weights: Any, parameters: Parameters = SETTINGS, *, memory: Memory
 
 
 def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: Any) -> Pool:
-    """A pool of caches that clients with these memories pushed."""
+    """Return a pool of caches that clients with these memories pushed."""
     parameters = SETTINGS.replace(**changes)
     pool = Pool(SCHEMA, parameters, seed=1, clock=clock or Clock())
     layout = layout_of(SCHEMA, parameters)
@@ -55,30 +55,24 @@ def pool_of(memories: Any, *, caches: int = 40, clock: Any = None, **changes: An
 
 
 def effective(*weights: Any) -> float:
-    """1 / sum p**2 over the entries of all memories."""
+    """Return 1 / sum p**2 over the entries of all memories."""
     chances = np.concatenate(weights) / sum(each.sum() for each in weights)
     return float(1.0 / np.square(chances).sum())
-
-
-# Histograms
 
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.0, 1.0, 1e-20, 1e20]) | st.floats(1e-9, 1e9), max_size=40))
 def test_every_value_is_in_the_bucket_that_its_power_of_ten_says(values: list[float]) -> None:
-    made = Histogram.of(np.array(values))
-    assert sum(made.counts) + made.zeros == len(values) and made.zeros == values.count(0.0)
+    histogram = Histogram.of(np.array(values))
+    assert sum(histogram.counts) + histogram.zeros == len(values) and histogram.zeros == values.count(0.0)
     if values:
-        assert (made.least, made.greatest) == (min(values), max(values))
+        assert (histogram.least, histogram.greatest) == (min(values), max(values))
     above = [np.clip(value, 10.0**-12, 10.0**12) for value in values if value > 0.0]
-    for place, count in enumerate(made.counts):
-        low, high = (10.0 ** ((made.first + place + more) / PER_TEN) for more in (0, 1))
+    for place, count in enumerate(histogram.counts):
+        low, high = (10.0 ** ((histogram.first + place + more) / PER_TEN) for more in (0, 1))
         inside = sum(low * (1 + 1e-9) < value < high * (1 - 1e-9) for value in above)
         near = sum(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in above)
         assert inside <= count <= near
-
-
-# Samples in caches
 
 
 def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memories() -> None:
@@ -86,12 +80,12 @@ def test_the_effective_size_of_what_caches_stand_for_is_that_of_the_clients_memo
     weights = [rng.gamma(0.5, size=200) + 1e-3, rng.gamma(0.5, size=600) * 3.0 + 1e-3]
     memories = [memory_of(each) for each in weights]
     held = [memory.weights(np.arange(len(each))) for memory, each in zip(memories, weights, strict=True)]
-    found = pool_of(memories).distribution()
-    assert found.effective == pytest.approx(effective(*held), rel=0.15)
-    assert found.population == sum((each > 0).sum() for each in held)
-    assert found.total_weight == pytest.approx(sum(each.sum() for each in held))
-    assert found.looked == found.held == 2 * 40 * 64
-    assert found.weights.greatest <= max(each.max() for each in held) and found.weights.zeros == 0
+    distribution = pool_of(memories).distribution()
+    assert distribution.effective == pytest.approx(effective(*held), rel=0.15)
+    assert distribution.population == sum((each > 0).sum() for each in held)
+    assert distribution.total_weight == pytest.approx(sum(each.sum() for each in held))
+    assert distribution.looked == distribution.held == 2 * 40 * 64
+    assert distribution.weights.greatest <= max(each.max() for each in held) and distribution.weights.zeros == 0
     assert pool_of([]).distribution().effective is None
 
 
@@ -126,15 +120,15 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
 
 
 def walked(pool: Any, start: Any) -> list[Any]:
-    """What is shown if one steps from `start` to its first neighbour, and from there to its last."""
+    """Return the samples on a walk from `start` to its first neighbour, and from there to the last one."""
     shown = start
     while shown.place.earlier is not None:
         shown = pool.peek((bytes.fromhex(shown.client), shown.place.earlier)).specimen(SCHEMA, 0)
-    found = [shown]
+    samples = [shown]
     while shown.place.later is not None:
         shown = pool.peek((bytes.fromhex(shown.client), shown.place.later)).specimen(SCHEMA, 0)
-        found.append(shown)
-    return found
+        samples.append(shown)
+    return samples
 
 
 @pytest.mark.parametrize("changes", [{}, {"sequence_length": 4}, {"reuse_cache": True}])
@@ -147,7 +141,7 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
             cache = containers.check(containers.build(memory, 64, now=0.0), layout_of(SCHEMA, parameters))
             held[client].update(np.frombuffer(cache.part(Part.NUMBER), "<i8").tolist())
             pool.add(client, sequence, cache)
-    pool.get(8)  # samples that were drawn are still held, and shown
+    pool.get(8)  # drawn samples are still held and shown
     before, first = pool.stats(), pool.peek()
     assert first is not None
     steps = walked(pool, first.specimen(SCHEMA, 0))
@@ -160,9 +154,6 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
     assert pool.peek((name(0), 12_345)) is None and pool.peek((name(7), steps[0].number)) is None
 
 
-# Entries of episodes
-
-
 def episodes_of(weights: Any, parameters: Parameters = SETTINGS) -> EpisodePool:
     pool = EpisodePool(SCHEMA, parameters, capacity=len(weights) + 8, seed=1)
     memory_of(weights, memory=pool.memory).set_clock(60.0)
@@ -173,11 +164,11 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries() -> None:
     weights = np.random.default_rng(0).gamma(0.5, size=1000) + 1e-3
     pool = episodes_of(weights)
     held = pool.memory.weights(np.arange(1000))
-    found = pool.distribution()
-    assert found.effective == pytest.approx(effective(held), rel=1e-9)
-    assert (found.looked, found.held, found.population) == (1000, 1000, (held > 0).sum())
-    assert (found.ages.least, found.ages.greatest) == (10.0, 10.0)
-    assert (found.weights.zeros, found.weights.greatest) == ((held == 0).sum(), held.max())
+    distribution = pool.distribution()
+    assert distribution.effective == pytest.approx(effective(held), rel=1e-9)
+    assert (distribution.looked, distribution.held, distribution.population) == (1000, 1000, (held > 0).sum())
+    assert (distribution.ages.least, distribution.ages.greatest) == (10.0, 10.0)
+    assert (distribution.weights.zeros, distribution.weights.greatest) == ((held == 0).sum(), held.max())
     some = pool.distribution(300)
     assert 200 <= some.looked <= 300 and some.effective == pytest.approx(effective(held), rel=0.6)
     assert EpisodePool(SCHEMA, capacity=10).distribution().effective is None
@@ -189,7 +180,7 @@ def test_one_steps_through_an_episode_sees_what_learners_said_and_counts_as_no_d
     assert first is not None and first.specimen(SCHEMA, 0).importance == pytest.approx(1.0)
     pool.apply(pool.owner, np.array([7], np.int64), np.array([-2.5], np.float32))
     steps = walked(pool, first.specimen(SCHEMA, 0))
-    able = np.flatnonzero(pool.memory.weights(np.arange(30)) > 0)  # the first has no window of two frames
+    able = np.flatnonzero(pool.memory.weights(np.arange(30)) > 0)  # the first entry has no window of two frames
     assert [each.number for each in steps] == able.tolist()
     assert [each.place.step for each in steps] == (1 + able).tolist()
     for each in steps:
@@ -208,20 +199,20 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
     assert seen.specimen(SCHEMA, 0, byte_limit=50) is None
 
 
-# --- Kinds of tables: each pool offers what its kind says, and nothing that it does not do
+# --- Kinds of tables: each pool offers exactly what its kind declares
 
 STORAGES = tuple(kind.name for kind in registry.built_in())
 
 
-def said_of(kind: registry.Kind) -> set[type]:
-    """Capabilities that a kind says its pool offers, and those that they derive from."""
+def declared_by(kind: registry.Kind) -> set[type]:
+    """Return the capabilities that a kind declares for its pool, with those that they derive from."""
     pool = kind.pool_class().__mro__
     named = [next(each for each in pool if each.__name__ == name) for name in kind.offers]
     bases = {base for each in named for base in each.__mro__ if not issubclass(base, interface.TablePool)}
     return {base for base in bases if inspect.isabstract(base)}
 
 
-CAPABILITIES = set().union(*map(said_of, registry.known()))
+CAPABILITIES = set().union(*map(declared_by, registry.known()))
 USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
 
@@ -236,7 +227,7 @@ def opened(storage: str) -> OpenTable:
 def test_a_pool_offers_what_its_kind_says_and_nothing_else(storage: str) -> None:
     table = opened(storage)
     offered = {each for each in CAPABILITIES if isinstance(table.pool, each)}
-    assert offered == said_of(table.kind) and type(table.pool) is table.kind.pool_class()
+    assert offered == declared_by(table.kind) and type(table.pool) is table.kind.pool_class()
     others = {name for each in CAPABILITIES if each not in offered for name in vars(each) if not name.startswith("_")}
     owned = {name for each in offered for name in vars(each)} | set(vars(interface.TablePool))
     lies = {name for name in others - owned if callable(getattr(table.pool, name, None))}

@@ -1,7 +1,7 @@
-"""A kind of table that memoire does not know: `support/stack_kind.py`, a stack of the best episodes.
+"""Kind of table from outside memoire: `support/stack_kind.py`, a stack of the best episodes.
 
-It is taken in, handed out, saved, put back, shown and counted in processes of its own, since what it declares stays in
-a process: registered by one call, or by the metadata of an installed package.
+Processes of their own fill, draw, save, restore, show and count the table, since a declaration stays in its process: by
+one call, or by the metadata of an installed package.
 """
 
 import json
@@ -136,18 +136,18 @@ def run(tmp_path: Path, way: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["call", "entry point"])
 def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_path: Path, way: str) -> None:
-    said = run(tmp_path, way)
+    results = run(tmp_path, way)
     best = [20.0, 12.0]
-    assert said["known"] == ("BEST" if way == "entry point" else None), "a proxy finds its types by the entry point"
-    assert said["near"] == [20.0, 12.0] and said["far"] == [best, best]
-    assert said["own"] == {"replaced": 1, "best": 20.0}
-    assert said["rows"]["best"] == ["episodes", "entries", "episodes", False, 2]
-    assert said["metrics"]["memoire_stack_replaced_total"] == [{"table": "best"}, 1]
-    assert said["metrics"]["memoire_stack_best"] == [{"table": "best"}, 20.0]
-    assert said["spread"] == 8 and said["taken"] == "2"
-    assert said["again"] == [best, "nothing, 2 known", best]
-    assert said["kept"] == ["stack", 2, 5, "stack"]
-    keep, kep, room, elsewhere, calls, batch = said["wrong"]
+    assert results["known"] == ("BEST" if way == "entry point" else None), "a proxy finds its types by the entry point"
+    assert results["near"] == [20.0, 12.0] and results["far"] == [best, best]
+    assert results["own"] == {"replaced": 1, "best": 20.0}
+    assert results["rows"]["best"] == ["episodes", "entries", "episodes", False, 2]
+    assert results["metrics"]["memoire_stack_replaced_total"] == [{"table": "best"}, 1]
+    assert results["metrics"]["memoire_stack_best"] == [{"table": "best"}, 20.0]
+    assert results["spread"] == 8 and results["taken"] == "2"
+    assert results["again"] == [best, "nothing, 2 known", best]
+    assert results["kept"] == ["stack", 2, 5, "stack"]
+    keep, kep, room, elsewhere, calls, batch = results["wrong"]
     assert "keep must be a whole number from 1 to 1000000, got 0" in keep and "Did you mean 'keep'" in kep
     assert "cache_limit must be 0 with storage='stack', because capacity limits the number of episodes" in room
     assert "storage must be 'stack' for best(most); for table 'plain' use memoire.connect, got 'caches'" in elsewhere

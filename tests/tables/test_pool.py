@@ -1,4 +1,4 @@
-"""The draw over held caches: shares, counts, importance, plans and limits against slow models."""
+"""Draws over held caches: shares, counts, importance, plans and limits, compared with slow models."""
 
 import itertools
 import threading
@@ -24,8 +24,6 @@ from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from netkit import in_thread
 from poolkit import PLAIN, SCHEMA, Clock, counts_of, held, held_of, made, name, pool_of
 
-# --- The draw over held caches: shares, counts, importance and limits against slow models, and unbiased in the long run
-
 STACKED = Parameters(frame_stack=3, multi_step=2)
 LAYOUT = layout_of(SCHEMA, PLAIN)
 
@@ -34,11 +32,8 @@ def clients_of(gathered: Any) -> Any:
     return gathered.ids["client"][:, 0]
 
 
-# Shares and counts
-
-
 def slow_shares(weight: Any, unused: Any, between: Any, batch: int) -> Any:
-    """The shares of docs/sampling.md, by bisection on the water level and on the factor by which caps rise."""
+    """Return the shares of docs/sampling.md, by bisection on the water level and on the factor by which caps rise."""
     able = (unused > 0) & (weight > 0)
     cap = np.where(able, unused / np.maximum(between, batch), 0.0)
     if cap.sum() > 1.0:
@@ -118,11 +113,8 @@ def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
         _draw.systematic_counts(one, one, 1, 1.0)
 
 
-# What a batch is
-
-
 def check_row(gathered: Any, row: int, one: Any, j: int) -> None:
-    """A row of a batch is sample j of a container, as far as the batch has its columns."""
+    """Check that a row of a batch is sample j of a container, in the columns of the batch."""
     if "obs" in gathered.prev:
         frames = np.concatenate([one.block(Part.FRAMES, "obs"), np.zeros((1, 3), np.float32)])
         for side, part in (("prev", Part.PREV_INDEX), ("next", Part.NEXT_INDEX)):
@@ -169,7 +161,7 @@ def test_importance_is_the_formula(beta: float, normalize: str) -> None:
         total, positives = then[i]
         pool.add(name(i), 1, made(40, weight=rng.random(40) + 0.1, total=total, positives=positives, minimum=0.05))
         assert pool.sums(name(i), 2, *now[i])
-        assert not pool.sums(name(i), 1, 1e6, 10**6, 1.0)  # overtaken
+        assert not pool.sums(name(i), 1, 1e6, 10**6, 1.0)  # an older message
     result = pool.get(30)
     share = {0: 30.0 / 90.0, 1: 60.0 / 90.0}
     value = np.empty(30)
@@ -185,14 +177,12 @@ def test_importance_is_the_formula(beta: float, normalize: str) -> None:
     assert result.left_out == 0.0
 
 
-# The long run
-
-
 def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, Any, list[set[int]]]:
-    """Draw while four unequal clients drift, push, and one of them pushes far less than its weight asks for.
+    """Draw while four unequal clients drift and push; one of them pushes far less than its weight asks for.
 
-    Returns, for each batch, the estimate of the mean of `action` over all entries of positive weight at beta = 1, what
-    docs/sampling.md promises (each client counts with its newest N_c, as it was when the drawn cache was made), and who served.
+    Returns three values for each batch: the estimate of the mean of `action` over all entries of positive weight at
+    beta = 1; the mean that docs/sampling.md promises; and the clients in the batch. In the promised mean each client
+    counts with its newest N_c, as it was when the drawn cache was made.
     """
     rng = np.random.default_rng(seed)
     size, every = (400, 300, 200, 100), (1, 2, 1, 9)
@@ -213,7 +203,7 @@ def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, A
                     action=values[i][picked], first=turn * 1000,
                 )  # fmt: skip
                 pool.add(name(i), 2 * turn, one)
-            else:  # a message without a cache: the newest N_c and S_c are others than those of the held caches
+            else:  # a message without a cache: N_c and S_c differ from those of the held caches
                 newest[i] = int(size[i] * (0.75 + 0.2 * np.sin(turn / 17 + i)))
                 pool.sums(name(i), 2 * turn, base[i].sum() * np.exp(0.8 * np.sin(turn / 29 + 2 * i)), newest[i], 0.01)
         result = pool.get(batch)
@@ -241,9 +231,6 @@ def test_the_weighted_mean_is_what_the_design_promises(seed: int) -> None:
     assert abs(difference.mean()) < 3.5 * error
 
 
-# Limits
-
-
 def test_the_oldest_cache_of_the_largest_holder_makes_room() -> None:
     size = made(5).nbytes
     pool = Pool(SCHEMA, PLAIN, byte_limit=5 * size, seed=0)
@@ -266,7 +253,7 @@ def test_silent_clients_leave_when_their_samples_are_used() -> None:
     clock.now += 8.0
     pool.heard(name(0))
     clock.now += 4.0
-    assert pool.expire() == 1  # 3 has nothing; 1 and 2 still have samples
+    assert pool.expire() == 1  # client 3 has no samples; clients 1 and 2 still have some
     assert pool.get(15).left_out == 0.0
     assert pool.expire() == 2
     assert pool.stats().clients == 1
@@ -306,7 +293,7 @@ def test_no_size_wraps_around() -> None:
 def test_an_out_that_does_not_fit_takes_no_sample() -> None:
     pool = pool_of([20])
     with pytest.raises(ValueError, match=r"out\['steps'\] must be an array int32\[5\], got 'float32\[5\]'"):
-        pool.get(5, out={"steps": np.zeros(5, np.float32)})  # as many bytes
+        pool.get(5, out={"steps": np.zeros(5, np.float32)})  # of the same size in bytes
     with pytest.raises(ParameterError, match=r"out\['action'\] must be an array int32\[5\]"):
         pool.get(5, out={"action": np.zeros(6, np.int32)})
     with pytest.raises(ParameterError, match=r"out\['weight'\] must be left out"):
@@ -324,7 +311,7 @@ def test_named_arrays_are_filled_where_they_are() -> None:
     assert np.shares_memory(gathered.reward, out["reward"])
     assert np.shares_memory(gathered.prev["obs"], out["obs"])
     assert np.shares_memory(gathered.next["obs"], out["next_obs"])
-    assert not np.shares_memory(gathered.prev["action"], out["action"])  # not contiguous: for Batch.copy_into
+    assert not np.shares_memory(gathered.prev["action"], out["action"])  # not contiguous: left to Batch.copy_into
     for ours, theirs in zip(gathered.prev.values(), fresh.prev.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -361,7 +348,7 @@ def test_a_closed_pool_takes_nothing_in() -> None:
 
 
 def wait_for(pool: Pool, samples: int, change: Any) -> Any:
-    """What comes of a draw that waits, once `change` was called: the number of its samples, or an error."""
+    """Return the number of samples of a waiting draw after a call of `change`, or its error."""
     thread, box = in_thread(lambda: len(pool.get(samples, timeout=100.0).importance))
     while not pool._waiter.waiting:
         pass
@@ -413,7 +400,7 @@ def test_new_parameters_keep_caches_unless_their_samples_were_made_with_others()
 
 
 def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
-    """A thread overwrites without pause; every row must be of one cache: its action says which, its obs agree."""
+    """A thread overwrites caches without pause; the action and the obs of each row must belong to one cache."""
     pool = Pool(SCHEMA, PLAIN.replace(reuse_cache=True), cache_limit=4, seed=0)
     layout = layout_of(SCHEMA, PLAIN)
 
@@ -443,9 +430,6 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
         stop.set()
         thread.join(100.0)
     assert "error" not in box and pool.stats().overwritten > 0
-
-
-# Readers
 
 
 @pytest.mark.parametrize("parameters", [PLAIN, STACKED, STACKED.replace(prev=("action",), next=())])
@@ -498,9 +482,6 @@ def test_a_frame_is_packed_once_for_a_reader() -> None:
     assert next(row.rows for row in rows if row.part == Part.FRAMES) == len(np.unique(index[index != ZERO_FRAME]))
 
 
-# Limits that change
-
-
 def test_more_than_a_cache_has_cannot_have_been_drawn() -> None:
     held = made(5)
     held.go_on_at(5)
@@ -541,7 +522,7 @@ def test_a_layout_whose_fields_reach_behind_their_blocks_is_refused(field):
         _container.Layout(1, 1, 4, rows, [field], 0, {}, [])
 
 
-# --- What a learner far away asks for and takes: by slow models of the plan, and of what is kept for each reader
+# --- Requests and draws of distant learners, with slow models of plans and of samples reserved for each reader
 
 READERS = [b"r" * 16, b"s" * 16]
 
@@ -557,12 +538,12 @@ row = st.fixed_dictionaries(
         "flags": st.sampled_from([0, 0, 1]),
     }
 )
-tables = st.lists(st.lists(row, max_size=5, unique_by=lambda said: said["client"]), min_size=1, max_size=3)
+tables = st.lists(st.lists(row, max_size=5, unique_by=lambda client_row: client_row["client"]), min_size=1, max_size=3)
 
 
-def packed(said: list[dict[str, Any]]) -> Any:
-    rows = np.zeros(len(said), CLIENT_SUMS)
-    for at, each in enumerate(said):
+def packed(client_rows: list[dict[str, Any]]) -> Any:
+    rows = np.zeros(len(client_rows), CLIENT_SUMS)
+    for at, each in enumerate(client_rows):
         rows[at]["client"] = np.frombuffer(name(each["client"]), "<u8")
         for field in each.keys() - {"client"}:
             rows[at][field] = each[field]
@@ -577,18 +558,20 @@ def client(number: int, **facts: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(tables, st.integers(1, 30), st.floats(0.0, 1.0, exclude_max=True))
-@example([[client(0), client(1, total_weight=0.0)]], 8, 0.5)  # nothing that could be drawn
+@example([[client(0), client(1, total_weight=0.0)]], 8, 0.5)  # no entry can be drawn
 @example([[client(0), client(1, positives=0)]], 8, 0.5)
-@example([[client(0), client(1, reserved=0, positives=50, minimum=1.0)]], 8, 0.5)  # it has run dry
+@example([[client(0), client(1, reserved=0, positives=50, minimum=1.0)]], 8, 0.5)  # the client has no samples left
 @example([[client(0, sequence=1), client(1)], [client(0, sequence=3, total_weight=40.0, positives=50)]], 8, 0.5)
-def test_a_plan_is_the_slow_one(said, samples, fraction):
-    """Each client by its newest word, with what all servers keep of it; who has no weight, no entries or no samples
-    left serves nobody, and is neither in N nor in the rarest chance, but its weight is left out.
+def test_a_plan_is_the_slow_one(sums_of_servers, samples, fraction):
+    """Each client counts by its newest report, with the samples that all servers keep for it.
+
+    A client without weight, entries or samples serves no draw, and counts neither in N nor in the rarest chance; its
+    weight is left out.
     """
     newest: dict[int, dict[str, Any]] = {}
     kept: dict[int, float] = {}
     between: dict[int, float] = {}
-    for each in (each for table in said for each in table):
+    for each in (each for table in sums_of_servers for each in table):
         who = each["client"]
         if who not in newest or each["sequence"] > newest[who]["sequence"]:
             newest[who] = each
@@ -596,7 +579,7 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
         kept[who] = kept.get(who, 0.0) + able
         between[who] = between.get(who, 0.0) + each["drawn_between"]
     serving = [who for who in newest if newest[who]["total_weight"] and newest[who]["positives"] and kept[who]]
-    chosen = plan([packed(table) for table in said], samples, fraction)
+    chosen = plan([packed(table) for table in sums_of_servers], samples, fraction)
     if sum(kept[who] for who in serving) < samples:
         assert chosen is None
         return
@@ -622,7 +605,7 @@ def test_a_plan_is_the_slow_one(said, samples, fraction):
     ]
     assert chosen.rarest == pytest.approx(chosen.population * min(chances, default=float("inf")))
     asked: dict[bytes, int] = {}
-    for table, counts in zip(said, chosen.counts, strict=True):
+    for table, counts in zip(sums_of_servers, chosen.counts, strict=True):
         there = {name(each["client"]): each for each in table}
         for who, count in zip(counts["client"], counts["count"].tolist(), strict=True):
             assert count > 0 and (there[who.tobytes()]["flags"] or count <= there[who.tobytes()]["reserved"])
@@ -664,7 +647,7 @@ walks = st.lists(
 @example([("push", 0, 0, 20), ("reserve", 0, 0, 15), ("take", 1, 0, 30), ("draw", 0, 0, 5), ("take", 0, 0, 30)])
 @example([("push", 0, 0, 20), ("reserve", 0, 0, 9), ("reserve", 1, 0, 30), ("draw", 0, 0, 9)])
 def test_nobody_takes_what_is_kept_for_another_reader(walk):
-    """A walk of two readers and the server's own learner over three clients: who takes leaves what is others'."""
+    """Two readers and the server's own learner draw from three clients; each leaves samples kept for others."""
     pool = Pool(SCHEMA, PLAIN, seed=1)
     unused = dict.fromkeys(map(name, range(3)), 0)
     kept = {reader: dict.fromkeys(unused, 0) for reader in READERS}
@@ -700,7 +683,7 @@ def test_nobody_takes_what_is_kept_for_another_reader(walk):
 
 @pytest.mark.parametrize("kind", ["caches", "episodes"])
 def test_the_newest_model_that_was_seen_never_goes_back(kind):
-    """Models are shown in any order: a server that is told of an older one lets no older sample be drawn for that."""
+    """Models are seen in any order: an older model must not make older samples available again."""
     parameters = Parameters(max_model_lag=2, cache_size=8)
     pool: Any = (Pool if kind == "caches" else EpisodePool)(SCHEMA, parameters, clock=Clock(), seed=1)
     for version in (4, 9, 3, 0):

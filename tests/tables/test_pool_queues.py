@@ -1,4 +1,4 @@
-"""Queues of held caches, their readers, waits, walks, limits, and how far actors may run ahead."""
+"""Queues of held caches: readers, waits, walks, limits, and the lead of actors over learners."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ from poolkit import PLAIN, SCHEMA, Clock, cache_of, counts_of, held, name, pool_
 from readerkit import PARAMETERS, READER, push_caches
 from readerkit import SCHEMA as SCHEMA_DEMAND
 
-# --- Readers of a pool, request by request: what is kept for each, what it takes, and when it is forgotten
+# --- Readers of a pool, request by request: kept samples, draws, and forgotten readers
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 
@@ -34,14 +34,14 @@ def test_samples_below_zero_are_refused() -> None:
 def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
     clock = Clock()
     pool = pool_of([5], clock=clock)
-    for told in (500, 600, 550, 900):  # 500 were drawn before it came here; an older message says 550
-        pool.reserve(ONE, 0, told)
+    for drawn in (500, 600, 550, 900):  # 500 were drawn before the reader came here; 550 is an older message
+        pool.reserve(ONE, 0, drawn)
     pool.add(name(0), 20, cache_of(5))
     assert pool.clients[name(0)].between == 400.0
     clock.now += 100.0
     pool.reserve(ONE, 0, 5000)
     pool.add(name(0), 21, cache_of(5))
-    assert pool.clients[name(0)].between == 300.0, "what a forgotten reader drew meanwhile counts for nobody"
+    assert pool.clients[name(0)].between == 300.0, "draws of a forgotten reader count for no client"
 
 
 def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> None:
@@ -60,27 +60,27 @@ def test_there_is_a_limit_of_readers_and_those_that_are_known_may_go_on() -> Non
     assert pool.draw_counts(OTHER, counts_of({name(0): 1})) is not None
 
 
-# --- A walk over held caches and the way back, step by step, while caches come and go between two steps
+# --- Walks over held caches, and restored caches, while caches come and go between two steps
 
 
 def walked(*counts: int) -> tuple[Pool, Clock]:
-    """Client i has counts[i] caches of 4 samples, each of which came at 100 + its number; it is 110 now."""
+    """Return a pool and its clock at 110: client i has counts[i] caches of 4 samples; cache n came at 100 + n."""
     clock = Clock()
-    made = Pool(SCHEMA, PLAIN, clock=clock, seed=1)
+    pool = Pool(SCHEMA, PLAIN, clock=clock, seed=1)
     for i, count in enumerate(counts):
-        made.sums(name(i), 1, 10.0, 50, 0.5)
+        pool.sums(name(i), 1, 10.0, 50, 0.5)
         for number in range(count):
             clock.now = 100.0 + number
-            made.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number))
+            pool.add(name(i), 2 + number, cache_of(4, 100 * i + 10 * number))
     clock.now = 110.0
-    return made, clock
+    return pool, clock
 
 
 def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_lengthen_the_walk() -> None:
     pool, _ = walked(4)
     walk = pool.records()
     next(walk), next(walk)
-    for _ in range(2):  # the one that was given, and the next
+    for _ in range(2):  # the cache that was given, and the next one
         pool.held.drop_oldest(pool.clients[name(0)])
     for sequence in (20, 21):
         pool.add(name(0), sequence, cache_of(4))
@@ -125,7 +125,7 @@ def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> 
     assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
 
 
-# --- Held samples that are too old are passed over, used-up ones are drawn no more, and what is left is weighed right
+# --- Samples that are too old or used up are not drawn, and the others are weighted correctly
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -193,7 +193,7 @@ def test_counts_agree_with_a_slow_model(walk: Any, age: Any, lag: Any, times: in
 
 
 def test_what_is_left_of_a_cache_stands_for_the_entries_within_the_limits() -> None:
-    """Old entries weigh ten times what new ones do; the mean over the new ones stays unbiased when the old are let go."""
+    """Old entries weigh ten times as much as new ones; without them, the mean over the new ones stays unbiased."""
     rng, parameters = np.random.default_rng(2), PLAIN.replace(max_age=10.0)
     weights = np.where(np.arange(100) < 40, 10.0, rng.uniform(0.5, 2.0, 100))  # the first 40 are old
     values = rng.normal(size=100) + np.arange(100) / 50
@@ -208,21 +208,21 @@ def test_what_is_left_of_a_cache_stands_for_the_entries_within_the_limits() -> N
         pool.add(name(2), 1, held([0.0] * 64, [0] * 64, parameters, first=64, total=30.0, positives=30, minimum=1.0))
         others = rng.choice(30, 64)
         clock.now += 5.0
-        pool.sums(name(1), 2, float(weights[40:].sum()), 60, float(weights[40:].min()))  # its memory is limited as well
+        pool.sums(name(1), 2, float(weights[40:].sum()), 60, float(weights[40:].min()))  # its memory has the same limit
         batch = pool.get(16)
         ids = batch.gathered.ids["number"]
-        found = np.where(ids < 64, values[drawn[ids % 64]], other[others[ids % 64]])
+        sampled = np.where(ids < 64, values[drawn[ids % 64]], other[others[ids % 64]])
         importance = batch.importance * batch.divisor
         sums += float(importance.sum())
-        total += float((importance * found).sum())
-        squares.append(((importance * found).sum(), importance.sum()))
+        total += float((importance * sampled).sum())
+        squares.append(((importance * sampled).sum(), importance.sum()))
     expected = (values[40:].sum() + other.sum()) / 90
     parts = np.array(squares)
     error = np.std(parts[:, 0] - expected * parts[:, 1]) / np.sqrt(len(parts)) / parts[:, 1].mean()
     assert abs(total / sums - expected) < 4 * error and error < 0.1
 
 
-# --- How far actors may run ahead of learners: no clock, no pool, but those of the last tests
+# --- Lead of actors over learners, without a clock; only the last tests have a pool
 
 CLIENT, OTHER_DEMAND = b"c" * 16, b"o" * 16
 
@@ -246,9 +246,6 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     assert room(demand, 0, stock=1) == 128, "a large one is forgotten"
 
 
-# ------------------------------------------------------------------------------------------------- pools
-
-
 def demand_pool(parameters=PARAMETERS):
     clock = Clock()
     return Pool(SCHEMA_DEMAND, parameters, seed=1, clock=clock), clock
@@ -266,9 +263,9 @@ def draw_far(pool, reader=READER):
 @pytest.mark.parametrize("draw", [draw_here, draw_far])
 def test_a_pool_holds_a_client_back_whose_samples_are_not_drawn(draw):
     pool, clock = demand_pool()
-    assert pool.room(CLIENT, 1) is None, "nobody knows it"
+    assert pool.room(CLIENT, 1) is None, "the client is unknown"
     push_caches(pool, CLIENT[0], 20)
-    assert pool.room(CLIENT, 1) is None, "nobody draws"
+    assert pool.room(CLIENT, 1) is None, "no reader draws"
     draw(pool)
     assert pool.room(CLIENT, 1) == 0
     assert pool.room(CLIENT, 1 << 30) > 20 * 64
@@ -288,7 +285,7 @@ def test_a_pool_wants_everything_that_a_reader_waits_for_which_cannot_draw_as_mu
 
 
 def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
-    """Readers that each have drawn so much from so many clients of theirs."""
+    """Return the demand of readers that have each drawn this number of samples, from this number of clients."""
     demand = Demand()
     for reader in readers:
         demand.drew(draw, now, reader)
@@ -323,14 +320,15 @@ def test_a_reader_leaves_samples_to_others_that_draw_from_the_same_clients_unles
     assert kept(READER) <= 49
     assert kept(OTHER_DEMAND, wanted=500) >= 1000
     pool.reserve(OTHER_DEMAND, 0)
-    assert kept(bytes(16)) >= 1000, "nobody knows yet what it draws"
+    assert kept(bytes(16)) >= 1000, "its draws are not known yet"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_parted", [False, True])
 def test_free_actors_keep_the_pace_of_slow_readers_of_several_servers_with_large_batches(is_parted):
-    """A simulation: four actors bring whatever they may, and two readers draw 1,024 samples each every 1.5 s. They ask
-    for many more, since they cannot know which server they will draw from.
+    """Simulation: four actors push all that they may, and two readers draw 1,024 samples each every 1.5 s.
+
+    The readers ask for many more samples, since they cannot know from which server they will draw.
     """
     pool, clock = demand_pool()
     readers, clients = (READER, OTHER_DEMAND), [bytes([number]) * 16 for number in range(4)]

@@ -31,8 +31,6 @@ from netkit import in_thread
 from rolloutkit import SCHEMA, TABLE, TakesServer, fragment
 from serverkit import READER
 
-# --- Rollouts at the server: each entry is handed out once, in order, whole or split; room is given back once
-
 CLIENTS = [bytes([65 + i]) * 16 for i in range(3)]
 RELEASES = st.sampled_from(["now", "publish"])
 
@@ -40,7 +38,7 @@ RELEASES = st.sampled_from(["now", "publish"])
 def pushed(
     pool: RolloutPool, client: bytes, numbers: range, *, version: int = 0, sequence: int = 1, **ending: Any
 ) -> int:
-    """Push a fragment whose observations are these numbers, as an actor would; the state behind it is the next one."""
+    """Push a fragment with these numbers as observations, as an actor would; the final state is the next number."""
     _, payload = packed([fragment(client, numbers, version=version)], SCHEMA, now=1.0, wall=1.0)
     body = messages.Episode(since=1, number=1, has_final=True, **{"terminated": False} | ending)
     return pool.add(client, sequence, pool.check(body, payload, checksum=_bytes.checksum(payload)))
@@ -50,16 +48,16 @@ def take(pool: RolloutPool, steps: int, *, timeout: float = 0.0, **how: Any) -> 
     return pool.take(TakeRequest(steps, **how), timeout)
 
 
-def made(capacity: int = 100, **options: Any) -> RolloutPool:
+def rollout_pool(capacity: int = 100, **options: Any) -> RolloutPool:
     return RolloutPool(SCHEMA, options.pop("parameters", None), capacity=capacity, **options)
 
 
 class Rolling(RuleBasedStateMachine):
-    """Fragments in a list of single entries: what a queue is, said in the slowest way."""
+    """Rule-based test of a queue of rollouts, compared with a list of fragments of single entries."""
 
     @initialize(lag=st.none() | st.integers(0, 2), is_bounded=st.booleans())
     def begin(self, lag: int | None, is_bounded: bool) -> None:
-        self.pool = made(20, parameters=Parameters(max_model_lag=lag), is_bounded=is_bounded)
+        self.pool = rollout_pool(20, parameters=Parameters(max_model_lag=lag), is_bounded=is_bounded)
         self.room = 0
         self.pool.on_room = self.given_back
         self.lag, self.is_bounded = lag, is_bounded
@@ -68,9 +66,9 @@ class Rolling(RuleBasedStateMachine):
         self.taken: list[int] = []
         self.stale = self.lost = self.waiting = 0
 
-    def given_back(self, entries: int, told: Changes) -> None:
+    def given_back(self, entries: int, changes: Changes) -> None:
         self.room += entries
-        at_once(told)
+        at_once(changes)
 
     @rule(count=st.integers(1, 9), client=st.sampled_from(CLIENTS), old=st.integers(0, 3))
     def push(self, count: int, client: bytes, old: int) -> None:
@@ -123,12 +121,12 @@ class Rolling(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def copy_and_put_back(self) -> None:
-        """A snapshot has what is held, and brings back nothing that is here."""
+        """A snapshot has exactly the held entries, and the pool takes none of them a second time."""
         kept = list(self.pool.walk())
         assert [int(n) for each in kept for n in each.episode.columns["obs"]] == [e[0] for f in self.held for e in f]
         for each in kept:
             assert self.pool.put_back(each) == (False, 0)
-        other = made(10_000)
+        other = rollout_pool(10_000)
         for each in kept:
             assert other.put_back(each)[0]
         count = other.entries()
@@ -156,7 +154,7 @@ TestRolling = Rolling.TestCase
 
 
 def test_a_take_waits_for_its_entries_and_gets_all_of_them() -> None:
-    pool = made()
+    pool = rollout_pool()
     pushed(pool, CLIENTS[0], range(4))
     thread, box = in_thread(lambda: take(pool, 6, timeout=20.0))
     pushed(pool, CLIENTS[1], range(10, 14), terminated=True)
@@ -171,7 +169,7 @@ def test_a_take_waits_for_its_entries_and_gets_all_of_them() -> None:
 
 
 def test_a_shortage_says_what_it_waits_for() -> None:
-    pool = made(parameters=Parameters(max_model_lag=1))
+    pool = rollout_pool(parameters=Parameters(max_model_lag=1))
     pushed(pool, CLIENTS[0], range(4), version=7)
     pool.saw_model(9)
     with pytest.raises(NotEnoughSamples) as caught:
@@ -187,7 +185,7 @@ def test_a_shortage_says_what_it_waits_for() -> None:
 
 
 def test_wrong_arguments_are_refused_before_anything_waits() -> None:
-    pool = made(10)
+    pool = rollout_pool(10)
     for arguments, name in (({"steps": 0}, "steps"), ({"steps": 11}, "capacity"), ({"min_clients": -1}, "min_clients")):
         with pytest.raises(ParameterError, match=name):
             take(pool, **{"steps": 1, **arguments})
@@ -197,12 +195,12 @@ def test_wrong_arguments_are_refused_before_anything_waits() -> None:
 
 def test_a_fragment_that_has_no_room_at_all_is_refused() -> None:
     with pytest.raises(ProtocolError, match="the table has room for 5"):
-        pushed(made(5), CLIENTS[0], range(6))
+        pushed(rollout_pool(5), CLIENTS[0], range(6))
 
 
 def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
-    pool, room = made(0, byte_limit=100_000), []
-    pool.on_room = lambda entries, told: at_once([(room.append, (entries,)), *told])
+    pool, room = rollout_pool(0, byte_limit=100_000), []
+    pool.on_room = lambda entries, changes: at_once([(room.append, (entries,)), *changes])
     for i in range(4):
         pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i)
     half = pool.stats().bytes // 2
@@ -212,7 +210,7 @@ def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
 
 @pytest.mark.parametrize("how", ["taken", "split", "cleared", "passed over", "overwritten"])
 def test_what_has_left_can_be_put_back_once(how: str) -> None:
-    pool = made(6, is_bounded=True, parameters=Parameters(max_model_lag=0))
+    pool = rollout_pool(6, is_bounded=True, parameters=Parameters(max_model_lag=0))
     pushed(pool, CLIENTS[0], range(4), version=1)
     (kept,) = pool.walk()
     assert pool.put_back(kept) == (False, 0), "it is here"
@@ -237,7 +235,7 @@ def test_what_has_left_can_be_put_back_once(how: str) -> None:
 
 class TestRollouts:
     def rollouts(self) -> Rollouts:
-        pool = made()
+        pool = rollout_pool()
         pushed(pool, CLIENTS[0], range(5))
         pushed(pool, CLIENTS[1], range(10, 13), terminated=True)
         return take(pool, 8)
@@ -321,7 +319,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(options: dict[str, Any],
 
 
 def kept_fragment() -> Any:
-    other = made()
+    other = rollout_pool()
     pushed(other, CLIENTS[2], range(5), sequence=9)
     return next(iter(other.walk()))
 
@@ -340,7 +338,7 @@ CALLS: dict[str, Callable[[RolloutPool], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupted(name: str) -> None:
     for interrupted in everywhere():
-        pool = made(0, byte_limit=100_000, parameters=Parameters(max_model_lag=1))
+        pool = rollout_pool(0, byte_limit=100_000, parameters=Parameters(max_model_lag=1))
         limiter = Limiter(Parameters(), pool.entries)
         pool.on_room = limiter.drew
         for i in range(3):
@@ -377,7 +375,7 @@ def test_a_wrong_request_and_a_wrong_reply_are_refused():
 
 def test_a_fragment_is_refused_by_its_largest_entry_however_many_it_has():
     def least(entries):
-        """Bytes of a reply from which on it is taken."""
+        """Return the smallest size of a reply, in bytes, that takes a fragment of so many entries."""
         for most in range(1, 2000):
             with contextlib.suppress(ProtocolError):
                 check_entries(fragment(READER, range(entries)), SCHEMA, most)

@@ -1,4 +1,4 @@
-"""Server, workers and a trainer together: what is sent is what arrives, once, in any order of starts."""
+"""Server, workers and a trainer together: each sample arrives once and unchanged, in any order of starts."""
 
 import contextlib
 import inspect
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Kept:
-    """A memory that keeps every sample."""
+    """Memory that keeps every sample in the order of arrival."""
 
     def __init__(self, nb_steps: int, device: Any) -> None:
         self.nb_steps = nb_steps
@@ -51,7 +51,7 @@ class Kept:
 
     @property
     def seen(self) -> list[tuple[int, int]]:
-        """(environment, observation) of all samples, in order of arrival."""
+        """Environment and observation of each sample, in order of arrival."""
         return [(int(obs[0]), int(obs[1])) for _, obs, *_ in self.samples]
 
 
@@ -62,18 +62,18 @@ def training(**options: Any) -> Any:
 
 
 def worker(port: int, **options: Any) -> RolloutWorker:
-    given = {"port": port, "model_path": None, "connect_timeout": 30.0} | options
-    return RolloutWorker(Numbered, Actor, **given)
+    settings = {"port": port, "model_path": None, "connect_timeout": 30.0} | options
+    return RolloutWorker(Numbered, Actor, **settings)
 
 
 def trainer(port: int, **options: Any) -> Trainer:
-    given = {"training_cls": training(), "model_path": None, "checkpoint_path": None} | options
-    return Trainer(port=port, flush_every=0.1, connect_timeout=30.0, **given)
+    settings = {"training_cls": training(), "model_path": None, "checkpoint_path": None} | options
+    return Trainer(port=port, flush_every=0.1, connect_timeout=30.0, **settings)
 
 
 @contextlib.contextmanager
 def working(*workers: RolloutWorker) -> Iterator[None]:
-    """Workers that run in threads."""
+    """Run workers in threads until the end of the block."""
     threads = [threading.Thread(target=each.run, args=(3,), daemon=True) for each in workers]
     for thread in threads:
         thread.start()
@@ -89,13 +89,13 @@ def working(*workers: RolloutWorker) -> Iterator[None]:
 
 def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> None:
     with Server(port=0) as server, worker(server.port) as first, worker(server.port) as second:
-        with trainer(server.port) as made, working(first, second):
-            made.run()
-            memory = made.training.memory
-            assert made.agent.count == 40 and made.loop.is_done
+        with trainer(server.port) as learner, working(first, second):
+            learner.run()
+            memory = learner.training.memory
+            assert learner.agent.count == 40 and learner.loop.is_done
             assert until(lambda: first.version and second.version)
             assert until(lambda: {number for number, _ in memory.seen} == {first.env.number, second.env.number} or
-                         made.experience.update())  # fmt: skip
+                         learner.experience.update())  # fmt: skip
         for each in (first.env.number, second.env.number):
             came = [observation for number, observation in memory.seen if number == each]
             assert came == sorted({*came}), "each once, and in order"
@@ -105,39 +105,39 @@ def test_a_trainer_trains_on_what_workers_send_and_they_act_by_its_models() -> N
 
 
 ROLES = {"port", "keys", "insecure", "security", "password"}
-"""How a role is reached: what differs cannot connect."""
+"""Settings of a role's connection; roles with different values cannot connect."""
 OF_BOTH = ROLES | {"server_ip", "server_port", "connect_timeout", "model_path"}
-"""Of worker and trainer: where the server is, and each its own file of the model, which another one cannot have."""
+"""Settings of workers and trainers alone: the server's address, and a file of the model for each role."""
 PIPELINE = {"sample_compressor": "codec"} | {name: name for name in ("crc_debug", "obs_preprocessor", "env_cls")}
-"""By their names at a worker, what a trainer's memory or training has of it: compared with each sample or model."""
+"""Settings of a trainer's memory or training, by their names at a worker; each sample or model is compared."""
 
 
 def test_every_setting_of_worker_trainer_and_server_is_listed() -> None:
-    names = [set(inspect.signature(made).parameters) for made in (RolloutWorker, Trainer, Server)]
+    names = [set(inspect.signature(role_class).parameters) for role_class in (RolloutWorker, Trainer, Server)]
     assert names[0] & names[1] == OF_BOTH and names[0] & names[2] == names[1] & names[2] == ROLES
     there = set(inspect.signature(GenericMemory).parameters) | set(inspect.signature(TrainingOffline).parameters)
     assert names[0] & there - {"device"} == PIPELINE.keys() - {"sample_compressor"}
     assert set(PIPELINE.values()) <= there and names[1] & there == names[2] & there == set()
 
 
-@pytest.mark.parametrize("made", [worker, trainer])
-def test_a_worker_or_trainer_of_another_run_than_its_servers_is_refused(made: Any, monkeypatch: Any) -> None:
-    """Models go by the name of the run: a worker would act on with its first one."""
+@pytest.mark.parametrize("start_role", [worker, trainer])
+def test_a_worker_or_trainer_of_another_run_than_its_servers_is_refused(start_role: Any, monkeypatch: Any) -> None:
+    """Topics of models contain the run's name, so a worker of another run would keep its first model."""
     with Server(port=0) as server:
         monkeypatch.setenv("MEMOIRE_TMRL_RUN_NAME", "other")
         with pytest.raises(ParameterError, match="^RUN_NAME must be 'run', as at the server: .* got 'other'"):
-            made(server.port)
+            start_role(server.port)
         monkeypatch.delenv("MEMOIRE_TMRL_RUN_NAME")
-        made(server.port).close()
+        start_role(server.port).close()
 
 
 def test_episodes_are_run_and_the_environment_is_measured_if_asked() -> None:
-    with Server(port=0) as server, worker(server.port) as made:
-        made.run_episodes(nb_episodes=2)
-        made.run_episodes(5, nb_episodes=1, train=True)
-        assert (made.tests, made.steps) == (2, 5)
-        found = made.run_env_benchmark(7)
-        assert found["steps"] == 7 and 0.0 < found["mean"] <= found["max"] and made.steps == 5
+    with Server(port=0) as server, worker(server.port) as runner:
+        runner.run_episodes(nb_episodes=2)
+        runner.run_episodes(5, nb_episodes=1, train=True)
+        assert (runner.tests, runner.steps) == (2, 5)
+        times = runner.run_env_benchmark(7)
+        assert times["steps"] == 7 and 0.0 < times["mean"] <= times["max"] and runner.steps == 5
 
 
 def test_a_worker_beyond_the_bound_waits_until_another_one_leaves() -> None:
@@ -152,12 +152,12 @@ def test_a_worker_beyond_the_bound_waits_until_another_one_leaves() -> None:
 
 
 def test_a_server_packet_has_a_least_size_and_a_time() -> None:
-    with Server(25, port=0) as server, worker(server.port) as made, trainer(server.port) as taking:
+    with Server(25, port=0) as server, worker(server.port) as runner, trainer(server.port) as taking:
         memory = taking.training.memory
-        made.run(0, 3)
+        runner.run(0, 3)
         assert until(lambda: len(memory) == 33 or taking.experience.update())
         assert memory.buffers <= 2
-        made.run(0, 1)  # 11 samples: fewer than a packet, and they come
+        runner.run(0, 1)  # 11 samples, fewer than a packet, arrive as well
         assert until(lambda: len(memory) == 44 or taking.experience.update())
 
 
@@ -167,25 +167,25 @@ def test_any_order_of_starts_works(order: tuple[str, ...]) -> None:
 
     with held(3) as port, contextlib.ExitStack() as stack:
         ready = {role: threading.Event() for role in order}
-        made: dict[str, Any] = {}
+        roles: dict[str, Any] = {}
         kinds: dict[str, Callable[[], Any]] = {
             "server": lambda: Server(port=port), "worker": lambda: worker(port), "trainer": lambda: trainer(port)
         }  # fmt: skip
 
         def start(role: str) -> None:
-            made[role] = stack.enter_context(kinds[role]())
+            roles[role] = stack.enter_context(kinds[role]())
             ready[role].set()
 
         threads = [threading.Thread(target=start, args=(role,), daemon=True) for role in order]
         for thread in threads:
             thread.start()
-            thread.join(0.3)  # those before the server wait for it
+            thread.join(0.3)  # roles before the server wait for the server
         for thread in threads:
             thread.join(30.0)
-        assert set(made) == set(order)
-        with working(made["worker"]):
-            made["trainer"].run()
-        assert made["trainer"].agent.count == 40
+        assert set(roles) == set(order)
+        with working(roles["worker"]):
+            roles["trainer"].run()
+        assert roles["trainer"].agent.count == 40
 
 
 def test_threads_have_names_and_end_with_what_began_them() -> None:
@@ -201,9 +201,9 @@ def test_threads_have_names_and_end_with_what_began_them() -> None:
 
 
 def test_the_constructor_connects_and_makes_no_step() -> None:
-    with Server(port=0) as server, worker(server.port) as made:
-        assert made.client is not None and made.client.endpoint.endswith(str(server.port))
-        assert (made.env.made, made.steps, made.episodes) == (0, 0, 0)
+    with Server(port=0) as server, worker(server.port) as runner:
+        assert runner.client is not None and runner.client.endpoint.endswith(str(server.port))
+        assert (runner.env.made, runner.steps, runner.episodes) == (0, 0, 0)
 
 
 def test_spaces_are_read_off_an_environment_that_is_never_reset() -> None:
@@ -224,9 +224,9 @@ def test_a_device_is_chosen_if_none_is_said(is_usable: bool, device: str, monkey
 
 
 def test_several_trainers_share_samples_each_once() -> None:
-    with Server(port=0) as server, worker(server.port) as made:
+    with Server(port=0) as server, worker(server.port) as runner:
         with trainer(server.port) as one, trainer(server.port) as other:
-            made.run(0, 20)
+            runner.run(0, 20)
             memories = [each.training.memory for each in (one, other)]
 
             def all_came() -> bool:
@@ -240,7 +240,7 @@ def test_several_trainers_share_samples_each_once() -> None:
 
 def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
     options = {"checkpoint_path": str(tmp_path / "a"), "training_cls": training(profiling=True)}
-    with Server(port=0) as server, worker(server.port) as made, working(made):
+    with Server(port=0) as server, worker(server.port) as runner, working(runner):
         with trainer(server.port, **options) as training_now:
             training_now.run()
     assert (tmp_path / "a_profiles" / "epoch-0.prof").stat().st_size > 0
@@ -252,16 +252,16 @@ def test_each_epoch_is_profiled_if_asked(tmp_path: Path) -> None:
 )
 def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_samples: bool, tmp_path: Path) -> None:
     options = {"checkpoint_path": str(tmp_path / "a_t.cpt"), "model_path": str(tmp_path / "a_t.pth")}
-    with Server(port=0) as server, worker(server.port) as made, working(made):
+    with Server(port=0) as server, worker(server.port) as runner, working(runner):
         with trainer(server.port, **options) as first:
             first.run()
             saved = list(first.training.memory.seen)
         with trainer(server.port, **options, resume=resume, training_cls=training(epochs=2)) as second:
             seen = list(second.training.memory.seen)
             assert (second.agent.count, second.loop.state.epoch) == (count, epoch)
-            # The memory's own append_buffer has got all that it had at the checkpoint, in the same order.
+            # The memory's own append_buffer has received its samples of the checkpoint, in the same order.
             assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
-            assert second.loop.gate.updates == 40 * epoch  # the ratio goes on
+            assert second.loop.gate.updates == 40 * epoch  # the ratio continues
             second.run()
             assert second.agent.count == count + 40 * (2 - epoch)
     assert weights.load(tmp_path / "a_t.pth")["value"][0] == second.agent.count
@@ -304,11 +304,11 @@ def test_a_checkpoint_that_a_trainer_has_is_refused_to_others_and_stays(tmp_path
 
 
 def loading(tmp_path: Path) -> dict[str, Any]:
-    """Functions of the user, which keep all of a training."""
+    """Return options with functions of the user that keep a whole training."""
     saved: dict[str, Any] = {}
 
-    def dump(made: Any, path: str) -> None:
-        saved[path] = made
+    def dump(training_now: Any, path: str) -> None:
+        saved[path] = training_now
         Path(path).write_text("here")
 
     load = lambda path: saved[str(path)]  # noqa: E731
@@ -317,26 +317,26 @@ def loading(tmp_path: Path) -> dict[str, Any]:
 
 def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) -> None:
     options = loading(tmp_path)
-    with Server(port=0) as server, worker(server.port) as made, working(made):
+    with Server(port=0) as server, worker(server.port) as runner, working(runner):
         with trainer(server.port, **options) as first:
             first.run()
         with trainer(server.port, **options) as second:
             assert second.training is first.training
-            assert second.loop.is_done and second.loop.state.updates == 40  # its epoch is not trained again
+            assert second.loop.is_done and second.loop.state.updates == 40  # the finished epoch is not trained again
         with trainer(server.port, **options, training_cls=training(epochs=3)) as third:
-            assert third.training is first.training and third.loop.plan.epochs == 3  # as told, not as loaded
+            assert third.training is first.training and third.loop.plan.epochs == 3  # as set, not as loaded
 
         def updated(old: Any, training_cls: Any) -> Any:
-            made = training_cls()
-            made.agent.count = old.agent.count
-            return made
+            training_now = training_cls()
+            training_now.agent.count = old.agent.count
+            return training_now
 
         with trainer(server.port, **options, training_cls=training(epochs=7), updater_fn=updated) as third:
             assert (third.loop.plan.epochs, third.agent.count) == (7, first.agent.count)
 
 
 class Tuned(Counter):
-    """An agent that has its settings under other names, in a dict and in a list; training changes epsilon."""
+    """Agent with its settings under other names, in a dict and in a list; training changes `epsilon`."""
 
     def __init__(self, *spaces: Any, rate: Any = 0.5, layers: Any = (4, 4), epsilon: float = 1.0, **named: Any) -> None:
         super().__init__(*spaces, **named)
@@ -350,20 +350,20 @@ class Tuned(Counter):
 
 
 class Small(GenericMemory):
-    """Batches of four, as arrays of NumPy: no torch is needed."""
+    """Memory with batches of four as NumPy arrays, which needs no torch."""
 
     def __init__(self, nb_steps: int, device: Any, **options: Any) -> None:
         super().__init__(None, nb_steps, batch_size=4, **options)
 
 
-def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
+def tuned_training(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
     agent_cls = partial(Tuned, **(agent or {}))
     memory_cls = partial(Small, **(memory or {}))
     return training(training_agent_cls=agent_cls, memory_cls=memory_cls, **plan)
 
 
 @pytest.mark.parametrize(
-    ("agent", "found", "said"),
+    ("agent", "settings", "text"),
     [
         ({"rate": 0.25}, {"options": {"step": 0.25}}, r"options\['step'\] = 0\.25, as set on this agent; .* has 0\.5"),
         ({"layers": (4, 8)}, {"widths": [4, 8]}, r"widths\[1\] = 8, as set on this agent; .* has 4"),
@@ -371,23 +371,23 @@ def told(memory: Any = None, agent: Any = None, **plan: Any) -> Any:
     ],
 )
 def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
-    agent: dict[str, Any], found: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    agent: dict[str, Any], settings: dict[str, Any], text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = loading(tmp_path)
-    with Server(port=0) as server, worker(server.port) as made, working(made):
-        with trainer(server.port, **options, training_cls=told()) as first:
+    with Server(port=0) as server, worker(server.port) as runner, working(runner):
+        with trainer(server.port, **options, training_cls=tuned_training()) as first:
             first.run()
         kept, state = first.agent.kept, first.agent.generator.bit_generator.state
         for is_new in (True, False):
             caplog.clear()
-            with trainer(server.port, **options, training_cls=told(agent=agent)) as next_one:
+            with trainer(server.port, **options, training_cls=tuned_training(agent=agent)) as next_one:
                 now = next_one.agent
-                assert now is first.agent and {name: getattr(now, name) for name in found} == found
+                assert now is first.agent and {name: getattr(now, name) for name in settings} == settings
                 assert (now.epsilon, now.count, now.weights.tolist()) == (0.1, 40, [40.0, 40.0])
                 assert now.kept is kept and now.generator.bit_generator.state == state
             lines = [line for line in caplog.messages if line.startswith("going on with")]
-            assert len(lines) == is_new and all(re.search(said, line) for line in lines)
-        with trainer(server.port, **options, training_cls=told(agent=agent, epochs=3, steps=7)) as third:
+            assert len(lines) == is_new and all(re.search(text, line) for line in lines)
+        with trainer(server.port, **options, training_cls=tuned_training(agent=agent, epochs=3, steps=7)) as third:
             assert (third.loop.plan.epochs, third.loop.plan.steps) == (3, 7)
         assert "going on with steps = 7, as set on this trainer; the checkpoint has 20" in caplog.messages
 
@@ -395,18 +395,18 @@ def test_what_is_told_beside_functions_of_the_user_stays_and_the_log_names_both(
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_what_training_has_changed_cannot_be_told_beside_functions_of_the_user(is_marked: bool, tmp_path: Path) -> None:
     options = loading(tmp_path)
-    with Server(port=0) as server, worker(server.port) as made, working(made):
-        with trainer(server.port, **options, training_cls=told()) as first:
+    with Server(port=0) as server, worker(server.port) as runner, working(runner):
+        with trainer(server.port, **options, training_cls=tuned_training()) as first:
             first.run()
-        if not is_marked:  # a training of a user's own, which does not say how it was made
+        if not is_marked:  # a user's own training, which does not record its arguments
             del first.training.made_as
         with pytest.raises(ParameterError, match=r"^epsilon must be .*0\.1.*, got 0\.7"):
-            trainer(server.port, **options, training_cls=told(agent={"epsilon": 0.7}, steps=7))
+            trainer(server.port, **options, training_cls=tuned_training(agent={"epsilon": 0.7}, steps=7))
         assert first.training.steps == 20 and first.agent.epsilon == 0.1, "nothing was changed"
         with pytest.raises(
             ParameterError, match="^memory_size must be 1000000, as the loaded training has it.*, got 9"
         ):
-            trainer(server.port, **options, training_cls=told(memory={"memory_size": 9}))
+            trainer(server.port, **options, training_cls=tuned_training(memory={"memory_size": 9}))
 
 
 def test_an_address_elsewhere_needs_keys_and_the_error_has_the_line_to_write() -> None:
@@ -430,7 +430,7 @@ def test_a_class_that_is_missing_is_named() -> None:
 
 
 def rings(**options: Any) -> Callable[..., GenericMemory]:
-    """A memory of rings that gives arrays of NumPy: no torch is needed."""
+    """Return a constructor of memories with rings and NumPy arrays, which need no torch."""
     return lambda nb_steps, device: GenericMemory(None, nb_steps, batch_size=4, **options)
 
 
@@ -444,8 +444,8 @@ five = lambda act, obs, rew, done, info: (act, obs, rew, done, info)  # noqa: E7
 
 def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
     cls = training(memory_cls=rings(crc_debug=True, **WITH_CODEC))
-    with Server(port=0) as server, worker(server.port, sample_compressor=WITH_CODEC["codec"], crc_debug=True) as made:
-        with trainer(server.port, training_cls=cls) as taking, working(made):
+    with Server(port=0) as server, worker(server.port, sample_compressor=WITH_CODEC["codec"], crc_debug=True) as runner:
+        with trainer(server.port, training_cls=cls) as taking, working(runner):
             taking.run()
             assert taking.training.memory.checks.passed == 160
 
@@ -465,9 +465,9 @@ def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
 def test_what_only_a_worker_or_only_a_memory_has_is_refused(
     of_worker: Any, of_memory: Any, error: Any, says: str
 ) -> None:
-    with Server(port=0) as server, worker(server.port, **of_worker) as made:
+    with Server(port=0) as server, worker(server.port, **of_worker) as runner:
         with trainer(server.port, training_cls=training(memory_cls=rings(**of_memory))) as taking:
-            made.run(0, 1)
+            runner.run(0, 1)
             with pytest.raises(error, match=says):
                 assert until(lambda: taking.experience.received or taking.experience.update())
             assert not taking.training.memory.rings.held
@@ -478,7 +478,7 @@ def test_a_memory_that_preprocesses_by_itself_says_so() -> None:
         preprocesses_itself = True
 
     cls = training(memory_cls=lambda nb_steps, device: Own(None, nb_steps))
-    with Server(port=0) as server, worker(server.port, obs_preprocessor=itself) as made:
+    with Server(port=0) as server, worker(server.port, obs_preprocessor=itself) as runner:
         with trainer(server.port, training_cls=cls) as taking:
-            made.run(0, 1)
+            runner.run(0, 1)
             assert until(lambda: taking.experience.received or taking.experience.update())

@@ -1,4 +1,4 @@
-"""Constants are read when they are used: from a call, the environment, a file, or a default; nothing is made."""
+"""Constants of the TMRL layer, read when they are used: from a call, the environment, a file or a default."""
 
 import json
 import os

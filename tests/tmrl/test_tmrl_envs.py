@@ -1,4 +1,4 @@
-"""Environments by id, observations as float32, whatever form the environment's answers have."""
+"""Environments by id, with float32 observations from results in old and new forms."""
 
 import subprocess
 import sys
@@ -18,8 +18,8 @@ from memoire.tmrl.util import partial
 from rlkit import Arm
 
 
-class Old(gymnasium.Env):
-    """Answers as environments did before Gymnasium."""
+class GymEnvironment(gymnasium.Env):
+    """Environment with the results of Gym, before Gymnasium."""
 
     observation_space = spaces.Tuple(
         (spaces.Box(-1, 1, (1,), np.float64), spaces.Dict({"image": spaces.Box(0, 255, (2, 2), np.uint8)}))
@@ -78,17 +78,17 @@ def test_ids_are_registered_at_import_and_an_error_of_the_maker_keeps_class_and_
         "    except kind as error: assert type(error) is kind and words in str(error), repr(error)\n"
         "    else: raise SystemExit('it was made')"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0, found.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_ids_that_somebody_else_registered_stay_theirs():
     rtgym.register()
     gymnasium.registry.pop("real-time-gym-v1")
     try:
-        gymnasium.register("real-time-gym-v1", entry_point=Old)
+        gymnasium.register("real-time-gym-v1", entry_point=GymEnvironment)
         rtgym.register()
-        assert isinstance(GenericGymEnv("real-time-gym-v1").unwrapped, Old)
+        assert isinstance(GenericGymEnv("real-time-gym-v1").unwrapped, GymEnvironment)
     finally:
         gymnasium.registry.pop("real-time-gym-v1")
         rtgym.register()
@@ -96,7 +96,7 @@ def test_ids_that_somebody_else_registered_stay_theirs():
 
 @pytest.fixture
 def old():
-    gymnasium.register("memoire-old-v0", entry_point=Old)
+    gymnasium.register("memoire-old-v0", entry_point=GymEnvironment)
     yield "memoire-old-v0"
     gymnasium.registry.pop("memoire-old-v0")
 
@@ -132,8 +132,8 @@ def test_a_device_rests_by_its_own_default_action_or_by_the_nearest_to_zero(old)
 
 def test_spaces_become_float32_in_all_parts():
     space = spaces.Dict({"x": spaces.Tuple((spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(2)))})
-    found = float32_space(space)
-    assert found["x"][0].dtype == np.float32 and found["x"][1] == spaces.Discrete(2)
+    converted = float32_space(space)
+    assert converted["x"][0].dtype == np.float32 and converted["x"][1] == spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_spaces_become_float32_in_all_parts():
 )  # fmt: skip
 def test_an_observation_that_does_not_fit_is_refused_with_the_part(value, text):
     with pytest.raises(EntryError, match=text):
-        observation_in(float32_space(Old.observation_space), value)
+        observation_in(float32_space(GymEnvironment.observation_space), value)

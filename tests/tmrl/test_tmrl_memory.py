@@ -1,4 +1,4 @@
-"""The tutorial's memory runs as it is written; the complete one gives the same transitions without a line of code."""
+"""Memory of the tutorial as written, compared with a complete memory that gives the same transitions without code."""
 
 import random
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ ACTIONS = 4
 
 
 class MyMemoryDataloading(MemoryDataloading):
-    """Keeps lists of parts, and rebuilds the last actions when a transition is drawn."""
+    """Memory of the tutorial: lists of parts, and last actions that are rebuilt when a transition is drawn."""
 
     def __init__(self, nb_steps=None, batch_size=32, act_buf_len=ACTIONS, **options):
         self.act_buf_len = act_buf_len
@@ -47,7 +47,7 @@ class MyMemoryDataloading(MemoryDataloading):
 
 
 def buffers(count=3, steps=20, crc=False, done=False):
-    """Of an environment that never ends by itself, whose observations end with the last actions."""
+    """Yield buffers of an environment without an end of its own, whose observations end with the last actions."""
     marks = Marks(crc, "drone-1")
     codec = Codec(history=ActionHistory(ACTIONS, "skip"))
     actions, values = [np.zeros(2, np.float32)] * ACTIONS, np.random.default_rng(0)
@@ -171,24 +171,24 @@ def test_a_data_set_that_is_a_pickle_or_nothing_is_refused(tmp_path):
         MyMemoryDataloading(dataset_path=tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of Minari: the data set is of no environment
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Minari warns of a data set without an environment
 @pytest.mark.parametrize("codec", [None, Codec({"obs": lambda obs: obs * 2}, {"obs": lambda obs: obs / 2})])
 def test_a_data_set_of_minari_is_in_the_memory_at_the_beginning(codec, tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    values, lengths, made = np.random.default_rng(0), (5, 1, 9), []
+    values, lengths, episode_buffers = np.random.default_rng(0), (5, 1, 9), []
     for number, length in enumerate(lengths):
-        made.append(EpisodeBuffer(
+        episode_buffers.append(EpisodeBuffer(
             id=number, observations=list(values.random((length + 1, 2), np.float32)), actions=[*map(int, values.integers(2, size=length))],
             rewards=[1.0] * length, terminations=[False] * (length - 1) + [True], truncations=[False] * length,
         ))  # fmt: skip
     about = {"algorithm_name": "random", "code_permalink": "https://example.invalid", "author": "a",
              "author_email": "a@b.c", "description": "made by a test", "data_format": "hdf5"}  # fmt: skip
     spaces = {"observation_space": gymnasium.spaces.Box(0, 1, (2,)), "action_space": gymnasium.spaces.Discrete(2)}
-    made = minari.create_dataset_from_buffers("memoire/numbers-v0", made, **spaces, **about)
+    data_set = minari.create_dataset_from_buffers("memoire/numbers-v0", episode_buffers, **spaces, **about)
     memory = GenericMemory(dataset_path="minari:memoire/numbers-v0", codec=codec)
     assert len(memory) == sum(lengths)
     item = 0
-    for episode in made.iterate_episodes():
+    for episode in data_set.iterate_episodes():
         for step in range(len(episode.rewards)):
             last_obs, act, _, new_obs, terminated, truncated, _ = memory.rings.transition(item)
             assert (last_obs == episode.observations[step]).all() and (new_obs == episode.observations[step + 1]).all()
@@ -223,12 +223,12 @@ def test_a_memory_of_six_parts_gets_and_gives_terminated_and_truncated():
     buffer = Buffer([Sample(*each) for each in parts])
     kept = SimpleNamespace(memory=[(*each[:4], {"__no_done": True} if i == 3 else {}) for i, each in enumerate(parts)])
     seen = []
-    for given in (buffer, SimpleNamespace(memory=parts), kept):
+    for source in (buffer, SimpleNamespace(memory=parts), kept):
         memory = Six(None, 1, lambda *six: seen.append(len(six)) or six, batch_size=8)
-        memory.append(given)
+        memory.append(source)
         ends = [each[3:5] for each in memory.data]
         assert ends[:2] + ends[3:] == [(False, False), (False, False), (False, True)]
-        assert ends[2] == (True, given is not kept), "five parts do not say that what terminated is truncated, too"
+        assert ends[2] == (True, source is not kept), "five parts do not say that what terminated is truncated, too"
         assert [len(part) for part in memory.sample()] == [8] * 6 and memory[2][4:] == (0.0, 1.0)
     assert set(seen) == {6}
     with pytest.raises(TypeError, match="abstract"):

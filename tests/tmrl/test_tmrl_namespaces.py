@@ -1,4 +1,4 @@
-"""Only the server can be reached: workers and a trainer in another network, which lets nobody in."""
+"""Workers and a trainer in a network that refuses connections: only the server can be reached."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ def ip(*arguments: str) -> None:
 
 
 def needed(*command: str) -> None:
-    """Run a command without which there are no namespaces, and skip the test if it fails."""
+    """Run a command that namespaces need, and skip the test if the command fails."""
     if subprocess.run(command, capture_output=True, timeout=20.0, check=False).returncode:
         pytest.skip("network namespaces need root, ip and iptables")
 
 
 @pytest.fixture
 def networks() -> Iterator[tuple[str, str, str]]:
-    """(namespace of the server, its address, namespace of the others, in which nobody can connect)."""
+    """Yield the server's namespace, its address, and the namespace of the other roles, which refuses connections."""
     needed("which", "ip", "iptables")
     here, far, suffix = f"tm-s{os.getpid()}", f"tm-f{os.getpid()}", os.getpid() % 10000
     with contextlib.ExitStack() as stack:

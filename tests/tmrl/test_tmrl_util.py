@@ -1,4 +1,4 @@
-"""Partials say what is wrong with their arguments; cached properties are kept outside of their object."""
+"""Partials, whose errors name wrong arguments, and cached properties, which are kept outside of their object."""
 
 import copy
 import functools
@@ -24,11 +24,11 @@ class Box:
 
 
 def test_a_partial_is_completed_later_and_the_later_argument_counts():
-    made = partial(Tool, colour="blue", sharp=True)
-    assert isinstance(made, functools.partial)
-    tool = made(4)
+    make_tool = partial(Tool, colour="blue", sharp=True)
+    assert isinstance(make_tool, functools.partial)
+    tool = make_tool(4)
     assert (tool.size, tool.colour, tool.sharp) == (4, "blue", True)
-    assert partial(made, colour="green")(1).colour == "green"
+    assert partial(make_tool, colour="green")(1).colour == "green"
     assert partial(Tool, 5)().size == 5
 
 
@@ -39,8 +39,11 @@ def test_a_partial_without_a_class_takes_the_default_of_the_outer_one():
 
 
 def test_a_partial_survives_pickling_and_copying():
-    for made in (pickle.loads(pickle.dumps(partial(Tool, colour="blue"))), copy.deepcopy(partial(Tool, colour="blue"))):
-        assert made(1).colour == "blue"
+    for copied in (
+        pickle.loads(pickle.dumps(partial(Tool, colour="blue"))),
+        copy.deepcopy(partial(Tool, colour="blue")),
+    ):
+        assert copied(1).colour == "blue"
 
 
 def test_what_is_no_argument_of_the_class_is_refused_where_it_is_given():
@@ -75,13 +78,12 @@ def test_prod_is_the_product():
 
 
 class Owner:
-    made = 0
+    calls = 0
 
     @cached_property
     def value(self):
-        """Counts."""
-        Owner.made += 1
-        return [Owner.made]
+        Owner.calls += 1
+        return [Owner.calls]
 
     other = cached_property(lambda self: (self.value, 1))
 

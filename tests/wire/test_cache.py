@@ -1,4 +1,4 @@
-"""Containers: built from a memory they hold what the memory gathers; received ones are checked to the last byte."""
+"""Containers: built ones hold the gathered entries of a memory, and received ones are checked to the last byte."""
 
 import json
 import struct
@@ -127,7 +127,7 @@ def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, com
     [Parameters(), Parameters(frame_stack=2, multi_step=3), SEQUENCES, SEQUENCES.replace(frame_stack=1)],
 )
 def test_a_cache_whose_samples_share_no_frame_is_about_as_large_as_usual(parameters: Parameters) -> None:
-    """By columns that are large beside what a sample has besides: its index, weight, age and so on."""
+    """Columns are large compared with the other parts of a sample: index, weight, age and so on."""
     schema = Schema({"state": Column(np.float32, (500,), "state"), "action": Column(np.float32, (100,))})
     memory = Memory(schema, 20_000, parameters, seed=0)
     for _ in range(20):
@@ -153,18 +153,18 @@ def test_the_largest_cache_has_just_as_many_bytes_as_is_known_before(parameters:
     values = np.ones((50, 3), np.float32), np.ones(50, np.int16), np.ones(50, np.float32)
     for _ in range(400):
         with_episode(memory, values, terminated=True, final_state=np.ones(3, np.float32))
-    found = max(containers.build(memory, 4, now=0.0).nbytes for _ in range(40))
-    assert found == cache_bytes(schema, parameters, 0, 4)
+    largest = max(containers.build(memory, 4, now=0.0).nbytes for _ in range(40))
+    assert largest == cache_bytes(schema, parameters, 0, 4)
     assert cache_bytes(schema, parameters, 1, 400) < cache_bytes(schema, parameters, 0, 400)
 
 
 def test_blocks_take_just_their_bytes() -> None:
     layout = layout_of(SCHEMA, Parameters())
-    made = containers.Container(layout, containers.ContainerHead(), 4, 4)
+    container = containers.Container(layout, containers.ContainerHead(), 4, 4)
     with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
-        made.fill(Part.NUMBER, np.zeros(5, np.int64))
+        container.fill(Part.NUMBER, np.zeros(5, np.int64))
     with pytest.raises(IndexError):
-        made.fill_blocks({99: np.zeros(4)})
+        container.fill_blocks({99: np.zeros(4)})
     with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
         containers.Container(layout, containers.ContainerHead(), 2**32)
     large = Schema({"state": (np.uint8, (1 << 25,))})
@@ -193,13 +193,13 @@ def test_a_compression_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPa
 def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -> None:
     data, layout = golden(name)
     held = containers.check(data, layout)
-    told = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
-    assert told["kind"] == layout.kind.name
-    rows, blocks = containers.table(data), [block["hex"] for block in told["blocks"]]
+    expected = json.loads((VECTORS / "vectors.json").read_text())["containers"][name]
+    assert expected["kind"] == layout.kind.name
+    rows, blocks = containers.table(data), [block["hex"] for block in expected["blocks"]]
     assert [data[row.offset : row.offset + row.stored].hex() for row in rows] == blocks
     assert [held.block(i).hex() for i in range(len(layout.blocks))] == blocks
     assert [(form.column, form.part.name) for form in layout.blocks] == [
-        (block["column"], block["part"]) for block in told["blocks"]
+        (block["column"], block["part"]) for block in expected["blocks"]
     ]
 
 
@@ -207,11 +207,11 @@ def test_golden_containers_are_accepted_and_hold_what_the_json_says(name: str) -
 @pytest.mark.parametrize("parameters", [Parameters(), ONE_SIDED, SEQUENCES, SEQUENCES.replace(prev=("done",))])
 def test_containers_of_every_kind_hold_what_was_put_in(kind: ContainerKind, parameters: Parameters) -> None:
     layout = layout_of(SCHEMA, parameters, kind, final=True)
-    made = containerkit.make(layout, 9, seed=4)
-    held = made.held()
+    built = containerkit.make(layout, 9, seed=4)
+    held = built.held()
     for i, form in enumerate(layout.blocks):
         name = None if form.column == BOOKKEEPING else SCHEMA.names[form.column]
-        assert held.block(i) == made.block(form.part, name).tobytes()
+        assert held.block(i) == built.block(form.part, name).tobytes()
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -280,7 +280,7 @@ SUMS = {
     24: ("<d", (0.0, np.nan, 2000.0)),
     48: ("<d", (np.nan, -1.0)),
 }
-"""By offset: the form of a number, and values that are refused there."""
+"""Formats of numbers, and refused values, by offset."""
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     assert refused(form.payload, layout, Limits(message_bytes=30 << 20)) == "too_large"
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     place = next(i for i, row in enumerate(containers.table(form.payload)) if row.codec)
-    # It says 20 frames and packs 40 MiB: not more than the 20 MiB are unpacked.
+    # The row declares 20 frames, but packs 40 MiB: no more than the 20 MiB are unpacked.
     struct.pack_into("<I", form.payload.data, 64 + 32 * place + 4, 20)
     struct.pack_into("<Q", form.payload.data, 64 + 32 * place + 24, 20 << 20)
     assert refused(form.payload, layout) == "codec"
@@ -348,9 +348,9 @@ def test_overwritten_bytes_are_accepted_or_refused(name: str, at: int, patch: by
         try:
             pool.add(make_vectors.CLIENT, 1, containers.check(room, pool.layout))
         except ProtocolError as error:
-            assert error.code == "parameters"  # the patch says that its samples were made with others
+            assert error.code == "parameters"  # the patch changes the parameters of the samples
             return
-        picks = pool.get(2)  # whatever is accepted can be gathered
+        picks = pool.get(2)  # accepted bytes can always be gathered
         assert np.isfinite(picks.importance).all()
 
 
@@ -364,9 +364,9 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
     ids["client"] = [[1, 2], [3, 4], [1, 2], [3, 4], [3, 4]]
     ids["number"] = [10, 11, 12, 13, 14]
     payload = containers.pack_feedback(SCHEMA, ids, np.arange(5, dtype=np.float32), now=1.0)
-    found = containers.read_feedback(payload, SCHEMA)
+    feedback = containers.read_feedback(payload, SCHEMA)
     one, other = (np.array(pair, "<u8").tobytes() for pair in ([1, 2], [3, 4]))
-    assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in found.items()} == {
+    assert {name: (numbers.tolist(), errors.tolist()) for name, (numbers, errors) in feedback.items()} == {
         one: ([10, 12], [0.0, 2.0]),
         other: ([11, 13, 14], [1.0, 3.0, 4.0]),
     }

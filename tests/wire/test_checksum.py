@@ -1,4 +1,4 @@
-"""The checksum is XXH3, and frames are packed while that brings samples sooner."""
+"""Checksums by XXH3, and the choice to pack frames while packing delivers samples sooner."""
 
 import numpy as np
 import pytest
@@ -40,8 +40,9 @@ KNOWN = [
     (2049, 0x9156A1FD2D1A8C37, 0x020C5ECC34EC63B6),
 ]
 SUMS_OF_SUMS = [(0, 0x117152434CBD257D), (SEED, 0x4B8F34D9B23AD5D7)]
-"""By seed: the checksum of the checksums of pieces of all sizes below that of `SUMMED`, as a model in plain Python gave
-it, which was written from the description of the algorithm.
+"""Checksum of the checksums of all pieces shorter than `SUMMED`, by seed.
+
+A model in plain Python, written from the description of the algorithm, computed these values.
 """
 
 
@@ -80,13 +81,16 @@ def test_what_has_no_contiguous_bytes_is_refused(bad: object) -> None:
         _bytes.checksum(bad)
 
 
-# --- Frames are packed while that brings samples sooner to whoever waits, and only then
+# --- Frames are packed only while packing delivers samples sooner to a waiting caller
 
 SAMPLES = 32
 
 
 def send(choice, messages, *, link, pack=0.0, ratio=1.0):
-    """Messages of a caller that waits for the link alone: seconds for a plain message, to pack one, and what is left."""
+    """Send messages for a caller that waits for the link alone, and return the number of packed messages.
+
+    `link` is the time of a plain message and `pack` the time to pack one, in seconds; `ratio` is the part that is left.
+    """
     packed = 0
     for _ in range(messages):
         packed += choice.packs

@@ -1,4 +1,4 @@
-"""Rows that go to an inference node and come back: nothing is padded, and only what fits the schema comes out."""
+"""Rows to and from an inference node: no padding travels, and only rows that fit the schema come out."""
 
 import numpy as np
 import pytest
@@ -51,9 +51,9 @@ lengths = st.lists(st.integers(0, 5), min_size=1, max_size=7)
 def test_what_is_packed_is_what_comes_out_and_no_padding_travels(sizes, seed):
     given_rows = exact_rows(GRAPH, rows_of(sizes, seed), len(sizes))
     payload = pack_rows(GRAPH, given_rows, len(sizes))
-    found, rows = unpack_rows(payload, GRAPH)
+    unpacked, rows = unpack_rows(payload, GRAPH)
     assert rows == len(sizes)
-    equal(found, given_rows)
+    equal(unpacked, given_rows)
     raw = len(sizes) * (8 + 1 + 4 + 8) + 12 * sum(sizes)
     head, table, blocks = 64, 32 * (len(GRAPH) + 1), len(GRAPH) + 1
     assert len(payload) <= head + table + raw + ALIGNMENT * blocks
@@ -76,8 +76,8 @@ def test_a_state_that_is_not_finite_is_refused_unless_its_column_allows_it():
         unpack_rows(payload, GRAPH)
     assert caught.value.code == "value"
     tolerant = RowSchema({"obs": Column(np.float32, (2,), "state", "allow")})
-    found, _ = unpack_rows(pack_rows(tolerant, {"obs": columns["obs.speed"]}, 2), tolerant)
-    assert np.isnan(found["obs"][1, 0])
+    unpacked, _ = unpack_rows(pack_rows(tolerant, {"obs": columns["obs.speed"]}, 2), tolerant)
+    assert np.isnan(unpacked["obs"][1, 0])
 
 
 def test_a_schema_of_a_server_can_be_given_for_rows():
@@ -109,11 +109,11 @@ def test_a_container_of_a_known_form_has_the_bytes_of_one_that_is_made_block_by_
     FORMS.forget()
     first, again = (pack_rows(PLAIN, columns, rows) for _ in range(2))
     assert FORMS.of(PLAIN, rows) is not None and first == again
-    for payload in (first, b"\0" + first):  # the second lies at an odd address
-        found, count = unpack_rows(memoryview(payload)[len(payload) - len(first) :], PLAIN)
+    for payload in (first, b"\0" + first):  # the second payload lies at an odd address
+        unpacked, count = unpack_rows(memoryview(payload)[len(payload) - len(first) :], PLAIN)
         assert count == rows
-        equal(found, columns)
-        assert all(values.flags.aligned for values in found.values())
+        equal(unpacked, columns)
+        assert all(values.flags.aligned for values in unpacked.values())
 
 
 @given(st.integers(0, 10**6), st.integers(1, 255), st.integers(1, 5))
@@ -123,10 +123,10 @@ def test_one_wrong_byte_is_treated_alike_whether_the_form_is_known_or_not(place,
 
     def outcome():
         try:
-            found, count = unpack_rows(bytes(payload), PLAIN)
+            unpacked, count = unpack_rows(bytes(payload), PLAIN)
         except ProtocolError as error:
             return error.code, error.detail
-        return count, {name: values.tobytes() for name, values in found.items()}
+        return count, {name: values.tobytes() for name, values in unpacked.items()}
 
     known = outcome()
     FORMS.forget()
@@ -161,7 +161,7 @@ def test_rows_out_of_many_are_packed_as_if_they_were_alone(rows, before, behind)
     alone = cut(many, before, before + rows)
     expected = pack_rows(PLAIN, alone, rows)
     assert pack_known(PLAIN, many, rows, before) == expected
-    assert pack_known(PLAIN, many, rows, before + behind + 1) is None  # they reach beyond the end
+    assert pack_known(PLAIN, many, rows, before + behind + 1) is None  # the rows reach beyond the end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every message goes to frames and back, golden vectors hold, and nothing but ProtocolError comes out of the parser."""
+"""Messages as frames: round trips, golden vectors, and a parser that raises nothing but ProtocolError."""
 
 import copy
 import json
@@ -31,8 +31,6 @@ from memoire.wire.frames import (
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS
 from wirekit import BODIES, VECTORS, changed, golden, refused, with_tail
 
-# --- Every message goes to frames and back, golden vectors hold, and nothing but ProtocolError comes out of the parser
-
 MESSAGES = make_vectors.messages()
 NAMES = sorted(MESSAGES)
 
@@ -40,7 +38,7 @@ NAMES = sorted(MESSAGES)
 def test_each_field_of_each_body_is_in_a_vector():
     bodies = [body for body, _ in make_vectors.bodies().values()]
 
-    def said(kind, field):
+    def written_as(kind, field):
         value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         return field.required or any(type(body) is kind and getattr(body, field.name) != value for body in bodies)
 
@@ -48,16 +46,16 @@ def test_each_field_of_each_body_is_in_a_vector():
         f"{kind.__name__}.{field.name}"
         for kind in messages.BODIES.values()
         for field in msgspec.structs.fields(kind)
-        if not said(kind, field)
+        if not written_as(kind, field)
     ]
     assert missing == []
 
 
 def test_the_vectors_on_disk_are_what_the_script_writes(tmp_path: Path) -> None:
     make_vectors.write(tmp_path)
-    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_bytes() for path in VECTORS.iterdir() if path.is_file()}
-    assert made == kept
+    assert written == kept
 
 
 def test_every_type_has_a_vector() -> None:
@@ -65,15 +63,16 @@ def test_every_type_has_a_vector() -> None:
 
 
 def test_the_types_are_those_of_the_list() -> None:
-    """`types.txt` has a line for each: number, name, rule of its payload, limit of that, kept replies, and who sends it.
-    A number that is in use stays what it is.
+    """`types.txt` has a line for each type: number, name, payload rule, payload limit, kept replies, and senders.
+
+    A number in use never changes.
     """
-    told = [
+    lines = [
         f"{kind.number} {kind.name} {kind.payload.name} {'message_bytes' if kind.large else 'request_bytes'} {kind.kept} "
         + " ".join(["pushed"] * kind.pushed + [role for role in ROLES if role in kind.sent_by])
         for kind in types.TYPES.values()
     ]
-    assert "\n".join(map(str.rstrip, told)) + "\n" == Path(__file__).with_name("types.txt").read_text()
+    assert "\n".join(map(str.rstrip, lines)) + "\n" == Path(__file__).with_name("types.txt").read_text()
     assert all(getattr(types, kind.name) is copy.deepcopy(kind) is kind for kind in types.TYPES.values())
 
 
@@ -101,14 +100,14 @@ def test_a_type_without_a_body_is_passed_on_and_not_read(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_message_parses_to_what_the_json_says(name: str) -> None:
-    told = json.loads((VECTORS / "vectors.json").read_text())["messages"][name]
+    expected = json.loads((VECTORS / "vectors.json").read_text())["messages"][name]
     message = parse(golden(name))
-    assert message.type.name == told["type"]
-    assert message.header.client.hex() == told["header"]["client"]["hex"]
+    assert message.type.name == expected["type"]
+    assert message.header.client.hex() == expected["header"]["client"]["hex"]
     for field in ("sequence", "run", "home", "table", "fingerprint"):
-        assert getattr(message.header, field) == told["header"][field]
-    assert make_vectors._hex(make_vectors._plain(message.body)) == told["tail"]
-    assert message.header.payload_bytes == told["payload_bytes"]
+        assert getattr(message.header, field) == expected["header"][field]
+    assert make_vectors._hex(make_vectors._plain(message.body)) == expected["tail"]
+    assert message.header.payload_bytes == expected["payload_bytes"]
     assert (message.payload or b"") == BODIES[name][1]
 
 
@@ -221,7 +220,7 @@ def test_rows_cut_short_and_clients_named_twice_are_refused() -> None:
 def test_payloads_beyond_this_nodes_limits_are_refused() -> None:
     assert refused(golden("cache"), Limits(message_bytes=1000)) == "too_large"
     assert refused(golden("chunk"), Limits.of(request_bytes=4)) == "too_large"
-    assert refused(golden("rollouts"), Limits.of(request_bytes=4)) == ""  # what a learner takes is no request
+    assert refused(golden("rollouts"), Limits.of(request_bytes=4)) == ""  # rollouts that a learner takes are no request
     assert refused(golden("rollouts"), Limits(message_bytes=4)) == "too_large"
     assert refused(golden("update"), Limits.of(tail_bytes=100)) == "too_large"
 
@@ -303,9 +302,9 @@ def test_the_page_describes_every_message_and_field(name: str) -> None:
     kind = getattr(types, name)
     body = messages.BODIES[kind]
     assert f"| {kind.number} | {name} |" in PAGE
-    told = PAGE[PAGE.index(f"**{name}**") :].split("\n\n")[0]
+    section = PAGE[PAGE.index(f"**{name}**") :].split("\n\n")[0]
     for field in msgspec.structs.fields(body):
-        assert f"`{field.name}`" in told, field.name
+        assert f"`{field.name}`" in section, field.name
 
 
 def test_the_page_lists_every_code_and_row() -> None:

@@ -1,4 +1,4 @@
-"""Every field of every message takes what lies at its bounds, as docs/development/wire.md has them, and refuses what lies beyond."""
+"""Fields of messages at their bounds in wire.md: values at a bound are taken, and values beyond are refused."""
 
 import math
 
@@ -17,7 +17,7 @@ from wirekit import BODIES, refused, with_tail
 MOST = 1.7976931348623157e308
 ROOMY = Limits.of(tail_bytes=1 << 24)
 NUMBERLESS = [math.nan, math.inf, -math.inf, "1", None]
-"""What no number is."""
+"""Values that are no finite numbers."""
 
 
 def after(value, towards):
@@ -39,12 +39,12 @@ def sizes(least, most):
 
 
 def several(most, one, other=None, length=1):
-    """Lists of `one`: empty, the longest, one too long, and one with `other` among them."""
+    """Return lists of `one` that are taken (empty, longest) and refused (too long, no list, with `other`)."""
     return [[], [one] * most], [[one] * (most + 1), one, None] + [[one, other]] * (other is not None)
 
 
 def named(most, one, other):
-    """The same of maps by name."""
+    """Return maps by name that are taken, and values that are refused."""
     good = {f"name {number}": one for number in range(most)}
     return [{}, good, {"x" * 256: one}], [good | {"one more": one}, {"x" * 257: one}, {"name": other}, {1: one}, []]
 
@@ -61,7 +61,7 @@ KINDS = {
     "small": counts(0, 2**32 - 1),
     "parts": counts(1, 2**32 - 1),
     "word": counts(0, 2**63 - 1),
-    "hash": ([0, 2**64 - 1], [-1, 0.5, "1", None]),  # msgpack has no larger ones
+    "hash": ([0, 2**64 - 1], [-1, 0.5, "1", None]),  # msgpack has no larger integers
     "weight": reals(0.0, MOST),
     "signed": reals(-MOST, MOST),
     "share": reals(0.0, 1.0),
@@ -94,9 +94,9 @@ KINDS = {
         [*PARAMETERS[0], {"a": [1.0] * 1024}, {"a": None, "b": True, "c": 1, "d": 0.5}],
         [*PARAMETERS[1], {"a": [1.0] * 1025}, {"a": [None]}],
     ),
-    "any float": ([-MOST, MOST, math.nan], ["1", None]),  # looked at where it is used: see below
+    "any float": ([-MOST, MOST, math.nan], ["1", None]),  # checked where the value is used: see below
 }
-"""By kind of a field: values that are taken, and values that are not."""
+"""Values that are taken, and values that are refused, by kind of field."""
 KEY, PLAN = ["a", 0, 1], [1, {"a": 1}]
 KINDS |= {
     "16 bytes or nothing": ([None, bytes(0), bytes(16)], [bytes(17), "x", 1]),
@@ -194,15 +194,15 @@ FIELDS = {
     "65536 new": "GROUPS.new",
     "plan or nothing": "GROUPS.plan PROMPTED.plan",
 }
-"""By kind: the fields that are so. A field's kind is what its page says it is."""
+"""Fields by their kind, as their page gives it."""
 OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.accounts INHERIT.accounts " \
     "WELCOME.endpoints SUMS.band DRAW.band SUMMED.standing DRAWN.standing ROLLOUTS.fragments RESULT.fragments " \
     "PROMPTS.call ANSWERS.call GROUPS.call ANSWERS.pieces PROMPTED.leases PROMPTED.prompts PROMPTED.columns " \
     "PROMPTED.groups"  # fmt: skip
-"""Fields that have tests of their own, below."""
+"""Fields that have tests of their own below."""
 PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
           "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
-"""Where a part is found in a message."""
+"""Message and field in which a part stands, by name of the part."""
 VECTOR = {body.type.name: name for name, (body, _) in sorted(BODIES.items(), reverse=True)}
 PARTS = [messages.ServerRate, messages.ClusterRate, messages.Line, messages.Ended, messages.Endpoints]
 
@@ -210,12 +210,12 @@ PARTS = [messages.ServerRate, messages.ClusterRate, messages.Line, messages.Ende
 def test_every_field_has_a_kind():
     known = {f"{body.type.name}.{field}" for body in messages.BODIES.values() for field in body.__struct_fields__}
     known |= {f"{part.__name__}.{field}" for part in PARTS for field in part.__struct_fields__}
-    said = [field for fields in FIELDS.values() for field in fields.split()]
-    assert len(said) == len(set(said)) and known == {*said, *OTHERS.split()}
+    listed = [field for fields in FIELDS.values() for field in fields.split()]
+    assert len(listed) == len(set(listed)) and known == {*listed, *OTHERS.split()}
 
 
 def tail_with(owner, field, value):
-    """The tail of a good message that says this in this field of it, or of a part of it; and its vector."""
+    """Return a golden vector's name, and the tail of its message with this value in a field or in a part."""
     kind, place = PLACES.get(owner, (owner, field))
     tail = msgspec.to_builtins(BODIES[VECTOR[kind]][0], builtin_types=(bytes,))
     if owner == "Endpoints":
@@ -236,8 +236,8 @@ def test_a_field_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(kind
     for owner, field in (name.split(".") for name in FIELDS[kind].split()):
         for expected, values in (("", taken), ("tail", turned_away)):
             for value in values:
-                found = refused(with_tail(*tail_with(owner, field, value)), ROOMY)
-                assert found == expected, (owner, field, repr(value)[:80])
+                code = refused(with_tail(*tail_with(owner, field, value)), ROOMY)
+                assert code == expected, (owner, field, repr(value)[:80])
 
 
 @pytest.mark.parametrize("owner", ["SUMS", "DRAW"])
@@ -275,13 +275,13 @@ def test_a_row_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(rows):
     for name, (taken, turned_away) in BOUNDS[rows].items():
         for is_taken, values in ((True, taken), (False, turned_away)):
             for value in values:
-                made = np.zeros(2, dtype)
-                made["client"][1], made[name][1] = (1, 1), value
+                array = np.zeros(2, dtype)
+                array["client"][1], array[name][1] = (1, 1), value
                 if is_taken:
-                    assert unpack(made.tobytes())[name][1] == value
+                    assert unpack(array.tobytes())[name][1] == value
                 else:
                     with pytest.raises(ValueError):
-                        unpack(made.tobytes())
+                        unpack(array.tobytes())
 
 
 # ------------------------------------------------------------------------------------------------ NaN behind the wire
