@@ -241,11 +241,22 @@ def build(folder: Path, texts: Mapping[str, str]) -> str:
     """Build a copy's compiled modules from these texts, by file; return the output if the build fails, else ""."""
     for file, text in {**texts, SWITCH_FILE: SWITCH}.items():
         (folder / file).write_text(text, encoding="utf-8")
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+    commands = [
+        [sys.executable, "-m", "cython", "-3", "-o", "build/kernel.c", file] for file in texts if file[-3:] == "pyx"
+    ]
+    (folder / "build").mkdir(exist_ok=True)
+    # Cython alone finds in seconds which mistakes it refuses; the C of all modules takes minutes to compile.
+    commands.append([sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"])
+    output = next(filter(None, (_output_of_failed(command, folder) for command in commands)), "")
+    (folder / SWITCH_FILE).unlink()
+    return output
+
+
+def _output_of_failed(command: list[str], folder: Path) -> str:
+    """Run a command in the folder; return its output if it failed, else ""."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    (folder / SWITCH_FILE).unlink()
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    return done.stdout + done.stderr if done.returncode else ""
 
 
 def refused(output: str, owners: Mapping[str, list[int]]) -> set[int]:

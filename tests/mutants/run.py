@@ -105,6 +105,8 @@ def kernels_built(tree: Tree, seed: int) -> list[Place]:
         refused = kernels.refused(output, {file: owners for file, (_, owners) in planted.items()})
         if not refused:
             raise SystemExit(f"{tree.folder} cannot be built:\n{output[-3000:]}")
+        if never := [places[number - 1].statement for number in refused if places[number - 1] in by_hand]:
+            raise SystemExit(f"by_hand.toml: Cython refuses {', '.join(never)}:\n{output[-3000:]}")
         left_out |= {places[number - 1].key for number in refused}
 
 
