@@ -20,6 +20,7 @@ from memoire.security import roles
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/guide.md",
+    "docs/one-process.md",
     "docs/tables.md",
     "docs/rate.md",
     "docs/on-policy.md",
