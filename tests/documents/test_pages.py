@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/guide.md",
     "docs/one-process.md",
+    "docs/cluster.md",
     "docs/tables.md",
     "docs/rate.md",
     "docs/on-policy.md",
