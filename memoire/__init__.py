@@ -12,7 +12,7 @@ Further names of `memoire`, which their docstrings and these pages describe:
 
     Batch, MixedBatch, Ragged           results of a draw (docs/guide.md)
     Rollouts                            result of a take (docs/on-policy.md)
-    prefetch                            batches that a thread draws ahead of time (docs/guide.md)
+    prefetch                            batches that a thread draws ahead of time (docs/one-process.md)
     RankBased, Greedy, Linear           other samplers, and a beta that grows (docs/sampling.md)
     Parameters, Memory, Writer          the parts of a `Buffer`: settings, engine, recorder
     Client, Reader, Proxy               an actor's connection (`connect` returns it), a learner in another process, a

@@ -355,7 +355,7 @@ FORMER: dict[str, tuple[str, str]] = {
 
 _ALWAYS = "This is always on: memoire stores each observation once, also the last one of an episode."
 _DRAW = "Give it to each draw: sample(batch_size) of a buffer, get_batch(batch_size) of a server."
-_RATE = "Write samples_per_insert=, samples_per_insert_tolerance= and min_size= (docs/rate.md)."
+_RATE = "Write samples_per_insert=, samples_per_insert_tolerance= and min_size= (docs/tables.md)."
 _TORCH = "Write batch.to(device) for tensors, or memoire.torch.batches(source, batch_size, device=...)."
 INSTEAD: dict[str, tuple[str, str]] = {
     "alpha": ("sampler", "Write sampler=memoire.Prioritized(alpha)."),

@@ -115,7 +115,7 @@ class TableRow(TableStats):
     """Facts about the table that each server reports, by server name."""
     samples_per_insert: Annotated[float | None, gauge("table_samples_per_insert_ratio", "Samples per insert",
         "How often an entry is drawn on average: samples drawn from a table for each step recorded, over the newest "
-        "minute.", formula="samples drawn ÷ steps recorded", docs="rate.md", of="cluster", unit="")] = None
+        "minute.", formula="samples drawn ÷ steps recorded", docs="tables.md", of="cluster", unit="")] = None
     """None if no step was recorded, or the ratio is not known yet."""
     lag_mean: float | None = None
     """Mean model versions between acting and learning, of recent batches or takes; the largest of all learners."""
@@ -306,7 +306,7 @@ class LearnerRow:
     samples: Annotated[float, figure_of(TableStats, "samples")]
     waited: float
     waiting_share: Annotated[float | None, shown("Waits", "The share of its time that a learner spends waiting for "
-        "samples.", unit="share", formula="seconds in get_batch ÷ seconds", docs="rate.md")]
+        "samples.", unit="share", formula="seconds in get_batch ÷ seconds", docs="cluster.md")]
     scalars: dict[str, float]
     name: str = ""
     """Display name from the user or Kubernetes, shown in place of the id; "" if the learner has none."""

@@ -222,8 +222,8 @@ class Totals:
         formula="accepted + rejected + lost + on the way")] = 0
     pushed_bytes: int = 0
     skipped_caches: Annotated[int, DROPPED_CACHES("skipped", "Skipped", formula="skipped ÷ (skipped + pushed)",
-        docs="rate.md"), counter("skipped_caches", "Skipped", "Caches that clients did not push, because their credit "
-        "was used up: too many of their bytes were on the way. They went on to act instead of waiting.",
+        docs="cluster.md"), counter("skipped_caches", "Skipped", "Caches that clients did not push, because their "
+        "credit was used up: too many of their bytes were on the way. They went on to act instead of waiting.",
         of="cluster")] = 0
     generated_bytes: Annotated[int, counter("generated_bytes", "Recorded", "Bytes of all entries that the clients "
         "recorded, each entry once.", docs="benchmarks/storage.md")] = 0

@@ -347,7 +347,7 @@ class ClientStats:
     held_back_for: Annotated[float, counter("client_held_back_seconds", "Held back", "Seconds that recording waited "
         "for draws.")]
     skipped_caches: Annotated[int, counter("client_skipped_caches", "Skipped", "Caches that were not pushed because "
-        "the window was full.", docs="rate.md")]
+        "the window was full.", docs="cluster.md")]
     not_pushed: dict[str, int]
     """Number of calls of push_cache and push_episode, the writer's included, that pushed nothing, by reason."""
     waiting_lines: Annotated[int, gauge("client_waiting_lines", "Lines waiting", "Log lines that the home does not "

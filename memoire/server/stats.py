@@ -164,9 +164,9 @@ class TableStats:
     """Steps of all clients, also of clients that have left."""
     batches: Annotated[int, counter("batches", "Batches", "Batches that get_batch handed out in the server's process.")]
     missed_batches: Annotated[int, counter("missed_batches", "Calls without a batch", "Calls of get_batch, "
-        "sample_episodes and take that got nothing, because too few samples came in time.", docs="rate.md")]
+        "sample_episodes and take that got nothing, because too few samples came in time.", docs="cluster.md")]
     samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners in this life of the "
-        "server; of a table of rollouts, entries that learners took, each of them once.", docs="rate.md")]
+        "server; of a table of rollouts, entries that learners took, each of them once.", docs="tables.md")]
     waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch, "
         "sample_episodes and take waited for samples in all; its rate is the learner's waiting share.")]
     held_caches: Annotated[int, gauge("held_caches", "Held", "Caches that are held now; of other tables, episodes, "
@@ -177,7 +177,7 @@ class TableStats:
     capacity: Annotated[int, gauge("held_capacity", "Capacity", "Maximum caches or entries that are held; 0 if only "
         "bytes are limited.")]
     unused_samples: Annotated[int, gauge("unused_samples", "Samples left", "Held samples that no learner has drawn "
-        "yet; of a table of episodes, entries that can be drawn.", docs="rate.md", curve=True)]
+        "yet; of a table of episodes, entries that can be drawn.", docs="tables.md", curve=True)]
     overwritten_caches: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches, episodes or fragments of "
         "rollouts that made room for newer ones.", docs="tables.md", curve=True)]
     overwritten_samples: Annotated[int, counter("overwritten_samples", "Samples overwritten",
@@ -197,7 +197,7 @@ class TableStats:
         "parameters.", adds="max")]
     samples_per_insert_target: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, wanted",
         "How many samples should be drawn for each entry: the parameter samples_per_insert of the table.",
-        docs="rate.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
+        docs="tables.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
         "Samples that should be drawn from a table for each step: samples_per_insert.", of="cluster")]
     rate: RateStats
     """State of the table's rate limiter: ratio of samples to inserts, and counts of waiting clients and draws."""

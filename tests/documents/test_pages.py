@@ -20,8 +20,9 @@ from memoire.security import roles
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/guide.md",
+    "docs/one-process.md",
+    "docs/cluster.md",
     "docs/tables.md",
-    "docs/rate.md",
     "docs/on-policy.md",
     "docs/language-models.md",
     "docs/remote-policies.md",
@@ -317,7 +318,7 @@ SAMPLING = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
 
 
 def test_the_vignette_says_why_and_cites_the_papers():
-    why = SAMPLING[SAMPLING.index("## Why replay") : SAMPLING.index("## One memory")]
+    why = " ".join(SAMPLING[SAMPLING.index("## Why replay") : SAMPLING.index("## One memory")].split())
     for reason in (
         "strongly correlated",
         "forgets rare events",
@@ -325,7 +326,7 @@ def test_the_vignette_says_why_and_cites_the_papers():
         "fewer environment steps",
         "surprising",
         "random",
-        "not\nfully observed",
+        "not fully observed",
     ):
         assert reason in why, reason
     for paper in ("1511.05952", "1710.02298", "1803.00933"):

@@ -1,0 +1,41 @@
+"""The program of docs/one-process.md learns, saves the whole run, and continues from its own checkpoint."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import memoire
+
+pytestmark = pytest.mark.torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "one-process.md"
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Return a function that runs the page's program for a number of steps and returns what it printed."""
+    (code,) = re.findall(r"^```python torch\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "run.py").write_text(code, encoding="utf-8")
+
+    def run(steps):
+        command = [sys.executable, "run.py", "--steps", str(steps)]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
+
+
+def test_the_program_of_the_page_prints_its_figures_and_continues_where_it_was(program, tmp_path):
+    shown = re.findall(r"(\w+)=(\S+)", program(1100).partition("\n")[0])
+    page = PAGE.read_text(encoding="utf-8")
+    assert [name for name, _ in shown] == re.findall(r"(?m)^\| `(\w+)`: ", page)
+    assert np.isfinite([float(number) for _, number in shown]).all()
+    assert "continues at step 1100 with 1100 entries" in program(1150)
+    assert len(memoire.Buffer.load(tmp_path / "run" / "replay.npz")) == 1150
+    assert torch.load(tmp_path / "run" / "learner.pt", weights_only=True)["step"] == 1150
