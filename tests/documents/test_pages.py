@@ -25,7 +25,6 @@ PAGES = (
     "docs/on-policy.md",
     "docs/language-models.md",
     "docs/remote-policies.md",
-    "docs/observers.md",
 )
 
 
