@@ -25,6 +25,7 @@ PAGES = (
     "docs/on-policy.md",
     "docs/language-models.md",
     "docs/remote-policies.md",
+    "docs/trainers.md",
 )
 
 
