@@ -1,4 +1,4 @@
-"""Learning programs and their parts: see docs/on-policy.md, docs/trainers.md and docs/real-time.md.
+"""Learning programs and their parts: see docs/on-policy.md, docs/remote-policies.md and docs/trainers.md.
 
     Collector               steps environments by a policy, and fills a table of rollouts
     Collection              settings of a collector in a file, for `python -m memoire.rl collect URL FILE` and infer

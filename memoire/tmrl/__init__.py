@@ -11,5 +11,5 @@
     custom               a complete agent, networks and memory; need torch
     training_offline     TrainingOffline
 
-docs/tmrl.md has each name with its behaviour and its test. Importing this package makes no file and no request.
+docs/tmrl.md describes what differs. Importing this package makes no file and no request.
 """

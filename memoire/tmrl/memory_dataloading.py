@@ -143,7 +143,7 @@ def _columns_in(path: str | Path) -> list[Any]:
     if file.is_dir() and not pickles:
         file = file / "data.npz"
     if pickles:
-        problem = "is a pickle, which can run anything. Convert it with numpy.savez (docs/real-time.md)"
+        problem = "is a pickle, which can run anything. Convert it with numpy.savez (docs/trainers.md)"
         raise DataError(str(pickles[0]), problem)
     try:
         with np.load(file, allow_pickle=False) as arrays:

@@ -26,7 +26,7 @@ PAGES = (
     "docs/on-policy.md",
     "docs/language-models.md",
     "docs/remote-policies.md",
-    "docs/observers.md",
+    "docs/trainers.md",
 )
 
 
@@ -147,12 +147,13 @@ def test_every_public_name_is_there(module: str) -> None:
     assert names_of(ROWS[module]) == set(getattr(found, "__all__", names_of(ROWS[module])))
 
 
+CONTRACT = ROOT / "docs" / "development" / "contract.md"
 ROWS_OF_TMRL = {f"C{number}" for number in range(1, 89)} | {"H17"}
 
 
 def rows() -> list[tuple[set[str], str, str]]:
     """Of each line of the table: the rows that it is about, how they are here, and its tests."""
-    _, _, text = (ROOT / "docs" / "tmrl.md").read_text(encoding="utf-8").partition("## Row by row")
+    _, _, text = CONTRACT.read_text(encoding="utf-8").partition("## TMRL, row by row")
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -242,8 +243,6 @@ def test_running_text_names_no_tests(page: Path) -> None:
 
 
 # --- The contract, and what the old README promised
-
-CONTRACT = ROOT / "docs" / "development" / "contract.md"
 
 
 def rows_of_contract():
