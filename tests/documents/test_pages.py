@@ -27,6 +27,7 @@ PAGES = (
     "docs/remote-policies.md",
     "docs/observers.md",
     pytest.param("docs/transferqueue.md", marks=pytest.mark.torch),
+    pytest.param("docs/data.md", marks=pytest.mark.filterwarnings("ignore::UserWarning:minari")),
 )
 
 
@@ -49,8 +50,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs_in_order(
-    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.setenv("MEMOIRE_TQ", "")  # a page that connects by memoire.tq sets it
     if page == "docs/transferqueue.md":
         pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
