@@ -6,7 +6,7 @@
     tq.kv_batch_put(keys, "train", TensorDict({"responses": responses}, batch_size=len(keys)), tags)
     data = tq.kv_batch_get(keys, "train", select_fields=["responses"])
 
-Names, results and errors are those of TransferQueue 0.1.11; docs/language-models.md lists the differences. Memoire's
+Names, results and errors are those of TransferQueue 0.1.11; docs/transferqueue.md lists the differences. Memoire's
 servers store the rows, spread over them by key. There are no Ray actors, and values are never pickled.
 """
 

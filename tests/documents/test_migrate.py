@@ -156,4 +156,4 @@ def test_every_program_learns_from_as_many_steps(names, program):
 
 
 def test_every_library_with_a_program_is_named():
-    assert [library for library, _, _ in programs()] == ["memoire", "stable_baselines3", "ray", "torchrl"]
+    assert [library for library, _, _ in programs()] == ["memoire", "torchrl", "stable_baselines3", "ray"]

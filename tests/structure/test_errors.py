@@ -158,7 +158,7 @@ def test_an_error_is_also_a_builtin(kind):
 def test_the_page_lists_every_error_with_the_builtin_it_is():
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     table = page.partition("## Every call")[0]
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \(`(\w+)`\) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
     assert sorted(name for name, *_ in rows) == sorted(kind.__name__ for kind in TREE)
     known = {kind.__name__: kind for kind in TREE}
     for name, also, *_ in rows:
