@@ -216,8 +216,9 @@ class Totals:
     gone: int = 0
     """Number of clients that have left."""
     episodes: Annotated[int, counter("episodes", "Episodes", "Episodes of this run that clients closed.",
-        docs="homes.md")] = 0
-    steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.", docs="homes.md")] = 0
+        docs="guarantees.md")] = 0
+    steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.",
+        docs="guarantees.md")] = 0
     pushed_caches: Annotated[int, counter("pushed_caches", "Caches pushed", "Caches that clients say they pushed.",
         formula="accepted + rejected + lost + on the way")] = 0
     pushed_bytes: int = 0

@@ -2,7 +2,7 @@
  *
  * Two clients at home at server A, which is drained to server B. Requests and answers may be lost, a bounded number of
  * times, and are sent again; server A may be killed while it is drained, which ends the drain, and the operator drains it
- * again. Between the copy of its accounts and its end it is not killed: docs/homes.md says that a restart ends a drain. What the messages count is checked over the product's own classes by `explore.py`; this model has only what
+ * again. Between the copy of its accounts and its end it is not killed: docs/operations.md says that a restart ends a drain. What the messages count is checked over the product's own classes by `explore.py`; this model has only what
  * decides who waits for whom.
  *
  *   drained   the drain ends: server A is taken away
