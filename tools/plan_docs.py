@@ -1,4 +1,4 @@
-"""Generator of the outputs below each `$ memoire plan` in docs/scaling.md; run it when its arithmetic changes."""
+"""Generator of the outputs below each `$ memoire plan` in docs/operations.md; run it when its arithmetic changes."""
 
 import contextlib
 import io
@@ -7,8 +7,8 @@ import shlex
 
 from memoire.cli import main
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "scaling.md"
-PROMPT, INDENT = "    $ ", "    "
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+PROMPT, COMMAND, INDENT = "    $ ", "    $ memoire plan ", "    "
 
 
 def printed(command):
@@ -22,7 +22,7 @@ def printed(command):
 def lines(text):
     is_output = False
     for line in text.splitlines():
-        if line.startswith(PROMPT):
+        if line.startswith(COMMAND):
             yield line
             yield from printed(line.removeprefix(PROMPT))
             is_output = True

@@ -216,8 +216,9 @@ class Totals:
     gone: int = 0
     """Number of clients that have left."""
     episodes: Annotated[int, counter("episodes", "Episodes", "Episodes of this run that clients closed.",
-        docs="homes.md")] = 0
-    steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.", docs="homes.md")] = 0
+        docs="guarantees.md")] = 0
+    steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.",
+        docs="guarantees.md")] = 0
     pushed_caches: Annotated[int, counter("pushed_caches", "Caches pushed", "Caches that clients say they pushed.",
         formula="accepted + rejected + lost + on the way")] = 0
     pushed_bytes: int = 0
@@ -226,10 +227,10 @@ class Totals:
         "credit was used up: too many of their bytes were on the way. They went on to act instead of waiting.",
         of="cluster")] = 0
     generated_bytes: Annotated[int, counter("generated_bytes", "Recorded", "Bytes of all entries that the clients "
-        "recorded, each entry once.", docs="benchmarks/storage.md")] = 0
+        "recorded, each entry once.", docs="development/records/storage.md")] = 0
     received_caches: int = 0
     received_bytes: Annotated[int, counter("received_bytes", "Received", "Bytes of caches or episodes that arrived.",
-        docs="benchmarks/storage.md")] = 0
+        docs="development/records/storage.md")] = 0
     accepted_caches: Annotated[int, counter("caches", "Caches", "Caches of this run that were accepted: packets of "
         "samples that clients drew from their own memories.", docs="tables.md")] = 0
     accepted_bytes: int = 0
@@ -278,8 +279,7 @@ def sums_of(account: Account | None) -> tuple[int, ...] | None:
     if account is None:
         return None
     report = account.report
-    numbers = account.lines_through, account.ended_through
-    return (*_sums(report), report.leaving, *numbers)
+    return (*_sums(report), report.leaving, account.lines_through, account.ended_through)
 
 
 class ExactSum:

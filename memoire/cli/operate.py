@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> int:
 
 class Plan(Options):
     """Print the bytes, memory, cores and Pods that a load takes. Bytes follow from the schema and its parameters, cores
-    from costs measured on two cores of an AMD EPYC (docs/scaling.md). Nothing is started.
+    from costs measured on two cores of an AMD EPYC (docs/operations.md). Nothing is started.
     """
 
     state: Annotated[str, Setting(show="SHAPE", group="stored")] = "84x84"

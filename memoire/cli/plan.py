@@ -1,6 +1,6 @@
 """Capacity planning: calculates the size of a cluster for a load, as `memoire plan` prints it.
 
-Bytes follow from schema and parameters, processor time from costs measured by benchmarks/scaling.py. docs/scaling.md
+Bytes follow from schema and parameters, processor time from costs measured by benchmarks/scaling.py. docs/operations.md
 lists the simplifications.
 """
 

@@ -130,6 +130,6 @@ def test_a_ragged_column_has_no_size_to_plan_with():
 
 def test_the_page_shows_what_the_command_prints():
     page = runpy.run_path(str(ROOT / "tools" / "plan_docs.py"))["page"]
-    text = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    assert text.count("$ memoire plan") == 4
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert text.count("$ memoire plan") == 3
     assert text == page(text), "run tools/plan_docs.py"

@@ -2,7 +2,7 @@
  *
  * Two clients are at home at server A, which is drained to server B. A bounded number of requests and answers may be
  * lost; clients send them again. A kill of server A ends the drain, and the operator starts another. Server A is not
- * killed between the copy of its accounts and its end: docs/homes.md says that a restart ends a drain. `explore.py`
+ * killed between the copy of its accounts and its end: docs/operations.md says that a restart ends a drain. `explore.py`
  * checks the counts in the messages over the product's own classes; this model keeps only the waiting.
  *
  *   drained   the drain ends: server A is taken away
