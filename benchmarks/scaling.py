@@ -331,8 +331,8 @@ def main() -> None:
 
 
 FOLLOWS = """\
-[operations.md](../../operations.md#the-arithmetic-of-a-plan) has the conclusions. *cores of the nodes* is the processor time of servers and proxies
-divided by the elapsed time; actors and readers used the rest of the machine's cores."""
+[operations.md](../../operations.md#the-arithmetic-of-a-plan) has the conclusions. *cores of the nodes* is the processor
+time of servers and proxies divided by the elapsed time; actors and readers used the rest of the machine's cores."""
 COSTS = "## Costs\n\nThe costs of a message and of a byte are the coefficients of a line through the points above."
 
 

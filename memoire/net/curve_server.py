@@ -127,11 +127,7 @@ class Gate:
         if key.role not in LISTENING_ROLES:
             socket.close(0)
             advice = "A node that listens needs the key of a server, proxy or inference node."
-            raise KeyFileError(
-                str(self.keys.folder),
-                f"has the key {key.peer.principal}, which is for processes that do not listen",
-                advice,
-            )
+            raise KeyFileError(str(self.keys.folder), f"has the key {key.peer.principal}, which may not listen", advice)
         assert key.secret is not None
         try:
             with _core.Held(self._lock):

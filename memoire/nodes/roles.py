@@ -239,7 +239,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
             **{name: value for name, value in settings.items() if name in known - {"parameters"}},
         )
     except (MemoireError, OSError, ValueError, TypeError) as error:
-        raise ParameterError.with_text(f"{where}: {error}") from error
+        raise ParameterError.with_text(f"{where} has invalid settings: {error}") from error
 
 
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:

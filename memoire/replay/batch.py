@@ -173,10 +173,8 @@ def place(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[A
     """
     for name in out:
         if name.removeprefix("next_").removesuffix("_length") in schema.ragged:
-            raise ParameterError.with_text(
-                f"out[{name!r}] cannot be given: a ragged column is as wide as its longest value in the batch, so each "
-                f"batch has a new array. Nothing was changed."
-            )
+            why = "each batch has a new array of a ragged column, as wide as its longest value"
+            raise ParameterError.with_text(f"out[{name!r}] cannot be given: {why}. Nothing was changed.")
     places = {name: _place_of(schema, gathered, name) for name in out}
     for name, (side, key) in places.items():
         array = gathered.weight if key == "importance" else side.get(key)
@@ -391,10 +389,8 @@ class Batch(Attributes[NDArray[Any]]):
 
 def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
     """Raise ParameterError: a pickled batch has no memory whose priorities it could set."""
-    raise ParameterError.with_text(
-        "This batch was pickled, so it has no memory: pass its ids to update_priorities of the memory that they come "
-        "from."
-    )
+    advice = "pass its ids to update_priorities of the memory that they come from"
+    raise ParameterError.with_text(f"This batch was pickled, so it has no memory: {advice}.")
 
 
 def _side(

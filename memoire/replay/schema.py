@@ -262,7 +262,7 @@ class Schema(Mapping[str, Column]):
     def _check_states(self, leaves: Mapping[str, Column]) -> None:
         if not any(column.role == "state" for column in leaves.values()):
             raise SchemaError(
-                f"no column is a state (there are {', '.join(leaves) or 'none'}). Call one 'obs' or 'state', or "
+                f"no column is a state (the columns are {', '.join(leaves) or 'none'}). Call one 'obs' or 'state', or "
                 f"declare it as Column(dtype, shape, 'state')."
             )
 

@@ -550,7 +550,7 @@ def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[st
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
         guess = [each for each in meant(name, extras) if each not in expected]
         wrong = f" ({guess[0]!r} is not a column)" if guess else ""
-        raise EntryError.with_text(f"step() needs {name}=..., {columns}{wrong}. The entry was not added.")
+        raise EntryError.with_text(f"step() needs {name}=..., a value of {columns}{wrong}. The entry was not added.")
     name = min(extras.keys() - expected)
     raise EntryError.with_text(
         f"step() got {name}=..., but {name!r} is not a column; the extra columns are "

@@ -152,7 +152,9 @@ def locked(tmp_path_factory):
 def test_a_command_without_a_key_says_that_the_address_asks_for_one(command, locked, tmp_path, capsys):
     args = [*LOOKS[command], *([str(tmp_path)] if command == "report" else [])]
     assert main.main([*args, locked[0].endpoint]) == 1
-    assert "it asks for a key, and this process has none. Give this process a keys folder" in capsys.readouterr().err
+    assert (
+        "the node requires a key, and this process has none. Give this process a keys folder" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", ["top", "logs", "report"])

@@ -113,7 +113,7 @@ def test_the_command_prints_the_plan(capsys):
         (["--state", "8:colour"], "--state must be a shape and a dtype"),
         (["--actors", "0"], "actors must be a number above 0"),
         (["--compressed", "1.5"], "compressed must be a share of the states' bytes, above 0 and at most 1"),
-        (["--compressed", "0.5"], "compressed must be 1 without compression (or combined with --set compression=lz4)"),
+        (["--compressed", "0.5"], "compressed=0.5 needs a table with compression: --set compression=lz4"),
         (["--network", "nan"], "network must be a number above 0"),
     ],
 )

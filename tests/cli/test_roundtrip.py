@@ -119,7 +119,7 @@ def test_a_server_without_the_table_is_an_older_one(cluster, monkeypatch):
 
 
 def test_no_table_of_a_server_s_own_may_have_its_name():
-    with pytest.raises(ParameterError, match="another name, because memoire doctor uses this one"):
+    with pytest.raises(ParameterError, match="reserved for memoire doctor. Choose another name"):
         Tables({ROUNDTRIP: Table(SCHEMA)}, lambda name, table: Pool(table.schema))
 
 

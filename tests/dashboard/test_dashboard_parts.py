@@ -311,12 +311,12 @@ def test_a_name_server_that_is_silent_for_one_name_keeps_nobody_from_the_others(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"nodes": ()}, "--node.*at least one node"),
+        ({"nodes": ()}, "at least one node.*--node"),
         ({"nodes": ("server-0:8080",)}, "http://HOST:PORT, or dns:NAME:PORT"),
         ({"open": "x.gz"}, "--open"),
         ({"listen": "0.0.0.0:8265"}, "a token"),
         ({"listen": "*:8265"}, "a token"),
-        ({"poll_every": 0.0}, "seconds above 0"),
+        ({"poll_every": 0.0}, "poll_every and silent_after must be above 0 s, got 0 s"),
         ({"lost_after": 0.0}, "lost_after"),
         ({"stale_after": 0.0}, "stale_after"),
         ({"expected_servers": -1}, "expected_servers"),
@@ -390,7 +390,7 @@ def test_a_body_is_refused_by_its_length_before_it_is_read(length, status):
 
 @pytest.mark.parametrize(("every", "timeout"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])
 def test_lines_are_followed_with_a_pause_and_a_deadline(every, timeout):
-    with pytest.raises(ParameterError, match="seconds above 0"):
+    with pytest.raises(ParameterError, match="--every and --timeout must be above 0 s"):
         tail(["http://127.0.0.1:1"], {}, every=every, timeout=timeout)
 
 

@@ -152,7 +152,7 @@ def test_a_node_that_does_not_answer_is_said_and_the_others_lines_come(cluster, 
         (["logs", "127.0.0.1:1", "--label", "123456789"], "8 digits in hex"),
         (["logs", "127.0.0.1:1", "--since", "yesterday"], "10m"),
         (["logs", "127.0.0.1:1", "--last", "0"], "above 0"),
-        (["logs", "127.0.0.1:1", "--follow", "--until", "1h"], "left out with --follow"),
+        (["logs", "127.0.0.1:1", "--follow", "--until", "1h"], "--until cannot be combined with --follow"),
         (["logs", "127.0.0.1:1", "--token-file", "/no/such/file"], "No such file"),
     ],
 )

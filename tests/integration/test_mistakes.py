@@ -26,7 +26,7 @@ ORDER = "The order is step(obs, action, reward, terminated, truncated, next_obs,
 ASKED = (
     "Give the address of a memoire server, proxy or relay, such as 'tcp://proxy:5560' or 'ipc:///run/memoire/relay'."
 )
-CONVERT = "The entry was not added. Convert the value, or declare the column so."
+CONVERT = "The entry was not added. Convert the value, or change the column's declaration."
 FIELDS = "It has obs, action, reward, discount, next_obs, importance, ids, steps, age, model_version."
 
 
@@ -139,7 +139,7 @@ CONSTRUCTORS = [
      "column 'obs.0' was declared as 4, a value of type int. Give a Column, a dtype, (dtype, shape) such as (np.float32, "
      "(4,)), an array, a Gymnasium space, or a dict or tuple of these."),
     ("no state", lambda: memoire.Schema({"observation": np.float32}), errors.SchemaError,
-     "no column is a state (there are observation). Call one 'obs' or 'state', or declare it as Column(dtype, shape, "
+     "no column is a state (the columns are observation). Call one 'obs' or 'state', or declare it as Column(dtype, shape, "
      "'state')."),
 ]  # fmt: skip
 
@@ -171,10 +171,10 @@ STEPS = [
      "column 'obs' stores float32[3, 4], but got float32[4]. The entry was not added. This writer records 3 environments, "
      "but obs has one: pass the observations of all, or make a writer without num_envs."),
     ("a column that is misspelt", lambda: memoire.Buffer(BYTES, 9).writer().step(obs=SEEN, next_obs=NEXT, log_p=0.1, **STEP),
-     errors.EntryError, "column 'logp' stores float32, but got nothing, and 'log_p' is no column. The entry was not added. "
-     "Pass it to step() as logp=..."),
+     errors.EntryError, "step() needs logp=..., a value of float32 ('log_p' is not a column). "
+     "The entry was not added."),
     ("a column that is not declared", lambda: step(value=0.1), errors.EntryError,
-     "column 'value' stores nothing: the extra columns are none, but got value=.... The entry was not added. Leave it out, "
+     "step() got value=..., but 'value' is not a column; the extra columns are none. The entry was not added. Leave it out, "
      "or declare it: Schema({..., 'value': dtype})."),
     ("one array for both observations", lambda: step(next_obs=ONES), errors.ObservationReused,
      re.compile("obs and next_obs are the same array.*Create vector environments with copy=True, or copy obs.*")),
@@ -247,7 +247,7 @@ TOGETHER = [
     ("a parameter far away", lambda w: w.reader.configure(n_step=3), errors.UnknownName,
      "Reader.configure takes no 'n_step'. Did you mean 'multi_step'? Nothing was changed."),
     ("a model as a dict", lambda w: w.reader.publish("policy", {"w": 1}), errors.WrongType,
-     re.compile("a model must be bytes or str, got dict.*serialize it first.*")),
+     re.compile("a model must be bytes or str, got dict.*Serialize it first.*")),
     ("a topic that is misspelt", lambda w: w.client.model("polizy").wait(timeout=0.1), errors.MemoireTimeout,
      "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
      "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
@@ -263,10 +263,10 @@ TOGETHER = [
     ("a client after its end", lambda w: closed(w.cluster.client(w.server)).update(), errors.Closed,
      "this client is closed. Create a new one to go on."),
     ("a drain without an heir", lambda w: drained(w, w.server.endpoint, w.dead), errors.MemoireTimeout,
-     f"no answer of a server that stays from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
+     f"no answer from DEAD within 3.0 s. {NOBODY} Nothing was drained: well's accounts need a "
      "server that keeps them."),
     ("a drain of a server that is gone", lambda w: drained(w, w.dead, w.server.endpoint), errors.MemoireTimeout,
-     f"no answer of the server that leaves from DEAD within 3.0 s. {NOBODY} Only a running server can hand over its accounts: "
+     f"no answer from DEAD within 3.0 s. {NOBODY} Only a running server can hand over its accounts: "
      "start it again, then drain it."),
 ]  # fmt: skip
 

@@ -58,7 +58,7 @@ def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
         store.stage(ME, 1, offset, piece, 0.0)
     assert staged(store, 1, 4) == b"bcde"
     for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
-        with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} of an upload"):
+        with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} were requested of an upload"):
             staged(store, start, size, client)
     with pytest.raises(ProtocolError, match="a piece starts at byte 7 of an upload that has 5 bytes so far"):
         store.stage(ME, 1, 7, b"x", 0.0)

@@ -55,7 +55,7 @@ def test_a_malformed_topic_is_refused(topic):
 
 
 def test_only_bytes_and_text_are_models():
-    with pytest.raises(TypeError, match="serialize"):
+    with pytest.raises(TypeError, match="Serialize"):
         ModelStore(10).publish("policy", {"weights": 1})
     with pytest.raises(TypeError, match="topic must be a str"):
         ModelStore(10).publish(b"policy", b"")
@@ -65,7 +65,7 @@ def test_there_is_a_bound_on_topics():
     store = ModelStore(10)
     for number in range(256):
         store.publish(f"topic {number}", b"")
-    with pytest.raises(ValueError, match="a node keeps at most 256 topics"):
+    with pytest.raises(ValueError, match="A node keeps at most 256 topics"):
         store.publish("another", b"")
 
 
@@ -250,11 +250,11 @@ def test_a_body_that_is_none_says_so(content, text):
 
 def test_what_cannot_be_packed_is_refused():
     for wrong, text in (
-        ({}, "1 to 65536 arrays"),
-        (dict.fromkeys(map(str, range(MAX_ARRAYS + 1)), array()), "1 to 65536 arrays"),
+        ({}, "a model has 1 to 65536"),
+        (dict.fromkeys(map(str, range(MAX_ARRAYS + 1)), array()), "a model has 1 to 65536"),
         ({"__metadata__": array()}, "names are text"),
         ({3: array()}, "names are text"),
-        ({"x" * (1 << 24): array()}, "names take at most 16777216 bytes"),
+        ({"x" * (1 << 24): array()}, "arrays take [0-9]+ bytes; the limit is 16777216"),
     ):
         with pytest.raises(ParameterError, match=text):
             pack(wrong)
@@ -632,7 +632,7 @@ def test_too_many_topics_are_refused():
     models = ReceivedModels()
     for n in range(MAX_TOPICS):
         models.follow(f"t{n}")
-    with pytest.raises(ParameterError, match="a client follows at most 256 topics"):
+    with pytest.raises(ParameterError, match="A client follows at most 256 topics"):
         models.follow("another")
 
 

@@ -32,7 +32,7 @@ def test_each_process_has_a_file_to_which_lines_are_added(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ParameterError, match="--logs must be a folder that exists or can be made: File exists, got"):
+    with pytest.raises(ParameterError, match="--logs: the folder '.*file' cannot be created: File exists"):
         ProcessOutput(["a"], str(tmp_path / "file"))
 
 

@@ -74,7 +74,7 @@ def test_of_alternatives_the_strongest_source_says_which(tmp_path):
     assert (by_flag.schema, by_flag.tables, by_flag.env) == (None, None, "X")
     assert parsed(["proxy", "--settings", file, "--servers-file", "f"]).servers == []
     assert parsed(["proxy", "--settings", file, "tcp://b:1"]).servers == ["tcp://b:1"]
-    with pytest.raises(ParameterError, match=r"server\.env must be left out if .*server\.schema is set: only one"):
+    with pytest.raises(ParameterError, match=r"server\.schema and .*server\.env exclude each other"):
         parsed(["server", "--settings", written(tmp_path, {"server": {"schema": "s", "env": "X"}})])
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_file_is_explained_with_name_and_key(tmp_path, content, words):
         ("MEMOIRE_BYTE_LIMIT", "1GX", r"\$MEMOIRE_BYTE_LIMIT must be a size in bytes, .*, got '1GX'"),
         ("MEMOIRE_SNAPSHOT_CACHES", "maybe", r"\$MEMOIRE_SNAPSHOT_CACHES must be true or false"),
         ("MEMOIRE_SET", "'", r"\$MEMOIRE_SET must be words separated by blanks"),
-        ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings must be a TOML file .*No such file"),
+        ("MEMOIRE_SETTINGS", "/no/such.toml", r"--settings '/no/such.toml' is not a readable TOML .*No such file"),
     ],
 )
 def test_a_wrong_variable_is_explained_by_its_name(variable, value, words):
@@ -160,7 +160,7 @@ def test_other_commands_and_launched_processes_read_neither_file_nor_environment
     monkeypatch.setenv("MEMOIRE_TETHER", "0")
     monkeypatch.setenv("MEMOIRE_BYTE_LIMIT", "nonsense")
     assert main.main(["server"]) == 1
-    assert "--schema must be a JSON file with the table's columns" in capsys.readouterr().err
+    assert "Give the table's columns: --schema FILE" in capsys.readouterr().err
 
 
 def test_the_docs_have_every_setting_as_the_command_line_explains_it():
@@ -237,22 +237,22 @@ def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "a JSON file:"),
+        ("{", "is not valid JSON:"),
         ("[]", "an object with a table under each name"),
         ({}, "an object with a table under each name"),
         ({"demo": 3}, "demo must be an object with the settings of a table"),
         ({"demo": {}}, 'either "schema" or "env"'),
         ({"demo": {**PLAIN, "env": "CartPole-v1"}}, 'either "schema" or "env"'),
         ({"demo": {**PLAIN, "multistep": 3}}, "demo takes no 'multistep'. Did you mean 'multi_step'"),
-        ({"demo": {**PLAIN, "multi_step": 0}}, "demo must be .*multi_step must be"),
-        ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo must be .*priority_exponent"),
-        ({"demo": {**PLAIN, "parameters": 7}}, "demo must be"),
+        ({"demo": {**PLAIN, "multi_step": 0}}, "demo has invalid settings: multi_step must be"),
+        ({"demo": {**PLAIN, "parameters": {"alpha": 1}}}, "demo has invalid settings: .*priority_exponent"),
+        ({"demo": {**PLAIN, "parameters": 7}}, "demo has invalid settings: parameters must be"),
         ({"demo": {**PLAIN, "byte_limit": "much"}}, "such as 1GiB"),
         ({"demo": {"schema": "nowhere.json"}}, "nowhere.json"),
-        ({"demo": {"schema": 7}}, "demo must be"),
+        ({"demo": {"schema": 7}}, "demo has invalid settings"),
         ({"demo": {"schema": {"columns": 7}}}, "not the JSON form of a schema"),
         ({"demo": {**PLAIN, "storage": "tapes"}}, "'caches', 'episodes'"),
-        ({"demo": {**PLAIN, "on_full": "oldest"}}, "demo must be .*storage='rollouts'"),
+        ({"demo": {**PLAIN, "on_full": "oldest"}}, "demo has invalid settings: .*storage='rollouts'"),
     ],
 )
 def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, words: str) -> None:
@@ -261,5 +261,5 @@ def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, 
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="a JSON file that can be read: .*No such file"):
+    with pytest.raises(ParameterError, match="--tables '.*' cannot be read: .*No such file"):
         read_tables(str(tmp_path / "nothing.json"))

@@ -95,7 +95,7 @@ def prompts(server):
         (
             lambda prompts: prompts.answer(prompts.lease()[0], 2, {"reward": 1.0}),
             Refused,
-            "answer 2 to a prompt that has answers 0 to 1",
+            "the index of an answer is 2; this prompt takes 0 to 1",
         ),
         (lambda prompts: prompts.draw(1, 2, columns=["logp"]), NoSuchField, "no 'logp'"),
     ],
@@ -391,7 +391,7 @@ def test_answers_to_several_prompts_travel_together_and_one_that_is_refused_spoi
         assert prompts.answer_all(answers) == [[True, True]] * len(leases) == prompts.answer_all(answers, piece=0)
         assert prompts.counts()["ready"] == len(leases)
         good, bad, last = prompts.lease(3)  # all three of one server
-        with pytest.raises(Refused, match="answer 2 to a prompt that has answers 0 to 1"):
+        with pytest.raises(Refused, match="the index of an answer is 2; this prompt takes 0 to 1"):
             prompts.answer_all([(good, {0: one, 1: one}), (bad, {2: one}), (last, {0: one, 1: one})])
         assert prompts.fetch([good.key])[good.key]["answer"] == [0, 1]
         assert prompts.counts()["ready"] == len(leases) + 1
@@ -520,7 +520,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(server):
     with pytest.raises(ParameterError, match="it is a setting of storage='prompts'"):
         memoire.Table({"obs": np.float32, "reward": np.float32}, group=8)
     with memoire.Server(ANY, {"obs": np.float32}) as other:
-        with pytest.raises(ParameterError, match="for table 'default' use memoire.connect"):
+        with pytest.raises(ParameterError, match="table 'default' has storage='caches': use memoire.connect"):
             memoire.Prompts(other.endpoint, timeout=10.0)
         with pytest.raises(ParameterError, match="storage"):
             other.table("default").calls()

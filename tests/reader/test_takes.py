@@ -131,7 +131,7 @@ def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
     with pytest.raises(ParameterError, match="capacity of all servers, 20 entries"):
         world.take(21)
     other = TakesWorld("a", storage="caches", table_name="plain")
-    with pytest.raises(ParameterError, match=r"for table 'plain' call get_batch"):
+    with pytest.raises(ParameterError, match=r"table 'plain' has storage='caches': call get_batch"):
         other.take(1)
 
 

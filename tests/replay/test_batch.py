@@ -87,7 +87,7 @@ def test_out_is_filled_and_becomes_the_batchs() -> None:
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ({"weight": np.zeros(B)}, r"out\['weight'\] must be left out: the batch has no array of this name"),
+        ({"weight": np.zeros(B)}, r"out\['weight'\] cannot be given: the batch has no array of this name"),
         ({"reward": np.zeros(B)}, r"out\['reward'\] must be an array float32\[3\], got 'float64\[3\]'"),
         ({"reward": np.zeros(4, np.float32)}, r"out\['reward'\] must be an array float32\[3\], got 'float32\[4\]'"),
         ({"reward": [0, 0, 0]}, r"out\['reward'\] must be an array float32\[3\], got 'list'"),

@@ -264,7 +264,7 @@ def test_a_pickled_batch_has_its_arrays_and_not_the_memory():
     loaded = pickle.loads(content)
     assert list(loaded) == list(batch) and all(np.array_equal(loaded[name], batch[name]) for name in batch)
     assert repr(loaded) == repr(batch) and loaded.next_obs.shape == (4, 3)
-    with pytest.raises(ParameterError, match="passed to update_priorities of the memory that they come from"):
+    with pytest.raises(ParameterError, match="pass its ids to update_priorities of the memory that they come from"):
         loaded.update_priorities(np.ones(4))
     assert buffer.update_priorities(loaded.ids, np.ones(4)).applied == 4
 

@@ -208,8 +208,8 @@ def test_fractions_say_where_to_draw():
     ("end", "error", "words"),
     [
         ({"final_state": np.zeros(4)}, EntryError, r"column 'state' stores float32\[3\], but got float64\[4\]"),
-        ({"final_state": {"position": 1}}, EntryError, "a final state for each state column"),
-        ({"final_state": (np.zeros(3), np.zeros(3))}, EntryError, "1 final states .state., but got 2"),
+        ({"final_state": {"position": 1}}, EntryError, "final_state lacks .state.: it needs a state of each of state"),
+        ({"final_state": (np.zeros(3), np.zeros(3))}, EntryError, "final_state has 2 values; it needs 1 .state."),
         ({"final_state": np.full(3, np.nan)}, NotFinite, "column 'state' stores finite float32"),
         *(({"multiplier": wrong}, ParameterError, "multiplier must be") for wrong in (-1.0, math.nan, math.inf, True)),
         ({"terminated": 1}, ParameterError, "terminated must be True, False or None"),

@@ -68,13 +68,13 @@ def test_nested_observations_become_one_column_for_each_leaf() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, "no column is a state (there are none). Call one 'obs' or 'state'"),
-        ({"action": np.int64}, "no column is a state (there are action)"),
+        ({}, "no column is a state (the columns are none). Call one 'obs' or 'state'"),
+        ({"action": np.int64}, "no column is a state (the columns are action)"),
         ({"obs": object}, "column 'obs' has dtype object, but only booleans, integers and floats"),
         ({"obs": "U5"}, "column 'obs' has dtype <U5"),
         ({"obs": np.complex64}, "column 'obs' has dtype complex64"),
         ({"obs": np.longdouble}, "column 'obs' has dtype"),
-        ({"obs": "floaty"}, "column 'obs': 'floaty' is no dtype"),
+        ({"obs": "floaty"}, "column 'obs': 'floaty' is not a dtype"),
         ({"obs": 0.5}, "column 'obs' was declared as 0.5, a value of type float. Give a Column, a dtype"),
         ({"obs": None}, "column 'obs' was declared as None"),
         ({"obs": [np.float32]}, "a value of type list. Give a Column"),
@@ -126,8 +126,8 @@ def test_what_cannot_be_stored_is_refused_by_name(columns: Any, message: str) ->
         (lambda: Column(np.int8, (2, -1)), r"\(2, -1\) is not a shape"),
         (lambda: Column(np.int8, 2.5), r"2\.5 is not a shape"),  # type: ignore[arg-type]
         (lambda: Column(np.int8, (True,)), r"\(True,\) is not a shape"),
-        (lambda: Column(np.int8, (), "action"), "'action' is no role of a column. The roles are state, reward, value, return, plain"),
-        (lambda: Column("f3"), "'f3' is no dtype"),
+        (lambda: Column(np.int8, (), "action"), "'action' is not a role of a column. The roles are state, reward, value, return, plain"),
+        (lambda: Column("f3"), "'f3' is not a dtype"),
     ],
 )  # fmt: skip
 def test_a_column_that_cannot_be_is_refused(make: Any, message: str) -> None:
@@ -388,7 +388,7 @@ def test_a_setting_under_another_name_is_refused_by_name_and_does_not_fall_back_
         Parameters.from_wire(fields)
     assert repr(value) in str(refused.value)
     del fields[f"{name}_x"]
-    with pytest.raises(ParameterError, match=f"{name} must be among the settings"):
+    with pytest.raises(ParameterError, match=f"The saved or sent settings lack {name}; they have"):
         Parameters.from_wire(fields)
 
 

@@ -274,7 +274,7 @@ def test_a_column_says_what_it_allows() -> None:
             Column(np.float32, (3,), "state", **wrong)
     with pytest.raises(SchemaError, match="nan='allow' is for states, not for role 'reward'"):
         Column(np.float32, (), "reward", nan="allow")
-    with pytest.raises(SchemaError, match="follows the role"):
+    with pytest.raises(SchemaError, match="after the role; only .allow. may stand there"):
         Schema.from_json(allowing.to_json().replace('"allow"', '"maybe"'))
 
 

@@ -156,10 +156,10 @@ class Hand:
     [
         (
             {"note": None},
-            "column 'note' stores uint8, but got nothing. The entry was not added. Pass it to step() as note=...",
+            "step() needs note=..., a value of uint8. The entry was not added.",
         ),
-        ({"note": None, "notes": 1}, "column 'note' stores uint8, but got nothing, and 'notes' is no column."),
-        ({"logp": 1.0}, "column 'logp' stores nothing: the extra columns are note, value, but got logp=..."),
+        ({"note": None, "notes": 1}, "step() needs note=..., a value of uint8 ('notes' is not a column)."),
+        ({"logp": 1.0}, "step() got logp=..., but 'logp' is not a column; the extra columns are note, value."),
         ({"note": [1, 2, 256]}, "column 'note' stores uint8[3] from 0 to 255, but got int64[3] with 256 at [2]"),
         ({"note": [0.5, 1, 2]}, "column 'note' stores uint8[3], but got float64[3]"),
         ({"obs": np.zeros((3, 4))}, "column 'obs' stores float32[3, 2], but got float64[3, 4]"),
@@ -300,7 +300,7 @@ def test_schemas_that_step_cannot_fill_are_refused() -> None:
     two = Schema({"obs": np.float32, "state": np.float32})
     with pytest.raises(SchemaError, match="stores one observation, but the schema has the states obs, state"):
         Writer(Memory(two, 100))
-    with pytest.raises(SchemaError, match=r"column 'info': Writer\.step has a parameter of this name"):
+    with pytest.raises(SchemaError, match=r"column 'info': Writer\.step\(\) has a parameter of this name"):
         Writer(Memory(Schema({"obs": np.float32, "info": np.float32}), 100))
     with pytest.raises(ParameterError, match="num_envs must be a whole number from 1, got 0"):
         Writer(Memory(HAND, 100), 0)

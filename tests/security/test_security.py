@@ -283,7 +283,7 @@ def test_keys_are_made_listed_authorized_and_revoked_from_the_command_line(tmp_p
     left = {each.role for each in Keys(f"{folder}/server").authorized.values()}
     assert left == {"actor", "learner", "proxy", "server", "inference"}
     assert main.main(["keys", "revoke", folder, key.fingerprint]) == 1
-    assert "does not let in" in capsys.readouterr().err
+    assert "does not admit" in capsys.readouterr().err
 
 
 def test_keys_that_are_there_are_never_written_over(tmp_path, capsys):

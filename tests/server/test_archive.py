@@ -205,7 +205,7 @@ def test_the_commands_order_show_and_refuse(cluster, tmp_path, capsys):
     assert status == 0 and '"unused": 192' in output
     for wrong in ([], [server.endpoint], ["--show", file, "--to", "x"]):
         status, output = command(capsys, "snapshot", *wrong)
-        assert status == 1 and "an address together with --to NAME, or left out with --show FILE" in output
+        assert status == 1 and "Give either ENDPOINT and --to NAME" in output
     starts = ("server", "--endpoint", "tcp://127.0.0.1:0", "--schema", SCHEMA.to_json(), "--http", "off", "--restore")
     file.write_bytes(file.read_bytes()[:-50])
     status, output = command(capsys, *starts, file)

@@ -143,7 +143,7 @@ def test_a_request_that_is_for_tables_of_other_kinds_says_so(storage):
     for body, kinds in OF_KINDS:
         if storage not in kinds:
             refused = asker.ask(body).body
-            text = f"'default' stores {storage}; {body.type.name} is for {kinds}"
+            text = f"table 'default' has storage={storage!r}; {body.type.name} is for {kinds}"
             assert (refused.code, refused.text) == ("table", text)
 
 

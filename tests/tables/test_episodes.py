@@ -216,11 +216,11 @@ def test_arrays_become_the_episode_that_their_entries_would() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"reward": None}, EntryError, "'reward' stores"),
-        ({"speed": np.zeros(6)}, EntryError, "'speed' stores nothing: the columns are"),
+        ({"reward": None}, EntryError, "Column 'reward' is missing"),
+        ({"speed": np.zeros(6)}, EntryError, "There is no column 'speed'; the columns are"),
         ({"action": np.zeros((5, 2), np.float32)}, EntryError, r"float32\[6, 2\]"),
         ({"reward": np.full((6, 2), np.nan, np.float32)}, EntryError, "finite"),
-        ({"qvest": np.zeros((6, 2), np.float32)}, EntryError, "'qvest' stores nothing"),
+        ({"qvest": np.zeros((6, 2), np.float32)}, EntryError, "There is no column 'qvest'"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(change: dict[str, Any], error: type[Exception], says: str) -> None:

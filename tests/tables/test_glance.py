@@ -245,7 +245,7 @@ def test_what_a_table_does_not_do_is_refused_with_the_kinds_that_do(storage: str
         with pytest.raises(ParameterError, match=" or ".join(map(repr, names))) as refused:
             table.offered(capability)
         assert refused.value.value == storage and "{" not in str(refused.value)
-        with pytest.raises(ProtocolError, match=f"stores {storage}; THIS is for {' and '.join(names)}"):
+        with pytest.raises(ProtocolError, match=f"has storage='{storage}'; THIS is for {' and '.join(names)}"):
             table.asked(capability, "THIS")
 
 

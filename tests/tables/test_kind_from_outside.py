@@ -150,7 +150,10 @@ def test_a_kind_from_outside_is_taken_in_handed_out_saved_shown_and_counted(tmp_
     keep, kep, room, elsewhere, calls, batch = results["wrong"]
     assert "keep must be a whole number from 1 to 1000000, got 0" in keep and "Did you mean 'keep'" in kep
     assert "cache_limit must be 0 with storage='stack', because capacity limits the number of episodes" in room
-    assert "storage must be 'stack' for best(most); for table 'plain' use memoire.connect, got 'caches'" in elsewhere
+    assert (
+        "best(most) needs a table with storage='stack', but table 'plain' has storage='caches': use memoire.connect"
+        in elsewhere
+    )
     assert "'stack' to use a table's own calls; for this table call get_batch(batch_size), got 'caches'" in calls
     expected = "storage must be 'caches' or 'episodes' to draw batches; for this table call best(most), got 'stack'"
     assert expected in batch

@@ -296,7 +296,7 @@ def test_an_out_that_does_not_fit_takes_no_sample() -> None:
         pool.get(5, out={"steps": np.zeros(5, np.float32)})  # of the same size in bytes
     with pytest.raises(ParameterError, match=r"out\['action'\] must be an array int32\[5\]"):
         pool.get(5, out={"action": np.zeros(6, np.int32)})
-    with pytest.raises(ParameterError, match=r"out\['weight'\] must be left out"):
+    with pytest.raises(ParameterError, match=r"out\['weight'\] cannot be given"):
         pool.get(5, out={"weight": np.zeros(5, np.float32)})
     assert pool.stats().unused == 20
 

@@ -274,7 +274,7 @@ class TestRollouts:
             ):
                 call(values, ends, 0.9)
         rollouts.discount = None
-        with pytest.raises(ParameterError, match="these rollouts have no table"):
+        with pytest.raises(ParameterError, match="these rollouts come from no table"):
             rollouts.gae(values, ends)
         rollouts.discount = (0.9, 0.5)
         with pytest.raises(ParameterError, match="one number for all reward dimensions"):
@@ -366,7 +366,7 @@ def test_a_wrong_request_and_a_wrong_reply_are_refused():
     assert served.ask(steps=1, release="later").body.code == "value"
     reply = served.ask(steps=4)
     for rows in ([], reply.body.fragments * 2):
-        with pytest.raises(ProtocolError, match="in a payload of"):
+        with pytest.raises(ProtocolError, match="but the payload has"):
             unpacked(rows, reply.payload, SCHEMA, now=0.0, limits=served.limits)
     served.ask(steps=0)
     served.numbers[READER] -= 2
