@@ -1,6 +1,7 @@
 """Table of the aims of speed and of the measured ratios: renders docs/results.md from the figures there."""
 
 import json
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -56,29 +57,33 @@ def measured(folder: Path) -> dict[str, list[float]]:
 
 def render(folder: Path = PAGES) -> str:
     """Return the page: a row for each aim, then the reason for each aim that is not reached."""
-    quartiles, rows, bounds = measured(folder), [], []
+    quartiles, rows = measured(folder), []
+    bounds: dict[str, list[str]] = {}
     for key, aim in read().items():
         low, middle, high = quartiles.get(key, [float("nan")] * 3)
-        reached = "not measured" if key not in quartiles else "yes" if aim.is_reached(middle) else "**no**"
-        figure = f"{middle:.3g} ({low:.3g} to {high:.3g})" if key in quartiles else ""
-        page = (
-            f"[{aim.shown_by}](development/records/{aim.shown_by}.md)"
-            if (folder / f"{aim.shown_by}.md").exists()
-            else aim.shown_by
-        )
-        rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure} | {reached} | {page} |")
-        if key in quartiles and not aim.is_reached(middle) and aim.bounded_by:
-            bounds.append(f"* *{aim.what}, against {aim.against}* ({middle:.3g} of {aim}): {aim.bounded_by.strip()}")
-    heading = "\n## What bounds those that are not reached\n\n" if bounds else ""
-    parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + "\n".join(bounds)}
-    parts["once"] = loaded()["once"]["text"].strip()
+        page = folder / f"{aim.shown_by}.md"
+        link = f"[{middle:.3g}](development/records/{page.name})" if page.exists() else f"{middle:.3g}"
+        figure = f"{link} ({low:.3g} to {high:.3g})" if key in quartiles else "not measured"
+        missed = key in quartiles and not aim.is_reached(middle)
+        rows.append(f"| {aim.what} | {aim.against} | {aim} | {figure}{', **missed**' * missed} |")
+        if missed and aim.bounded_by:
+            bounds.setdefault(aim.bounded_by.strip(), []).append(f"*{aim.what}, against {aim.against}*")
+    heading = "\n## Why aims are missed\n\n" if bounds else ""
+    reasons = "\n".join(item(f"* {' and '.join(whats)}: {text}") for text, whats in bounds.items())
+    parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + reasons}
+    parts["once"] = "\n".join(item(text) for text in loaded()["once"]["text"].strip().split("\n\n"))
     return PAGE.format(**parts).rstrip() + "\n"
+
+
+def item(text: str) -> str:
+    """Return an item of a list, wrapped at 100 columns."""
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def contests(folder: Path) -> str:
     """Return the section with the existing plots of contest.py: return of each side over seconds, or steps."""
     pictures = sorted(folder.glob("contest-*.svg"))
-    lines = [f"![Return over seconds, or steps, of each side](development/records/{path.name})" for path in pictures]
+    lines = [f"![{path.stem}](development/records/{path.name})" for path in pictures]
     return "\n\n".join([CONTESTS, *lines]) + "\n" if lines else ""
 
 
@@ -88,44 +93,33 @@ def write(folder: Path = PAGES) -> None:
     (place / "results.md").write_text(render(folder), encoding="utf-8")
 
 
-PAGE = """# What was aimed at, and what was measured
+PAGE = """# How fast memoire is, and how well it learns
 
-Ratios of one run in which the sides took turns: median and quartiles. Above 1 memoire is faster; if the aim is "at
-most", smaller is better. Ratios and shares hardly depend on the machine; the rates, on the pages of each benchmark, do.
-W1: states of 64 float32, actions of 8, n-step 1. W2: frames of 84 x 84 uint8, stack 4, n-step 3; a sample is both
-stacks, 56 kB. `make bench` and `make bench-peers` rewrite this page; its rows are in `benchmarks/aims.toml`.
+For people who compare replay memories. Each row is a ratio of two sides that took turns in one run:
+the median, with quartiles. Above 1 memoire is faster; if the aim is "at most", smaller is better.
+The link of a median leads to the record with rates, shapes and machine. W1 has states of 64
+float32, actions of 8 and n-step 1. W2 has frames of 84 x 84 uint8, stack 4 and n-step 3; a sample
+is two stacks of 56 kB. `make bench` and `make bench-peers` rewrite this page.
 
-| what | against | aim | measured | reached | shown by |
-| --- | --- | ---: | --- | --- | --- |
+| operation | against | aim | median ratio |
+| --- | --- | ---: | --- |
 {rows}
 {contests}{bounds}
 
-## What was tried and left out
-
-Each of these was built, timed beside the present code, and was slower or no faster:
-
-* streaming stores for gathering batches and for copying caches below 1 MiB (larger caches use them)
-* gathering drawn samples in the order of their rows
-* socket buffers larger than the system's default
-* a single arena of the C library
-* choosing a tree's child by halves
-* a pause of 0.2 ms for the thread that receives caches, so that it wakes once for several caches
-
-Beyond the processor's caches, the speed of memory bounds gathering, checksums and copying. A second thread for a large
-batch was not built: a thread of its own prefetches a learner's batches ([waiting](development/records/waiting.md)), and
-in a server a second thread would take a core from the intake of the next caches.
-
 ## What was measured once
 
-Commit 294c2516 has the scripts of all these measurements. Memoire loses some of them. All ran on two cores.
+Commit 294c2516 has the scripts of these measurements, all on two cores. Memoire loses some of them.
 
-{once}"""
+{once}
+
+Next: [sampling.md](sampling.md) has the probability of each draw."""
 
 CONTESTS = """
 ## How long until a task is learned
 
-Median and quartiles over seeds, one side at a time on the same two cores. [The page](development/records/contest.md)
-describes the sides."""
+Median and quartiles over seeds, one side at a time on two cores. [The
+record](development/records/contest.md) describes the sides, and [another
+one](development/records/curves.md) has the curves of the examples."""
 
 
 if __name__ == "__main__":

@@ -42,13 +42,14 @@ SECTIONS = {
 
 
 def rows(kind, of=""):
-    """Yield the lines of a table of a class's metrics: name, type, labels, meaning."""
-    yield "| metric | type | label | meaning |\n|---|---|---|---|\n"
+    """Yield the lines of a table of a class's metrics: name with labels, type, meaning."""
+    yield "| metric (labels) | type | meaning |\n|---|---|---|\n"
     if kind in (ScrapedNode, Overview):
-        yield f"| `{BUILD_INFO.full_name}` | gauge | version, python, libzmq, role, name | {BUILD_INFO.help} |\n"
+        yield f"| `{BUILD_INFO.full_name}` (version, python, libzmq, role, name) | gauge | {BUILD_INFO.help} |\n"
     for sources in catalogue(kind, of).values():
         figure, labels = sources[0].figure, ", ".join(sources[0].labels)
-        yield f"| `{figure.full_name}` | {figure.kind} | {labels} | {figure.help} |\n"
+        name = f"`{figure.full_name}` ({labels})" if labels else f"`{figure.full_name}`"
+        yield f"| {name} | {figure.kind} | {figure.help} |\n"
 
 
 def tables():

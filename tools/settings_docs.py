@@ -23,17 +23,26 @@ def kind(command, action):
 
 
 def row(command, action):
-    key = settings.key_of(action)
+    """Return the key, the kind of value and the help of a flag."""
     text = (action.help % {"default": action.default}).replace("|", "\\|")
     unit = f" ({action.metavar})" if action.metavar in ("BYTES", "SECONDS", "HOST:PORT") else ""
-    return f"| `{key}` | `{settings.PREFIX}{action.dest.upper()}` | {kind(command, action)}{unit} | {text} |"
+    return settings.key_of(action), f"{kind(command, action)}{unit}", text
 
 
 def tables():
-    commands = main.parsers()[1]
+    commands, users = main.parsers()[1], {}
     for name in settings.COMMANDS:
-        yield f"\n## memoire {name}\n\n| key | variable | value | what it is |\n| --- | --- | --- | --- |\n"
-        yield from (row(commands[name], action) + "\n" for action in settings.settings_of(commands[name]))
+        for action in settings.settings_of(commands[name]):
+            users.setdefault(row(commands[name], action), []).append(name)
+    yield "\n## Several commands\n\n| key | commands | value | description |\n| --- | --- | --- | --- |\n"
+    for (key, value, text), names in users.items():
+        if len(names) > 1:
+            yield f"| `{key}` | {'all' if len(names) == len(settings.COMMANDS) else ', '.join(names)} | {value} | {text} |\n"
+    for name in settings.COMMANDS:
+        own = [row for row, names in users.items() if names == [name]]
+        if own:
+            yield f"\n## memoire {name}\n\n| key | value | description |\n| --- | --- | --- |\n"
+            yield from (f"| `{key}` | {value} | {text} |\n" for key, value, text in own)
 
 
 def value_of(each):
@@ -50,10 +59,10 @@ def value_of(each):
 
 def limits():
     for title, kind, about in (
-        ("Limits", Limits, "What a user has a reason to set: `Limits(NAME=...)`. Times are seconds."),
-        ("Tuning", Tuning, "The others, of `limits.tuning`, for tests and experts: `Limits.of(NAME=...)`."),
+        ("Limits", Limits, "Limits that users set: `Limits(NAME=...)`. Times are seconds."),
+        ("Tuning", Tuning, "Further limits, for tests and experts: `Limits.of(NAME=...)`."),
     ):
-        yield f"\n## {title}\n\n{about}\n\n| name | default | what it is |\n| --- | --- | --- |\n"
+        yield f"\n## {title}\n\n{about}\n\n| name | default | description |\n| --- | --- | --- |\n"
         yield from (f"| `{each.name}` | {value_of(each)} | {each.help} |\n" for each in declared(kind).values())
 
 
