@@ -311,7 +311,7 @@ def compare(report: Report, cell: Cell, *, seconds: float, rounds: int) -> list[
 def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
     """Return the sides of Reverb and TorchRL that are available and finish a first turn."""
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
-    make = "FarEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
+    make = "RemoteEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
     sides = {}
     for name, side in report.company.sides({"reverb": make, "torchrl_ray": make}, most=count).items():
         try:

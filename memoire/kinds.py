@@ -5,7 +5,7 @@
     Body, body, PushedBody, Count, ... messages, and bounded types of their fields
     ActorSide, EpisodesSide            the actor's side: recording and pushing
     Desk, Reply, Page                  the server's side: handlers of requests and their replies
-    HasCalls, FarCalls, CalledServers  calls of the kind, in the process of the server and from other processes
+    HasCalls, RemoteCalls, CalledServers  calls of the kind, in the process of the server and from other processes
     RecordBody, SavedRecord, PutBack   records of the kind in a snapshot
     counter, gauge, histogram, shown   metrics of the fields in the stats of a pool
     Channel, Worker, Node              threads with sockets, for remote calls
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from memoire.net.thread import Node as Node
     from memoire.net.thread import Worker as Worker
     from memoire.net.thread import close_at_exit as close_at_exit
-    from memoire.reader.calls import FarCalls as FarCalls
+    from memoire.reader.calls import RemoteCalls as RemoteCalls
     from memoire.security.roles import EnvelopedRequest as EnvelopedRequest
     from memoire.tables import registry as registry
     from memoire.tables.base import DEFAULTS as DEFAULTS

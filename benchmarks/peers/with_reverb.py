@@ -185,7 +185,7 @@ def serve(pipe, name: str, entries: int) -> None:
     pipe.recv()
 
 
-class FarEndToEnd(EndToEnd):
+class RemoteEndToEnd(EndToEnd):
     """Variant of `EndToEnd` with the server in a process of its own."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:

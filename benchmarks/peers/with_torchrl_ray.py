@@ -29,7 +29,7 @@ class Writer:
             self.buffer.extend(self.blocks[place % len(self.blocks)])
 
 
-class FarEndToEnd:
+class RemoteEndToEnd:
     """Side with the buffer, the writers and the learner in processes of their own."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from memoire import Schema
 from memoire.building import Given, checked_names, finite, mapping, model_version, one_of, seconds, text, whole
 from memoire.errors import ParameterError, WrongType
-from memoire.kinds import DEFAULT_TIMEOUT, Context, FarCalls, Request
+from memoire.kinds import DEFAULT_TIMEOUT, Context, RemoteCalls, Request
 from memoire.limits import Limits
 
 from . import messages
@@ -301,7 +301,7 @@ class PromptCalls(GiverCalls, WorkerCalls, ListenerCalls, TrainerCalls):
     """All calls of a table of prompts; `memoire.Prompts` describes them."""
 
 
-class Prompts(PromptCalls, FarCalls):
+class Prompts(PromptCalls, RemoteCalls):
     """Client of a table of prompts at one or several servers.
 
     Any thread may call the methods, but only one thread at a time those of a trainer. The keys of a process limit its
@@ -347,7 +347,7 @@ class Prompts(PromptCalls, FarCalls):
     ) -> None:
         self.rank = checked_rank(rank, session)
         facts: dict[str, Any] = {"limits": limits, "context": context, "tune_process": tune_process}
-        FarCalls.__init__(self, addresses, "prompts", table=table, keys=keys, name=name, **facts)
+        RemoteCalls.__init__(self, addresses, "prompts", table=table, keys=keys, name=name, **facts)
         patience = seconds(timeout, DEFAULT_TIMEOUT)
         PromptCalls.__init__(self, self._far, self.rank, patience, session)
         self._meet(patience)

@@ -27,7 +27,7 @@ from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, name_hash
 from memoire.wire.rows import unpack_accounts
 
-from .calls import FarNode
+from .calls import RemoteNode
 from .io import ANSWER_GRACE
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ DISK_INTERVAL = 0.25
 """Seconds between two requests to a server whose disk is full."""
 
 
-class ClusterOrders(FarNode):
+class ClusterOrders(RemoteNode):
     """Orders and questions to every server that a reader knows. Each call returns within its timeout. A server whose
     disk is full is asked again until the timeout; then the call raises or returns its `Refused` (code "disk").
     """

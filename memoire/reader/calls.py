@@ -1,4 +1,4 @@
-"""Far nodes: nodes that reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of
+"""Remote nodes: nodes that reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of
 one or several servers: through proxies, directly, or both.
 """
 
@@ -24,7 +24,7 @@ from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 from memoire.tables import registry
-from memoire.tables.calls import FarServer, Request
+from memoire.tables.calls import Request, TableServer
 from memoire.version import SOFTWARE
 from memoire.wire import messages
 from memoire.wire.frames import Answer
@@ -35,7 +35,7 @@ from .rounds import BatchQueue
 _log = logging.getLogger(__name__)
 
 
-class FarNode(Node):
+class RemoteNode(Node):
     """A node that reaches servers by a `ReaderThread`."""
 
     def _connect(
@@ -99,7 +99,7 @@ class FarNode(Node):
             _log.warning("%s %s: its thread did not end in time", self.CALLED.removeprefix("this "), self._id.hex()[:8])
         return has_ended
 
-    def _refuse_calls(self) -> list[FarNode]:
+    def _refuse_calls(self) -> list[RemoteNode]:
         """Make present and later calls raise `Closed`; return the nodes that are closed with this one."""
         with self._monitor.changed:
             self._monitor.is_closing = True
@@ -108,7 +108,7 @@ class FarNode(Node):
         return []
 
 
-class FarTransport:
+class RemoteTransport:
     """A `Transport` over a reader's thread.
 
     Args:
@@ -199,7 +199,7 @@ class FarTransport:
             silence: MemoireError = self._thread.denied or MemoireTimeout("answer", self.where(), patience, "")
             return {key: answers.get(key, silence) for key in requests}
 
-    def _named(self, name: str) -> FarServer | None:
+    def _named(self, name: str) -> TableServer | None:
         """Return the server of this name or at this address of its own; None if the address has not answered.
 
         Raises:
@@ -215,7 +215,7 @@ class FarTransport:
         return self._directory.servers.get(servers[0]) if servers else None
 
 
-class FarCalls(FarNode):
+class RemoteCalls(RemoteNode):
     """Remote user of the calls of one table, at one or several servers, on a thread of its own.
 
     Args:
@@ -258,7 +258,7 @@ class FarCalls(FarNode):
             keys=Keys.of(keys, role),
             context=context,
         )
-        self._far = FarTransport(self._thread, self._limits, storage)
+        self._far = RemoteTransport(self._thread, self._limits, storage)
 
     def _meet(self, timeout: float | None) -> None:
         """Start, and wait up to `timeout` seconds for a server (None does not wait); close if none answers."""

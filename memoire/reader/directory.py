@@ -33,7 +33,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables import calls, registry
 from memoire.tables.caches._draw import take_counts
-from memoire.tables.calls import FarServer, TableTerms
+from memoire.tables.calls import TableServer, TableTerms
 from memoire.wire import containers, messages
 from memoire.wire.frames import Answer, HelloSchedule, Message, MessageHeader, name_hash
 from memoire.wire.parts import Payload
@@ -259,7 +259,7 @@ class Directory:
         former, server.epoch = server.epoch, epoch
         return former != epoch
 
-    def reported(self, server: FarServer, is_finished: bool) -> None:
+    def reported(self, server: TableServer, is_finished: bool) -> None:
         """Record if a server reports the end of the run; the run is over after all servers have reported it."""
         server.is_finished = is_finished
         self.is_finished = self.is_finished or all(other.is_finished for other in self.servers.values())
@@ -272,7 +272,7 @@ NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 class ServerStock:
     """Samples that one server has, and open requests to it. Belongs to the reader's thread."""
 
-    def __init__(self, server: calls.FarServer) -> None:
+    def __init__(self, server: calls.TableServer) -> None:
         self.server = server
         self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if a new report is needed
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] clients in its newest table
@@ -375,7 +375,7 @@ MAX_FEEDBACK_SAMPLES = 1 << 14
 class FeedbackPiece:
     """One FEEDBACK message; the caller passes the reply or error to `FeedbackRouter.answered`."""
 
-    server: FarServer
+    server: TableServer
     payload: Payload
     samples: int
 
@@ -392,7 +392,7 @@ class FeedbackRouter:
         ids: NDArray[Any],
         errors: NDArray[np.float32],
         schema: Schema | None,
-        clients: Iterable[tuple[FarServer, NDArray[np.uint64]]],
+        clients: Iterable[tuple[TableServer, NDArray[np.uint64]]],
     ) -> list[FeedbackPiece]:
         """Return the messages to send.
 

@@ -43,7 +43,7 @@ from memoire.replay.parameters import Parameters, check_batch
 from memoire.security.keys import Keys
 from memoire.tables import registry
 from memoire.tables.base import DrawsBatches, TakeRequest
-from memoire.tables.calls import FarRequest, FarServer, FarSide
+from memoire.tables.calls import LearnerSide, ServerRequest, TableServer
 from memoire.tables.draws import PooledBatch
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader, welcome_of
@@ -220,7 +220,7 @@ class ReaderThread:
 
     def ask(
         self,
-        server: FarServer,
+        server: TableServer,
         body: messages.Body,
         finish: Callable[[Answer], None],
         deadline: float = math.inf,
@@ -329,7 +329,7 @@ class ReaderThread:
             if change.is_first:
                 self.rounds.balance.reset()
 
-    def leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: TableServer) -> None:
         """Draw without a server that did not answer in time."""
         self.rounds.leave_out(server)
         self.sides.leave_out(server)
@@ -375,17 +375,17 @@ class Sides:
 
     def __init__(self, thread: ReaderThread) -> None:
         self._thread, self._monitor, directory = thread, thread.monitor, thread.directory
-        self.of: Mapping[str, FarSide] = {
+        self.of: Mapping[str, LearnerSide] = {
             kind.name: registry.loaded(kind.far)(directory, thread.limits) for kind in registry.known() if kind.far
         }
         """Deciding parts, by kind of table."""
         self._one_call = threading.Lock()  # held while a call waits, so that calls wait one after another
 
-    def offering(self, capability: type) -> FarSide:
+    def offering(self, capability: type) -> LearnerSide:
         """Return the part of the kind of table that has a capability."""
         return next(side for storage, side in self.of.items() if registry.offers(storage, capability))
 
-    def take(self, side: FarSide, wanted: TakeRequest, patience: float) -> list[Any]:
+    def take(self, side: LearnerSide, wanted: TakeRequest, patience: float) -> list[Any]:
         """Return the entries that a call requests, oldest first, when all have come. See `Reader.take`."""
         deadline = self._monitor.now() + patience
         with Held.within(self._one_call, patience) as is_mine:
@@ -395,7 +395,7 @@ class Sides:
                 )
             return self._take(side, wanted, patience, self._monitor.left(deadline))
 
-    def _take(self, side: FarSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
+    def _take(self, side: LearnerSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
         taken: list[Any] = []
 
         def is_whole() -> bool:
@@ -413,7 +413,7 @@ class Sides:
                 side.want(None)
         return taken
 
-    def _shortage(self, side: FarSide, wanted: TakeRequest, patience: float) -> MemoireError:
+    def _shortage(self, side: LearnerSide, wanted: TakeRequest, patience: float) -> MemoireError:
         if not self._thread.directory.there:
             return self._thread.silence(side.CALLED, patience)
         with self._monitor.changed:
@@ -437,7 +437,7 @@ class Sides:
                 # No deadline: a server keeps the entries of a reply for this request only, until the next request.
                 self._thread.ask(request.server, request.body, functools.partial(self._answered, side, request))
 
-    def _answered(self, side: FarSide, request: FarRequest, answer: Answer) -> None:
+    def _answered(self, side: LearnerSide, request: ServerRequest, answer: Answer) -> None:
         if isinstance(answer, Closed):
             return
         now, was_away = self._monitor.now(), request.server.is_away
@@ -449,17 +449,17 @@ class Sides:
             _log.info("server %s is back", request.server.name)
         self.turn()
 
-    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
+    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers for which no call should wait any longer; `down` are addresses without a connection."""
         return [server for side in self.of.values() for server in side.late(now, down)]
 
-    def leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: TableServer) -> None:
         """Continue without a server that did not answer in time."""
         with self._monitor.changed:
             for side in self.of.values():
                 side.leave_out(server)
 
-    def forget(self, server: FarServer) -> None:
+    def forget(self, server: TableServer) -> None:
         """Forget a server that is on no list any more."""
         with self._monitor.changed:
             for side in self.of.values():

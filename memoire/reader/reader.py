@@ -51,7 +51,7 @@ from memoire.wire import messages
 from memoire.wire.compression import codecs
 
 from .admin import ClusterOrders
-from .calls import FarNode
+from .calls import RemoteNode
 from .rounds import BatchQueue, checked_partition
 
 SERVERS: Final = gauge("reader_servers", "Servers", "Servers by state: answering, or away and left out.", label="state")
@@ -468,7 +468,7 @@ class Reader(ClusterOrders):
             return []
         return [f"servers: no server answers. {self._thread.trouble()}"]
 
-    def _refuse_calls(self) -> list[FarNode]:
+    def _refuse_calls(self) -> list[RemoteNode]:
         """Refuse new calls; return the readers of other tables, which are closed with this one."""
         super()._refuse_calls()
         with self._monitor.changed:

@@ -36,7 +36,7 @@ from memoire.replay.limiter import band_settings, why_not_draw
 from memoire.replay.parameters import Parameters
 from memoire.replay.sampling import Annealing
 from memoire.tables import draws
-from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, FarServer, FarServers, TableTerms
+from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, TableServer, TableServers, TableTerms
 from memoire.tables.draws import MAX_DRAWN, PooledBatch
 from memoire.wire import containers, messages, types
 from memoire.wire.compression import CompressionChoice
@@ -299,7 +299,7 @@ class Rounds:
 
     def __init__(
         self,
-        directory: FarServers,
+        directory: TableServers,
         prefetch: BatchQueue,
         partition: tuple[int, int],
         *,
@@ -319,7 +319,7 @@ class Rounds:
         self._directory, self._prefetch, self._partition = directory, prefetch, partition
         self._limits, self._numbers, self._rng = limits, numbers, rng
         self._annealing, self._choice = Annealing(), CompressionChoice()
-        self._stocks: dict[FarServer, ServerStock] = {}
+        self._stocks: dict[TableServer, ServerStock] = {}
         self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
         self._late: dict[int, _DrawRound] = {}  # round by number of an open draw, for servers that were left out
         self._kept: draws.PooledBatch | None = None  # samples of short rounds that are in no batch yet
@@ -345,7 +345,7 @@ class Rounds:
         """True if another round should and may be drawn."""
         return len(self._rounds) < types.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
-    def stock(self, server: FarServer) -> ServerStock:
+    def stock(self, server: TableServer) -> ServerStock:
         """Return the stock of a server."""
         if server not in self._stocks:
             self._stocks[server] = ServerStock(server)
@@ -353,13 +353,13 @@ class Rounds:
 
     # Servers that do not answer
 
-    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
+    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers for which no batch should wait any longer; `down` are addresses without a connection."""
         stocks = [self.stock(server) for server in self._directory.known]
         awaited = [stock for stock in stocks if stock.late_at < float("inf")]
         return [stock.server for stock in awaited if stock.late_at <= now or stock.server.address in down]
 
-    def leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: TableServer) -> None:
         """Draw without a server that did not answer in time; its requests stay open."""
         stock, server.is_away = self.stock(server), True
         stock.table = None
@@ -368,7 +368,7 @@ class Rounds:
             self._late.update(dict.fromkeys(draw_round.open & stock.open, draw_round))
             draw_round.open -= stock.open
 
-    def forget(self, server: FarServer) -> None:
+    def forget(self, server: TableServer) -> None:
         """Forget a server that no address lists any more."""
         self.leave_out(server)
         for number in self._stocks.pop(server).open:

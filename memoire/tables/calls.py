@@ -263,8 +263,8 @@ class TableTerms:
     storage: str = "caches"
 
 
-class FarServer(Protocol):
-    """Remote server of a table, as `FarSide` sees it."""
+class TableServer(Protocol):
+    """Remote server of a table, as `LearnerSide` sees it."""
 
     is_away: bool
     """True if the server did not answer in time and is skipped."""
@@ -287,14 +287,14 @@ class FarServer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FarRequest:
-    """Request to a server. Its reply or error goes to `FarSide.answered`."""
+class ServerRequest:
+    """Request to a server. Its reply or error goes to `LearnerSide.answered`."""
 
-    server: FarServer
+    server: TableServer
     body: messages.Body
 
 
-class FarSide(Protocol):
+class LearnerSide(Protocol):
     """Remote learner's state machine for a kind of table: makes requests and processes replies. No I/O. The owner holds
     its lock around every method except `late` and `read`.
     """
@@ -315,22 +315,22 @@ class FarSide(Protocol):
     def next_time(self, now: float) -> float:
         """Return the next time at which `late` or `begin` has work; infinity if only a reply can cause work."""
 
-    def begin(self, now: float) -> Sequence[FarRequest]:
+    def begin(self, now: float) -> Sequence[ServerRequest]:
         """Return the requests to send now."""
 
     def read(self, answer: Answer, now: float) -> Any:
         """Decode a reply; the result is empty for an error or a message outside the protocol."""
 
-    def answered(self, request: FarRequest, answer: Answer, came: Any, now: float) -> None:
+    def answered(self, request: ServerRequest, answer: Answer, came: Any, now: float) -> None:
         """Process the end of a request: a reply, decoded to `came` by `read`, or an error."""
 
-    def late(self, now: float, down: Collection[object]) -> Sequence[FarServer]:
+    def late(self, now: float, down: Collection[object]) -> Sequence[TableServer]:
         """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
 
-    def leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: TableServer) -> None:
         """Skip a server that did not answer in time: calls continue without the server."""
 
-    def forget(self, server: FarServer) -> None:
+    def forget(self, server: TableServer) -> None:
         """Remove a server that is no longer on any list."""
 
     def clear(self) -> None:
@@ -346,7 +346,7 @@ class FarSide(Protocol):
         """Return available (entries, parts, clients) for the waiting call, and a text on the missing ones."""
 
 
-class FarServers(Protocol):
+class TableServers(Protocol):
     """Registry of the servers of one table."""
 
     @property
@@ -354,11 +354,11 @@ class FarServers(Protocol):
         """Facts that the servers reported about the table; None before the first answer."""
 
     @property
-    def known(self) -> Sequence[FarServer]:
+    def known(self) -> Sequence[TableServer]:
         """All servers of the table."""
 
     @property
-    def there(self) -> Sequence[FarServer]:
+    def there(self) -> Sequence[TableServer]:
         """Servers that are not skipped."""
 
     @property
@@ -368,11 +368,11 @@ class FarServers(Protocol):
     def is_meeting(self, now: float) -> bool:
         """Return True if an address has not answered yet and its deadline is not reached."""
 
-    def differing(self) -> Sequence[FarServer]:
+    def differing(self) -> Sequence[TableServer]:
         """Return servers that draw by other parameters than those of `terms`."""
 
     def ask_soon(self) -> None:
         """Query the current state of every address at once, because the state may have changed."""
 
-    def reported(self, server: FarServer, is_finished: bool) -> None:
+    def reported(self, server: TableServer, is_finished: bool) -> None:
         """Record a server's report of whether the run is over."""

@@ -213,7 +213,7 @@ class Kind:
     instead: ClassVar[str] = "get_batch(batch_size)"
     """Call by which a learner gets the content, for error messages."""
     far: ClassVar[str] = ""
-    """The `calls.FarSide` of a remote learner, for requests other than draws."""
+    """The `calls.LearnerSide` of a remote learner, for requests other than draws."""
     no_pushes: ClassVar[str] = ""
     """Reason why clients push nothing to the table, or ""."""
     is_once: ClassVar[bool] = False

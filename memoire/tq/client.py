@@ -19,7 +19,7 @@ from memoire.building import Given, text
 from memoire.errors import DataError, MemoireError, NotPlain, ProtocolError
 from memoire.keyed import messages as keyed
 from memoire.keyed.calls import KeyedCalls
-from memoire.kinds import FarCalls, Request, messages
+from memoire.kinds import RemoteCalls, Request, messages
 from memoire.kinds import values as plain
 from memoire.limits import Limits
 
@@ -212,7 +212,7 @@ def _read(code: int, data: memoryview) -> Any:
     return torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
 
 
-class KeyedClient(KeyedCalls, FarCalls):
+class KeyedClient(KeyedCalls, RemoteCalls):
     """Client that reads and writes rows by key. May be used from any thread.
 
     Args:
@@ -230,7 +230,7 @@ class KeyedClient(KeyedCalls, FarCalls):
     def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: Given = None) -> None:
         self.servers = tuple(sorted(set(servers)))
         """Request addresses of the servers, sorted."""
-        FarCalls.__init__(self, self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)
+        RemoteCalls.__init__(self, self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)
         KeyedCalls.__init__(self, self._far, self.servers)
         self._meet(None)
 

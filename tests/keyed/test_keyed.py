@@ -13,7 +13,7 @@ from memoire.keyed import messages as keyed
 from memoire.keyed.calls import KeyedCalls
 from memoire.keyed.pool import MAX_UPLOADS, UPLOAD_TIMEOUT, KeyedPool
 from memoire.limits import Limits
-from memoire.reader.calls import FarCalls
+from memoire.reader.calls import RemoteCalls
 from memoire.wire.byte_budget import ByteBudget
 from serverkit import ME, YOU
 
@@ -116,7 +116,7 @@ def test_it_holds_what_plain_dictionaries_hold_and_knows_its_bytes(changes):
     assert store.held == (0, 0)
 
 
-class FarRows(FarCalls):
+class RemoteRows(RemoteCalls):
     def __init__(self, addresses):
         super().__init__(addresses, "keyed", role="actor", limits=SMALL, tune_process=False)
         self.calls = KeyedCalls(self._far, self.urls)
@@ -132,7 +132,7 @@ def test_rows_are_written_read_and_cleared_by_the_same_calls_near_and_far(server
             opened.enter_context(Server("tcp://127.0.0.1:*" if servers else None, tables=tables, limits=SMALL))
             for _ in range(servers or 1)
         ]
-        far = opened.enter_context(FarRows([each.endpoint for each in nodes])) if servers else None
+        far = opened.enter_context(RemoteRows([each.endpoint for each in nodes])) if servers else None
         calls = nodes[0].table("rows").calls() if far is None else far.calls
         rows = [
             keyed.PutRow(f"k{i}", {"t": bytes([i])}, {"x": bytes([i]) * (20_000 if i == 7 else 300)}) for i in range(40)

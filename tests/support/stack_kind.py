@@ -24,7 +24,6 @@ from memoire.kinds import (
     Count,
     Desk,
     EpisodesSide,
-    FarCalls,
     Handler,
     HasCalls,
     Kind,
@@ -35,6 +34,7 @@ from memoire.kinds import (
     PushedBody,
     PutBack,
     RecordBody,
+    RemoteCalls,
     Reply,
     SavedRecord,
     Signed,
@@ -132,11 +132,11 @@ class StackCalls:
         return sorted(episodes, reverse=True)[:most]
 
 
-class BestEpisodes(StackCalls, FarCalls):
+class BestEpisodes(StackCalls, RemoteCalls):
     """Connection of a remote learner to a stack."""
 
     def __init__(self, addresses: str, table: str) -> None:
-        FarCalls.__init__(self, addresses, "stack", table=table)
+        RemoteCalls.__init__(self, addresses, "stack", table=table)
         StackCalls.__init__(self, self._far)
         self._meet(20.0)
 

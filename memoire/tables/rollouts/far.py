@@ -21,7 +21,7 @@ from memoire.limits import Limits
 from memoire.replay.rollouts import Fragment
 from memoire.tables import calls, registry
 from memoire.tables.base import HandsOutOnce, TakeRequest
-from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, FarRequest, FarServer, FarServers
+from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, ServerRequest, TableServer, TableServers
 from memoire.wire.frames import TOO_LARGE, Answer, Message
 
 from . import fragments
@@ -54,7 +54,7 @@ class Takes:
     """
 
     CALLED: ClassVar = "rollouts"
-    directory: FarServers
+    directory: TableServers
     limits: Limits
     wanted: TakeRequest | None = None
     """Request of the waiting call."""
@@ -64,7 +64,7 @@ class Takes:
     """Number of replies outside the protocol; their entries are lost."""
     failed: Refused | None = None
     """Error that the waiting call must raise."""
-    _held: dict[FarServer, HeldRollouts] = field(default_factory=dict)
+    _held: dict[TableServer, HeldRollouts] = field(default_factory=dict)
     _queue: RolloutQueue | None = None  # made when the schema is known
 
     # Times of the next work
@@ -79,7 +79,7 @@ class Takes:
                 times.append(self.directory.meets_until)
         return min(times, default=math.inf)
 
-    def held(self, server: FarServer) -> HeldRollouts:
+    def held(self, server: TableServer) -> HeldRollouts:
         """Return the last report of a server."""
         return self._held.setdefault(server, HeldRollouts())
 
@@ -100,21 +100,21 @@ class Takes:
 
     # Servers that do not answer
 
-    def _late_at(self, server: FarServer) -> float:
+    def _late_at(self, server: TableServer) -> float:
         held = self.held(server)
         return held.asked_at + calls.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
 
-    def late(self, now: float, down: Collection[object]) -> list[FarServer]:
+    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
         times = [(self._late_at(server), server) for server in self.directory.known]
         return [server for at, server in times if at <= now or (at < math.inf and server.address in down)]
 
-    def leave_out(self, server: FarServer) -> None:
+    def leave_out(self, server: TableServer) -> None:
         """Skip a server that did not answer in time; its request stays open."""
         server.is_away = True
         self.held(server).is_known = False
 
-    def forget(self, server: FarServer) -> None:
+    def forget(self, server: TableServer) -> None:
         """Remove a server that is no longer on any list. Its received entries stay."""
         self._held.pop(server, None)
 
@@ -131,7 +131,7 @@ class Takes:
         for held in self._held.values():
             held.is_known, held.again_at = False, 0.0
 
-    def begin(self, now: float) -> list[FarRequest]:
+    def begin(self, now: float) -> list[ServerRequest]:
         """Return the requests to send now: for reports, or for shares of the missing entries."""
         if self.wanted is None or self._missing <= 0 or self.directory.is_meeting(now):
             return []
@@ -141,11 +141,11 @@ class Takes:
         asks = [self._ask(each, steps, now) for each in known if self._must_report(each, now)]
         return asks or self._share_out(now)
 
-    def _must_report(self, server: FarServer, now: float) -> bool:
+    def _must_report(self, server: TableServer, now: float) -> bool:
         held = self.held(server)
         return not held.is_known and not held.is_asked and now >= held.again_at
 
-    def _share_out(self, now: float) -> list[FarRequest]:
+    def _share_out(self, now: float) -> list[ServerRequest]:
         """Share the missing entries out, once every server that is not skipped has reported."""
         servers = self.directory.there
         held = [self.held(server) for server in servers]
@@ -159,7 +159,7 @@ class Takes:
         parts = zip(servers, shares(self._missing, counts), strict=True)
         return [self._ask(server, share, now) for server, share in parts if share]
 
-    def _ask(self, server: FarServer, steps: int, now: float) -> FarRequest:
+    def _ask(self, server: TableServer, steps: int, now: float) -> ServerRequest:
         assert self.wanted is not None
         held, wanted = self.held(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
@@ -167,7 +167,7 @@ class Takes:
         body = fragments.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
-        return FarRequest(server, body)
+        return ServerRequest(server, body)
 
     def _has_clients(self) -> bool:
         assert self.wanted is not None
@@ -192,7 +192,7 @@ class Takes:
             self.refused += 1
             return []
 
-    def answered(self, request: FarRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
+    def answered(self, request: ServerRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
         """Process the end of a request: a reply, whose fragments are `came`, or an error."""
         held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
