@@ -1,5 +1,5 @@
-"""Remote nodes: nodes that reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of
-one or several servers: through proxies, directly, or both.
+"""Remote nodes, which reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of one
+or several servers: through proxies, directly, or both.
 """
 
 from __future__ import annotations

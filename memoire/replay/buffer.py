@@ -92,7 +92,7 @@ class Buffer(StrictAttributes):
         self._annealing = Annealing()  # changes while the memory is held
         memory = self._memory
         self._limiter = Limiter(follows, lambda: memory.num_positive)
-        self._limiter.met(_WRITERS, 0, 0)
+        self._limiter.register(_WRITERS, 0, 0)
         self._writers = WriterRegistry(memory)
         self._lineage = Lineage()
         self._guard()
@@ -197,7 +197,7 @@ class Buffer(StrictAttributes):
             gathered, weights, total, population, smallest = self._memory.sample(batch_size, out)
             parameters = self._memory.parameters
             beta = self._annealing.next(parameters)
-        self._limiter.drew(batch_size)
+        self._limiter.record_draw(batch_size)
         by_largest = parameters.normalize == "global"
         corrections, divisor = _core.importance(weights, total, population, smallest, beta, by_largest)
         batch = Batch(self.schema, gathered, corrections, self.update_priorities, divisor=divisor)
@@ -239,7 +239,7 @@ class Buffer(StrictAttributes):
     def _check_rate(self, batch_size: int) -> None:
         """Raise NotEnoughSamples if a batch has to wait: the same thread may also record, so waiting could hang."""
         generated = self._memory.generated
-        self._limiter.reported(_WRITERS, generated, generated)
+        self._limiter.report_inserts(_WRITERS, generated, generated)
         check_batch(self.parameters, batch_size)
         if reason := self._limiter.why_not_draw(batch_size):
             old = self.parameters.lag_in_words(self._memory.newest_model)
@@ -418,7 +418,7 @@ class Buffer(StrictAttributes):
     def rate(self) -> RateStats:
         """Counts of drawing and recording, and the condition that a batch would wait for."""
         generated = self._memory.generated
-        self._limiter.reported(_WRITERS, generated, generated)
+        self._limiter.report_inserts(_WRITERS, generated, generated)
         return self._limiter.stats()
 
     def saw_model(self, version: int) -> None:

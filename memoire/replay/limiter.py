@@ -123,7 +123,7 @@ class ServerSurplus(NamedTuple):
     """Counts of drawing and recording by the limiter of one server."""
 
     surplus: float
-    is_told: bool
+    is_cluster_wide: bool
     """True if `surplus` is that of all servers, as a reader reported it."""
     inserted: int
     """Entries reported to this server, since its limiter began."""
@@ -240,7 +240,7 @@ class Limiter:
             self._unheard_until = now + UNHEARD_TIMEOUT
         elif now >= self._unheard_until:
             for each in list(self._unheard):
-                self.left(each)
+                self.unregister(each)
 
     @property
     def is_untouched(self) -> bool:
@@ -270,7 +270,7 @@ class Limiter:
 
     # Recording
 
-    def met(self, client: bytes, inserted: int, sequence: int) -> None:
+    def register(self, client: bytes, inserted: int, sequence: int) -> None:
         """Register a client; entries that it recorded before do not count in the band.
 
         Args:
@@ -285,7 +285,7 @@ class Limiter:
                 self._outstanding -= known.outstanding
             self._clients[client] = _Client(inserted, sequence)
 
-    def reported(self, client: bytes, inserted: int, sequence: int) -> None:
+    def report_inserts(self, client: bytes, inserted: int, sequence: int) -> None:
         """Add the new entries of a client that reports `inserted` entries in all, in message number `sequence`."""
         entries = self._entries_here() if self.is_active else 0
         with self._changed:
@@ -323,7 +323,7 @@ class Limiter:
             self._forgiven += self._surplus - tolerance
             self._surplus = tolerance
 
-    def left(self, client: bytes) -> None:
+    def unregister(self, client: bytes) -> None:
         """Unregister a client that has ended, and release its unused grant to the others."""
         with self._changed:
             known = self._clients.pop(client, None)
@@ -394,7 +394,7 @@ class Limiter:
             ParameterError: the tolerance is too small for such a batch, also after a change during the wait.
         """
         if not self.is_active:
-            self.drew(samples)
+            self.record_draw(samples)
             return ""
         began, reader = self._clock(), object()
         try:
@@ -405,17 +405,17 @@ class Limiter:
                     now = self._clock()
                     reason, remaining = self._why_not_draw(samples, entries, now), began + timeout - now
                     if not reason:
-                        self.drew(samples)
+                        self.record_draw(samples)
                     if not reason or remaining <= 0.0:
                         return reason
-                    self.wants(reader, samples)
+                    self.report_wait(reader, samples)
                     self._changed.wait(min(remaining, ENTRIES_INTERVAL))
         finally:
             with self._changed:
-                self.wants(reader, 0)
+                self.report_wait(reader, 0)
                 self._waited += self._clock() - began
 
-    def drew(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
+    def record_draw(self, samples: int, also: Changes | tuple[()] = (), *, has_band: bool = True) -> None:
         """Record that samples were handed out; a negative number takes back samples that `take` has counted.
 
         Args:
@@ -427,7 +427,7 @@ class Limiter:
             at_once([*setting(self, _drawn=self._drawn + samples, _surplus=surplus), *also])
             self._changed.notify_all()
 
-    def wants(self, reader: Hashable, samples: int) -> None:
+    def report_wait(self, reader: Hashable, samples: int) -> None:
         """Record that a learner waits for a batch of so many samples; 0 ends its wait."""
         with self._changed:
             now = self._clock()
@@ -454,7 +454,7 @@ class Limiter:
 
     # Several servers
 
-    def told(self, cluster: ClusterSurplus) -> None:
+    def apply_cluster(self, cluster: ClusterSurplus) -> None:
         """Apply the surplus of all servers as a reader reports it, plus the counts of this server since.
 
         A reader that does not know the current parameters reports another band, and changes nothing.
@@ -467,7 +467,7 @@ class Limiter:
             self._surplus = cluster.surplus + (inserted * self.parameters.samples_per_insert - drawn)
             self._changed.notify_all()
 
-    def standing(self) -> ServerSurplus | None:
+    def server_surplus(self) -> ServerSurplus | None:
         """Return this server's counts for a reader; None if nothing is limited."""
         with self._changed:
             if not self.is_active:

@@ -140,7 +140,7 @@ def make_tables(options: ServerOptions) -> Tables:
     tables = Tables(options.settings, make_pool, options.reserved, options.limits.message_bytes)
     for table in tables:
         if table.once is not None:
-            table.once.on_room = table.limiter.drew
+            table.once.on_room = table.limiter.record_draw
     return tables
 
 

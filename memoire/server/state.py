@@ -326,7 +326,7 @@ class ServerState:
         if client not in self.ledger:
             self.informed.discard(client)
             for table in self.tables:
-                table.limiter.left(client)
+                table.limiter.unregister(client)
 
 
 STOCK_PART = 4

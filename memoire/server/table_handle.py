@@ -135,7 +135,7 @@ class TableHandle(StrictAttributes):
             draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
         batch = self._counted(lambda: self._in_band(1, patience, lambda wait: draw(timeout=wait)))
-        self._table.limiter.drew(int(batch["mask"].sum()) - 1)
+        self._table.limiter.record_draw(int(batch["mask"].sum()) - 1)
         return batch
 
     @checked_names()
@@ -206,7 +206,7 @@ class TableHandle(StrictAttributes):
         limiter = self._table.limiter
         if not limiter.is_active:
             drawn = draw(timeout)
-            limiter.drew(size)
+            limiter.record_draw(size)
             return drawn
         deadline = time.monotonic() + timeout
         if reason := limiter.take(size, timeout):
@@ -215,7 +215,7 @@ class TableHandle(StrictAttributes):
         try:
             return self._in_stretches(draw, size, timeout, deadline)
         except BaseException:
-            limiter.drew(-size)
+            limiter.record_draw(-size)
             raise
 
     def _in_stretches(self, draw: Callable[[float], T], size: int, timeout: float, deadline: float) -> T:
@@ -232,9 +232,9 @@ class TableHandle(StrictAttributes):
                     if remaining <= WAIT_INTERVAL:
                         facts = short.wanted, short.unused, short.caches, short.clients, timeout, short.reason
                         raise NotEnoughSamples(*facts) from None
-                limiter.wants(waiter, size)
+                limiter.report_wait(waiter, size)
         finally:
-            limiter.wants(waiter, 0)
+            limiter.report_wait(waiter, 0)
 
     @checked_names()
     def batches(self, batch_size: int, timeout: float = 30.0, *, ahead: int = 0) -> Iterator[Batch]:

@@ -55,16 +55,16 @@ def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
     done, through = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
     drawn, least, most = 0, 0.0, 0.0
     for client in clients:
-        band.met(client, 0, next(numbers))
+        band.register(client, 0, next(numbers))
     for _ in range(4000):
         for client, speed in zip(clients, speeds, strict=True):
             if rng.random() < speed:  # at most the granted steps, reported late
                 done[client] += rng.randint(0, min(through[client] - done[client], 50))
             if rng.random() < speed:
-                band.reported(client, done[client], next(numbers))
+                band.report_inserts(client, done[client], next(numbers))
                 through[client] = band.grant(client, len(clients))[0]
         if rng.random() < learner and not band.why_not_draw(batch):
-            band.drew(batch)
+            band.record_draw(batch)
             drawn += batch
         surplus = ratio * sum(done.values()) - drawn
         least, most = min(least, surplus), max(most, surplus)
@@ -91,11 +91,11 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
         client, surplus = bytes([who]) * 16, ratio * inserted - drawn
         if what == "report":
             if who not in reported:
-                band.met(client, 0, next(numbers))
+                band.register(client, 0, next(numbers))
             before = reported.setdefault(who, 0)
             reported[who] = max(before, before + count - 5)
             inserted += reported[who] - before
-            band.reported(client, before + count - 5, next(numbers))
+            band.report_inserts(client, before + count - 5, next(numbers))
         elif what == "grant":
             others = sum(max(0, through[i] - reported.get(i, 0)) for i in through if i != who)
             room = (tolerance - surplus) / ratio
@@ -107,12 +107,12 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
             asked[who] = now if expected > through.get(who, 0) else asked.get(who, now)
             through[who] = expected
         elif what == "leave":
-            band.left(client)
+            band.unregister(client)
             for known in (reported, through, asked):
                 known.pop(who, None)
         elif count:
             assert bool(band.why_not_draw(count)) == (surplus - count < -tolerance - 1e-6)
-            band.drew(count)
+            band.record_draw(count)
             drawn += count
     stats = band.stats()
     assert stats.surplus == pytest.approx(ratio * inserted - drawn)
@@ -124,16 +124,16 @@ def test_a_slow_client_is_granted_what_lasts_it_a_moment_and_the_others_need_not
     band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=1600.0)
     names = [bytes([number]) * 16 for number in range(9)]
     first, *others = names
-    band.met(first, 0, next(numbers))
+    band.register(first, 0, next(numbers))
     assert band.grant(first) == (100, ""), "a sixteenth, although the other clients are unknown"
     clock.now += 1.0
-    band.reported(first, 100, next(numbers))
+    band.report_inserts(first, 100, next(numbers))
     assert band.grant(first)[0] == 100 + 1500 // 16, "still a sixteenth: it records 50 in half a second"
     for client in others:
-        band.met(client, 0, next(numbers))
+        band.register(client, 0, next(numbers))
         assert band.grant(client, len(names)) == (1500 // 16, "")
     clock.now += 0.1
-    band.reported(first, 193, next(numbers))
+    band.report_inserts(first, 193, next(numbers))
     assert band.grant(first)[0] == 193 + 465, "it has become quick: 93 in a tenth of a second"
 
 
@@ -141,17 +141,17 @@ def test_actors_go_on_where_a_learner_waits_for_samples_that_were_lost():
     clock = Clock(0.0)
     band = limiter(clock=clock, samples_per_insert=1.0, samples_per_insert_tolerance=32.0, cache_size=8)
     client = b"d" * 16
-    band.reported(client, 0, next(numbers))
-    band.reported(client, band.grant(client)[0], next(numbers))
-    band.wants("learner", 16)
+    band.report_inserts(client, 0, next(numbers))
+    band.report_inserts(client, band.grant(client)[0], next(numbers))
+    band.report_wait("learner", 16)
     assert band.grant(client)[1], "the band is full"
     clock.now += 2 * STARVING_TIMEOUT
-    band.wants("learner", 16)
+    band.report_wait("learner", 16)
     through, reason = band.grant(client)
     assert (through, reason) == (32 + 24, "")
-    band.reported(client, through, next(numbers))
+    band.report_inserts(client, through, next(numbers))
     assert band.stats().surplus == 32.0 and band.stats().forgiven == 24.0
-    band.wants("learner", 0)
+    band.report_wait("learner", 0)
     assert band.grant(client)[1]
 
 
@@ -166,15 +166,15 @@ def test_a_batch_of_the_largest_size_is_always_drawn_in_the_end():
                     through, _ = band.grant(client)
                     assert through > done
                     done += 1
-                    band.reported(client, done, next(numbers))
-                band.drew(largest)
+                    band.report_inserts(client, done, next(numbers))
+                band.record_draw(largest)
 
 
 def test_another_band_begins_anew_and_another_setting_does_not():
     band = limiter(samples_per_insert=1.0, samples_per_insert_tolerance=50.0)
-    band.drew(0)
+    band.record_draw(0)
     assert not band.why_not_draw(40)
-    band.drew(40)
+    band.record_draw(40)
     band.configure(Parameters(samples_per_insert=1.0, samples_per_insert_tolerance=50.0, priority_exponent=0.1))
     assert band.stats().surplus == -40.0
     band.configure(Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=50.0))
@@ -246,8 +246,8 @@ def test_a_draw_that_waits_goes_on_when_entries_come():
     answers: list[str] = []
     waits = threading.Thread(target=lambda: answers.append(band.take(10, 20.0)))
     waits.start()
-    band.met(b"a" * 16, 0, next(numbers))
-    band.reported(b"a" * 16, 10, next(numbers))
+    band.register(b"a" * 16, 0, next(numbers))
+    band.report_inserts(b"a" * 16, 10, next(numbers))
     waits.join(100.0)
     assert answers == [""] and band.stats().surplus == -20.0
     assert "waiting for 1 more entries" in band.take(1, 0.01)
@@ -387,30 +387,30 @@ def test_a_least_size_alone_is_a_limit_of_draws_and_not_of_inserts():
 
 def test_a_message_that_is_older_than_what_is_known_changes_nothing():
     limiter = At().limiter
-    limiter.met(A, 100, 5)
-    limiter.met(A, 0, 5)
-    limiter.met(A, 0, 4)
-    limiter.reported(A, 110, 6)
+    limiter.register(A, 100, 5)
+    limiter.register(A, 0, 5)
+    limiter.register(A, 0, 4)
+    limiter.report_inserts(A, 110, 6)
     for inserted, sequence in ((150, 6), (110, 7), (90, 8)):  # a repeated message, an equal count, a smaller count
-        limiter.reported(A, inserted, sequence)
+        limiter.report_inserts(A, inserted, sequence)
         assert limiter.stats().inserted == 10
 
 
 def test_a_client_that_says_hello_again_gives_back_what_it_was_granted():
     limiter = At().limiter
-    limiter.met(A, 0, 1)
+    limiter.register(A, 0, 1)
     assert limiter.grant(A)[0] == 50
     assert limiter.grant(B)[0] == 0
-    limiter.met(A, 20, 2)
+    limiter.register(A, 20, 2)
     assert limiter.grant(B)[0] == 50
-    limiter.left(C)  # an unknown client
-    limiter.left(B)
+    limiter.unregister(C)  # an unknown client
+    limiter.unregister(B)
     assert limiter.grant(A)[0] == 70
 
 
 def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
     at = At(10.0, min_size=100)
-    at.limiter.met(A, 0, 1)
+    at.limiter.register(A, 0, 1)
     for inserted, entries, balance in (
         (60, 60, (10.0, 0.0)),  # below min_size: no surplus beyond the tolerance counts
         (100, 100, (0.0, 0.0)),  # drawing may begin, and the surplus starts at 0
@@ -418,20 +418,20 @@ def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
         (117, 99, (10.0, 7.0)),  # entries have left, so clients have to record beyond the band
     ):
         at.entries = entries
-        at.limiter.reported(A, inserted, inserted)
+        at.limiter.report_inserts(A, inserted, inserted)
         assert at.balance() == balance
 
 
 def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it_stops_asking():
     at = At(50.0, cache_size=8)
     limiter = at.limiter
-    limiter.met(A, 0, 1)
-    limiter.reported(A, limiter.grant(A)[0], 2)
-    limiter.wants("learner", 16)
+    limiter.register(A, 0, 1)
+    limiter.report_inserts(A, limiter.grant(A)[0], 2)
+    limiter.report_wait("learner", 16)
     at.now = STARVING_TIMEOUT - 0.01
     assert limiter.grant(A) == (50, limiter.stats().inserts_wait)
     at.now = STARVING_TIMEOUT
-    limiter.wants("learner", 20)  # asks again: the wait counts from the first call
+    limiter.report_wait("learner", 20)  # asks again: the wait counts from the first call
     assert limiter.grant(A) == (50 + 20 + 8, "")
     at.now = STARVING_TIMEOUT + FORGET_TIMEOUT
     assert limiter.grant(B)[0] == 28
@@ -442,31 +442,31 @@ def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it
 def test_the_waiting_of_so_many_is_looked_at_and_no_more():
     at = At(50.0, cache_size=8)
     limiter = at.limiter
-    limiter.reported(A, 0, 1)
-    limiter.reported(A, 50, 2)
+    limiter.report_inserts(A, 0, 1)
+    limiter.report_inserts(A, 50, 2)
     for number in range(MAX_WAITING_READERS):
-        limiter.wants(number, 5)
-    limiter.wants("one more", 500)
+        limiter.report_wait(number, 5)
+    limiter.report_wait("one more", 500)
     at.now = 1.0
     assert limiter.grant(A)[0] == 50 + 5 + 8
-    limiter.wants(3, 6)  # a known reader stays on the list
+    limiter.report_wait(3, 6)  # a known reader stays on the list
     assert limiter.grant(A)[0] == 50 + 6 + 8
-    limiter.wants(3, 0)
-    limiter.wants("one more", 500)
+    limiter.report_wait(3, 0)
+    limiter.report_wait("one more", 500)
     at.now = 1.0 + STARVING_TIMEOUT
     assert limiter.grant(A)[0] == 50 + 500 + 8
 
 
 def test_a_reader_with_other_parameters_is_not_believed():
     limiter = At().limiter
-    limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
-    limiter.told(ClusterSurplus(9.0, 0, 0, 0, 1.0, 1.0, 51.0))
-    assert limiter.standing().surplus == 0.0 and not limiter.standing().is_told
-    limiter.drew(3)
-    limiter.reported(A, 0, 1)
-    limiter.reported(A, 10, 2)
-    limiter.told(ClusterSurplus(9.0, 4, 1, 0, 1.0, 1.0, 50.0))
-    assert limiter.standing().surplus == 9.0 + (10 - 4) - (3 - 1)
+    limiter.apply_cluster(ClusterSurplus(9.0, 0, 0, 0, 1.0, 2.0, 50.0))
+    limiter.apply_cluster(ClusterSurplus(9.0, 0, 0, 0, 1.0, 1.0, 51.0))
+    assert limiter.server_surplus().surplus == 0.0 and not limiter.server_surplus().is_cluster_wide
+    limiter.record_draw(3)
+    limiter.report_inserts(A, 0, 1)
+    limiter.report_inserts(A, 10, 2)
+    limiter.apply_cluster(ClusterSurplus(9.0, 4, 1, 0, 1.0, 1.0, 50.0))
+    assert limiter.server_surplus().surplus == 9.0 + (10 - 4) - (3 - 1)
 
 
 def test_sizes_that_can_never_be_met_are_refused():
@@ -482,10 +482,10 @@ def test_sizes_that_can_never_be_met_are_refused():
 def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
     """A client keeps its grants until the client says HELLO again, leaves, or is silent for UNHEARD_TIMEOUT."""
     former = At().limiter
-    former.met(A, 0, 1)
-    former.met(B, 0, 1)
+    former.register(A, 0, 1)
+    former.register(B, 0, 1)
     assert former.grant(A, 2)[0] == 25
-    former.reported(A, 10, 2)
+    former.report_inserts(A, 10, 2)
 
     def heir():
         at = At()
@@ -495,7 +495,7 @@ def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
 
     assert heir().limiter.grant(B) == former.grant(B) == (25, "")
     again, late = heir(), heir()
-    again.limiter.met(A, 10, 3)
+    again.limiter.register(A, 10, 3)
     assert again.limiter.grant(B)[0] == 40
     assert late.limiter.grant(B)[0] == 25
     late.now = UNHEARD_TIMEOUT
@@ -514,23 +514,23 @@ class Room:
     def __init__(self):
         self.clock = Clock(0.0)
         self.limiter = RoomLimiter(CAPACITY, lambda: self.entries, self.clock)
-        self.limiter.wants("learner", CAPACITY)
+        self.limiter.report_wait("learner", CAPACITY)
         self.number, self.entries = 0, 0
 
     def meet(self, client):
         self.number += 1
-        self.limiter.met(client, 0, self.number)
+        self.limiter.register(client, 0, self.number)
 
     def grant(self, client, sharers, now):
         self.clock.now = now
-        self.limiter.wants("learner", CAPACITY)
+        self.limiter.report_wait("learner", CAPACITY)
         return self.limiter.grant(client, sharers)[0]
 
     def report(self, client, inserted, entries, now):
         self.clock.now = now
         self.number += 1
         self.entries += entries
-        self.limiter.reported(client, inserted, self.number)
+        self.limiter.report_inserts(client, inserted, self.number)
 
 
 def test_clients_that_come_while_a_learner_waits_are_granted_no_more_than_there_is_room_for():
@@ -557,7 +557,7 @@ def rounds_of(room, clients, sharers, now, steps):
                 room.report(client, granted, granted - inserted[client], now)
                 inserted[client] = granted
         now += 0.01
-    room.limiter.drew(CAPACITY)
+    room.limiter.record_draw(CAPACITY)
     room.entries = 0
     return now, inserted
 

@@ -158,7 +158,7 @@ def test_a_client_that_is_folded_in_a_former_run_and_present_in_the_next_keeps_i
     ends.hello(now=NOW + 600.0)
     left = []
     for table in ends.state.tables:
-        table.limiter.left = left.append
+        table.limiter.unregister = left.append
     assert folded(ends, NOW + 601.0) == set() and ends.state.runs.named("run").ledger.folded == 1
     assert left == [] and NO_CLIENT not in ends.state.ledger
 

@@ -345,7 +345,7 @@ def fill(server, numbers):
 
             payload = containers.pack_episode(SCHEMA, copy, *facts, now=1.0)
             pool.add(client, number + 1, pool.check(messages.Episode(terminated=True), payload))
-        table.limiter.reported(client, 20 * (number + 1), number + 1)
+        table.limiter.report_inserts(client, 20 * (number + 1), number + 1)
 
 
 def drawn(server, batches):

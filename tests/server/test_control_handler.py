@@ -275,10 +275,10 @@ def test_a_reader_tells_how_drawing_stands_with_all_servers():
     handler, limiter = handler_of(state), state.tables.first.limiter
     standing = sums(handler).body.standing
     assert (standing.surplus, standing.ratio, standing.tolerance) == (0.0, 1.0, 30.0)
-    assert not limiter.standing().is_told
+    assert not limiter.server_surplus().is_cluster_wide
     band = messages.ClusterRate(surplus=12.0, inserted=0, drawn=0, entries=5, share=0.5, ratio=1.0, tolerance=30.0)
     standing = sums(handler, band=band).body.standing
-    assert standing.surplus == 12.0 and limiter.standing().is_told
+    assert standing.surplus == 12.0 and limiter.server_surplus().is_cluster_wide
     assert draw(handler, 4, band=messages.ClusterRate(12.0, 0, 0, 5, 0.5, 1.0, 30.0)).body.standing.surplus == 8.0
     assert draw(handler, 4).body.standing.surplus == 8.0, "it knows of no band: others need not make that good"
 

@@ -340,7 +340,7 @@ def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupte
     for interrupted in everywhere():
         pool = rollout_pool(0, byte_limit=100_000, parameters=Parameters(max_model_lag=1))
         limiter = Limiter(Parameters(), pool.entries)
-        pool.on_room = limiter.drew
+        pool.on_room = limiter.record_draw
         for i in range(3):
             pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i, version=i + 1)
         take(pool, 2, release="publish")

@@ -71,7 +71,7 @@ class ClientsHandler:
         since, granted, is_saved = 0, NO_LIMIT, True
         if body.role == "actor":
             since = self._register(header.client, body, table, now)
-            table.limiter.met(header.client, body.inserted, header.sequence)
+            table.limiter.register(header.client, body.inserted, header.sequence)
             granted, _ = self._credits.grant(table, header.client, body.inserted, now)
             is_saved = state.committer.is_saved(state.run.name, header.client)
         elif body.role == "reader" and not state.tables.is_probe(table.number):
@@ -224,10 +224,10 @@ class ClientsHandler:
             table.pool.heard(client)
         else:
             table.sums.sums(client, number, body.total_weight, body.positives, body.minimum)
-        table.limiter.reported(client, body.steps - body.passed_steps, number)
+        table.limiter.report_inserts(client, body.steps - body.passed_steps, number)
         if account.report.leaving:
             table.pool.goodbye(client)
-            table.limiter.left(client)
+            table.limiter.unregister(client)
 
     def _updated(
         self, table: OpenTable, account: Account, body: messages.Update, now: float, changed: dict[str, Any]
@@ -366,7 +366,7 @@ class DrawsHandler:
         codec = self._compression(table, reader, body.packed)
         payload = pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
         if payload is not None:
-            table.limiter.drew(containers.samples_of(payload), has_band=body.band is not None)
+            table.limiter.record_draw(containers.samples_of(payload), has_band=body.band is not None)
         facts = self._facts(table, pool, reader, body, b"" if body.in_pages else None)
         return Reply(messages.Drawn(**facts | {"parameters": parameters}), payload)
 
@@ -438,8 +438,8 @@ def _reserve(pool: DrawsBatches, reader: bytes, body: messages.Sums | messages.D
 
 def _exchange_rates(table: OpenTable, reader: bytes, body: messages.Sums | messages.Draw) -> messages.ServerRate | None:
     """Pass a reader's cluster-wide rate to the table's limiter; return the limiter's rate of this server."""
-    table.limiter.wants(reader, body.wanted)
+    table.limiter.report_wait(reader, body.wanted)
     if body.band is not None:
-        table.limiter.told(ClusterSurplus(*msgspec.structs.astuple(body.band)))
-    rate = table.limiter.standing()
+        table.limiter.apply_cluster(ClusterSurplus(*msgspec.structs.astuple(body.band)))
+    rate = table.limiter.server_surplus()
     return None if rate is None else messages.ServerRate(*rate)

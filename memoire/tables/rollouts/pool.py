@@ -395,7 +395,7 @@ def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
         page = desk.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
-        table.limiter.wants(header.client, 0 if rows else body.wanted)
+        table.limiter.report_wait(header.client, 0 if rows else body.wanted)
         rollouts = fragments.Rollouts(
             epoch=desk.epoch,
             fragments=rows,
@@ -485,9 +485,9 @@ class RoomLimiter(Limiter):
             f"until the next model (capacity={capacity:.0f}, on_full='wait')"
         )
 
-    def told(self, cluster: ClusterSurplus) -> None:
+    def apply_cluster(self, cluster: ClusterSurplus) -> None:
         """Ignore the cluster's surplus, because each server has room of its own."""
 
-    def standing(self) -> ServerSurplus | None:
+    def server_surplus(self) -> ServerSurplus | None:
         """Return None, because takes wait for entries only."""
         return None
