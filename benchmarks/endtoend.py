@@ -83,8 +83,8 @@ def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int)
     slow = max(2 * actors, count // 8 // actors * actors)
     theirs: dict[str, Side] = {
         RAW: raw,
-        **report.company.sides({"reverb": make}, most=slow),  # longer turns of Reverb would take most of the time
-        **report.company.sides({"cpprb": make}, most=count),
+        **report.peer_group.sides({"reverb": make}, most=slow),  # longer turns of Reverb would take most of the time
+        **report.peer_group.sides({"cpprb": make}, most=count),
     }
     aims = {each: f"end-{task.name}-{actors}-{each.split()[0].lower()}" for each in theirs}
     aims = {each: key for each, key in aims.items() if key in read()}
@@ -92,7 +92,7 @@ def compare(report: Report, task: Task, actors: int, *, count: int, rounds: int)
     theirs = report.compare(what, ours, theirs, unit=" samples/s", per_call=BATCH, rounds=rounds, aims=aims)
     for name, side in {"memoire": ours, **theirs}.items():
         COSTS.append(cost(f"{what}: {name}", side))
-    report.company.part()
+    report.peer_group.stop()
     close(raw, ours)
 
 

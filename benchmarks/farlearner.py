@@ -32,7 +32,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import zmq
 from aims import read
-from measure import TCP, Child, Report, ask, cells, close, in_turns, results, serve, spent_by, tell
+from measure import TCP, Child, Report, ask, cells, close, measure_rounds, results, serve, spent_by, tell
 from peers import PeerUnavailable, RemoteSide
 from peers.tasks import BATCH, Task
 from workloads import buffer_of, extend, play, server_of
@@ -254,7 +254,7 @@ class Remote:
         return Turn(self.count * BATCH / taken, {}, self.side.times())
 
     def close(self) -> None:
-        """Do nothing: `Company.part` ends the process of the peer."""
+        """Do nothing: `PeerGroup.stop` ends the process of the peer."""
 
 
 def spent_in(roles: dict[str, list[Child]]) -> dict[str, float]:
@@ -299,13 +299,13 @@ def compare(report: Report, cell: Cell, *, seconds: float, rounds: int) -> list[
         sides[RAW] = Raw(cell, cache_bytes(Task(cell.task, ENTRIES[cell.task])))
         if cell.is_plain:
             sides |= remotes(report, cell, seconds)
-        turns = in_turns([partial(side.take, seconds) for side in sides.values()], rounds)
+        turns = measure_rounds([partial(side.take, seconds) for side in sides.values()], rounds)
         rates, baselines = [[turn.rate for turn in each] for each in turns], list(sides)[1:]
         report.add(*results(f"far, {cell}", rates, baselines, " samples/s", cell.aims(baselines)))
         return [cost(cell, name, each) for name, each in zip(sides, turns, strict=True)]
     finally:
         close(*sides.values())
-        report.company.part()
+        report.peer_group.stop()
 
 
 def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
@@ -313,12 +313,12 @@ def remotes(report: Report, cell: Cell, seconds: float) -> dict[str, Remote]:
     count = max(4, int(seconds * BATCHES_PER_SECOND[cell.task])) // 4 * 4
     make = "RemoteEndToEnd", cell.task, ENTRIES[cell.task], cell.actors
     sides = {}
-    for name, side in report.company.sides({"reverb": make, "torchrl_ray": make}, most=count).items():
+    for name, side in report.peer_group.sides({"reverb": make, "torchrl_ray": make}, most=count).items():
         try:
             side.clock(count)
             sides[name] = Remote(side, count)
         except PeerUnavailable as error:
-            report.company.leave_out(error)
+            report.peer_group.leave_out(error)
     return sides
 
 

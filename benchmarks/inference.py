@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Report, Result, ask, close, in_turns, results, serve
+from measure import TCP, Child, Report, Result, ask, close, measure_rounds, results, serve
 from peers import RemoteSide
 from peers.tasks import INPUTS, OUTPUTS, answer_orders, computed
 
@@ -118,11 +118,11 @@ def peer_rates_of(rows: RemoteSide) -> tuple[float, float]:
 def eight(report: Report, rounds: int) -> None:
     """Add the rows with eight processes."""
     ours, sockets = Asking(node, client, CLIENTS), Asking(echo, plain, CLIENTS)
-    rows = report.company.sides(dict.fromkeys(("ray", "torchrl"), ("Rows", CLIENTS)))
+    rows = report.peer_group.sides(dict.fromkeys(("ray", "torchrl"), ("Rows", CLIENTS)))
     peers = [partial(peer_rates_of, side) for side in rows.values()]
-    pairs = in_turns([partial(rates_of, ours), *peers, partial(rates_of, sockets)], rounds)
+    pairs = measure_rounds([partial(rates_of, ours), *peers, partial(rates_of, sockets)], rounds)
     close(ours, sockets)
-    report.company.part()
+    report.peer_group.stop()
     for place, (what, unit) in enumerate((("rows", " rows/s"), ("latency", " answers/s of one"))):
         keys = {name: f"inference-{what}-{name.split()[0].lower()}" for name in rows}
         rates = [[pair[place] for pair in each] for each in pairs]
@@ -137,7 +137,7 @@ def round_trip(where: str, rounds: int, *, is_pinned: bool = False) -> list[Resu
         asking.clock(300)
         return float(np.median(asking.latencies))
 
-    spent = in_turns([partial(take, side) for side in sides], rounds)
+    spent = measure_rounds([partial(take, side) for side in sides], rounds)
     close(*sides)
     aims = {PLAIN: "inference-roundtrip"} if is_pinned else {}
     return results(f"round trip, idle, 1 client, {where}: its time", spent, [PLAIN], "s", aims)

@@ -106,7 +106,7 @@ def of_task(report: Report, task: Task, stacked: int, pace: dict[str, Any]) -> N
             values = task.frames[:EPISODE], task.actions, task.rewards
             ring = NumpyRing(values, task.ring if inserts else task.entries, task.stack, task.multi_step)
             theirs[name] = getattr(ring, call)
-        theirs |= report.company.sides({name: (make, task.name, entries.get(name, task.entries)) for name in names})
+        theirs |= report.peer_group.sides({name: (make, task.name, entries.get(name, task.entries)) for name in names})
         named = {each: aims.get(each.split()[0], "").format(task.name) for each in theirs}
         settings = {"per_call": EPISODE if inserts else 1, "aims": named, **pace}
         report.compare(f"{what}, {task.name}", ours(task), theirs, **settings)
@@ -120,7 +120,7 @@ def of_tree(report: Report, leaves: int, pace: dict[str, Any]) -> None:
     for verb, ours in sides.items():
         what = f"{verb} {BATCH} of a tree of {leaves} leaves, float64"
         if report.wants(what):
-            theirs = report.company.sides(dict.fromkeys(("torchrl", "cpprb"), (f"tree_{verb}s", leaves)))
+            theirs = report.peer_group.sides(dict.fromkeys(("torchrl", "cpprb"), (f"tree_{verb}s", leaves)))
             aims = {each: f"tree-{verb}-torchrl" for each in theirs if each.startswith("TorchRL")}
             report.compare(what, ours, theirs, aims=aims, **pace)
 
@@ -133,10 +133,10 @@ def main() -> None:
         task = Task(name, entries)
         report.facts.append(task.described)
         of_task(report, task, stacked, pace)
-        report.company.part()
+        report.peer_group.stop()
         filled.cache_clear()
     of_tree(report, 50_000 if report.quick else 1_000_000, pace)
-    report.company.part()
+    report.peer_group.stop()
     report.finish("learner")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from aims import read
 from aims import write as write_aims
-from peers import ANSWER_TIMEOUT, NAMES, Company, PeerUnavailable
+from peers import ANSWER_TIMEOUT, NAMES, PeerGroup, PeerUnavailable
 from peers.tasks import clock, from_the_first
 
 Side = Callable[[], object]
@@ -75,7 +75,7 @@ class Report:
     quick: bool = False
     better: str = "faster"
     """Adjective for memoire that a ratio above 1 means."""
-    company: Company = field(default_factory=lambda: Company("none"))
+    peer_group: PeerGroup = field(default_factory=lambda: PeerGroup("none"))
     results: list[Result] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -90,9 +90,9 @@ class Report:
             patience: Seconds in which a peer has to start, or to take a turn.
         """
         args = arguments(question, peers=peers)
-        company = Company(args.peers if peers else "none", patience)
+        peer_group = PeerGroup(args.peers if peers else "none", patience)
         print(f"{question}\n{machine()}\n\n{HEAD}", flush=True)
-        return cls(question, list(facts), args.write, args.only, args.quick, better, company)
+        return cls(question, list(facts), args.write, args.only, args.quick, better, peer_group)
 
     def wants(self, what: str) -> bool:
         """Return True if --only selects a row of this name."""
@@ -111,7 +111,7 @@ class Report:
                 self.add(*contest(what, ours, theirs, **settings))
                 return theirs
             except PeerUnavailable as error:
-                self.company.leave_out(error)
+                self.peer_group.leave_out(error)
                 theirs = {each: side for each, side in theirs.items() if NAMES[error.name] not in each}
 
     def finish(self, script: str) -> None:
@@ -124,7 +124,7 @@ class Report:
         if self.place and self.results:
             path = Path(self.place) if self.place.endswith(".md") else Path(self.place, f"{script}.md")
             path.parent.mkdir(parents=True, exist_ok=True)
-            rows, facts = "\n".join(map(line, self.results)), "\n\n".join([*self.facts, *self.company.facts()])
+            rows, facts = "\n".join(map(line, self.results)), "\n\n".join([*self.facts, *self.peer_group.facts()])
             where = path.stem.removeprefix(script).replace("-", " ").strip()
             parts = {"question": self.question, "machine": machine(), "rows": rows, "facts": facts}
             parts["title"] = f"benchmarks/{script}.py" + (f", {where}" if where else "")
@@ -310,11 +310,11 @@ def contest(
         return count * per_call / clock(side, count)
 
     counts = {side: calls_per_slice(side, seconds) for side in (ours, *theirs.values())}
-    rates = in_turns([partial(take, side, count) for side, count in counts.items()], rounds)
+    rates = measure_rounds([partial(take, side, count) for side, count in counts.items()], rounds)
     return results(what, rates, list(theirs), unit, aims)
 
 
-def in_turns(takes: Sequence[Callable[[], Any]], rounds: int) -> list[list[Any]]:
+def measure_rounds(takes: Sequence[Callable[[], Any]], rounds: int) -> list[list[Any]]:
     """Return the results of each call in each round; every other round runs in reverse order.
 
     One more round comes first and is not counted: afterwards connections are open, and caches are warm.

@@ -66,11 +66,11 @@ def main() -> None:
     report = Report.begin(__doc__, FACTS, peers=True, patience=PEER_TIMEOUT)
     for actors in (each for each in (1, 4) if report.wants(f"{each} actors")):
         ours = embedded(actors)
-        theirs = report.company.sides({"reverb": ("Fragments", "W1", LENGTH, ENVS, actors)}, most=PEER_COUNT)
+        theirs = report.peer_group.sides({"reverb": ("Fragments", "W1", LENGTH, ENVS, actors)}, most=PEER_COUNT)
         aims = dict.fromkeys(theirs, f"rollouts-{actors}-reverb")
         settings: dict[str, Any] = {"unit": " entries/s", "per_call": TAKEN, "rounds": 3 if report.quick else 5}
         report.compare(f"rollouts, {actors} actors", ours, theirs, aims=aims, **settings)
-        report.company.part()
+        report.peer_group.stop()
         ours.close()
     report.finish("onpolicy")
 

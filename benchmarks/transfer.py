@@ -207,14 +207,14 @@ def samples(report: Report, what: str, keys: str | None, security: str | None, r
     """Add the rows for two lengths of packets and two forms of samples."""
     for length in LENGTHS:
         place = Place(keys)
-        theirs = report.company.sides({"tlspyo": ("Samples", security, length)}, most=SENT // length)
+        theirs = report.peer_group.sides({"tlspyo": ("Samples", security, length)}, most=SENT // length)
         for form, table in (("columns", "columns"), ("objects", TABLE)):
             if report.wants(f"{form}, {length} together{what}"):
                 aim = "transfer-samples" if (form, length, what) == ("columns", 1000, "") else ""
                 settings = {"unit": " samples/s", "per_call": length, "aims": dict.fromkeys(theirs, aim)}
                 ours = Packets(place, table, length)
                 report.compare(f"{form}, {length} together{what}", ours, theirs, rounds=rounds, **settings)
-        report.company.part()
+        report.peer_group.stop()
         place.close()
 
 
@@ -223,12 +223,12 @@ def models(report: Report, what: str, keys: str | None, security: str | None, ro
     title = f"1 MB to {WORKERS} workers{what}"
     if report.wants(title):
         place = Place(keys)
-        theirs = report.company.sides({"tlspyo": ("Models", security, WORKERS)}, most=MODELS)
+        theirs = report.peer_group.sides({"tlspyo": ("Models", security, WORKERS)}, most=MODELS)
         aims = dict.fromkeys(theirs, "" if what else "transfer-models")
         if not what:
             theirs |= {"plain PUB and SUB": Plain(place, False), "plain PUB and SUB, XXH3": Plain(place, True)}
         report.compare(title, Models(place), theirs, unit=" models/s", rounds=rounds, aims=aims)
-        report.company.part()
+        report.peer_group.stop()
         place.close()
 
 

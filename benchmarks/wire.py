@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import zmq
-from measure import TCP, Child, Embedded, Report, Result, close, contest, in_turns, results, tell
+from measure import TCP, Child, Embedded, Report, Result, close, contest, measure_rounds, results, tell
 from peers.tasks import BATCH, EPISODE, distinct, from_the_first
 from workloads import Workload, w1, w2
 
@@ -188,7 +188,7 @@ def ingest(workload: Workload, count: int, rounds: int) -> Iterable[Result]:
         yield from contest(what, ours, {baseline: theirs}, rounds=rounds, **settings)
         if name == "W1":
             what = "CPU seconds of a server per million samples, W1 (the ratio is to be small)"
-            spent = in_turns([partial(spend, ours), partial(spend, theirs)], rounds)
+            spent = measure_rounds([partial(spend, ours), partial(spend, theirs)], rounds)
             yield from results(what, spent, [baseline], " s", {} if keeps else {baseline: "server-cpu-raw"})
         theirs.close()
     ours.close()

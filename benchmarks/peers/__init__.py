@@ -138,7 +138,7 @@ def environment_of(name: str) -> tuple[Path, str]:
     return environment, next((each.split("==")[1] for each in [*packages, *shared] if title in each.split("==")[0]), "")
 
 
-class Company:
+class PeerGroup:
     """Peers of a benchmark, each started at its first use; unavailable peers are printed and reported on the page."""
 
     def __init__(self, wanted: str, patience: float = ANSWER_TIMEOUT) -> None:
@@ -176,7 +176,7 @@ class Company:
         self.absent[error.name] = str(error)
         print(f"left out: {error}", flush=True)
 
-    def part(self) -> None:
+    def stop(self) -> None:
         """End the peers' processes, so that the next comparison begins with free memory."""
         for peer in self.running.values():
             peer.close()

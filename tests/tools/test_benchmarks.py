@@ -132,7 +132,7 @@ def fake_peer(peers, monkeypatch, folder: Path, source: str):
         (folder / name).write_text((FOLDER / "peers" / name).read_text())
     monkeypatch.setattr(peers, "HERE", folder)
     monkeypatch.setattr(peers, "environment_of", lambda name: (Path(sys.executable).parent.parent, "1.2"))
-    return peers.Company("cpprb")
+    return peers.PeerGroup("cpprb")
 
 
 def test_a_peer_takes_its_turns_in_a_process_of_its_own(modules, monkeypatch, tmp_path):
@@ -144,13 +144,13 @@ side = Side
 def plain(): return lambda: None
 """
     *_, peers = modules
-    company = fake_peer(peers, monkeypatch, tmp_path, source)
-    sides = company.sides({"cpprb": ("side", 0.5), "torchrl": ("side", 1)})
+    peer_group = fake_peer(peers, monkeypatch, tmp_path, source)
+    sides = peer_group.sides({"cpprb": ("side", 0.5), "torchrl": ("side", 1)})
     assert list(sides) == ["cpprb 1.2"]  # torchrl was not asked for
     assert sides["cpprb 1.2"].clock(6) == 3.0
-    assert company.sides({"cpprb": ("plain",)})["cpprb 1.2"].clock(2) >= 0.0
-    company.part()
-    assert company.facts() == [] and not company.running
+    assert peer_group.sides({"cpprb": ("plain",)})["cpprb 1.2"].clock(2) >= 0.0
+    peer_group.stop()
+    assert peer_group.facts() == [] and not peer_group.running
 
 
 def test_the_benchmark_of_frames_runs_and_answers_its_aim(modules, tmp_path):
