@@ -33,7 +33,7 @@ MAX_RUNS = 8
 NOTHING: Rows = np.empty(0, ACCOUNT)
 
 
-class KeptRun:
+class RunLedger:
     """Ledger of one run: all accounts that servers have reported."""
 
     def __init__(self, rows: Rows = NOTHING) -> None:
@@ -70,12 +70,12 @@ class RunLedgers:
 
     def __init__(self, restore: Callable[[str], bytes]) -> None:
         self._restore = restore
-        self._kept: dict[str, KeptRun] = {}
+        self._kept: dict[str, RunLedger] = {}
 
-    def of(self, run: str, counted: str) -> KeptRun:
+    def of(self, run: str, counted: str) -> RunLedger:
         """Return the ledger of `run`. The ledger of `counted`, the current run, is never evicted."""
         if run not in self._kept:
-            self._kept[run] = KeptRun(np.frombuffer(self._restore(run), ACCOUNT))
+            self._kept[run] = RunLedger(np.frombuffer(self._restore(run), ACCOUNT))
             while len(self._kept) > MAX_RUNS:
                 del self._kept[next(name for name in self._kept if name not in (run, counted))]
         return self._kept[run]
@@ -189,7 +189,7 @@ class NewestModels:
 
 
 class ActorList:
-    """Names, homes, step rates and returns of actors: facts about actors that `KeptRun` does not hold."""
+    """Names, homes, step rates and returns of actors: facts about actors that `RunLedger` does not hold."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -229,19 +229,19 @@ class ActorList:
         """Return the quantiles of the actors' recent mean returns, for the history."""
         return self._returns.figures()
 
-    def remember(self, now: float, kept: KeptRun) -> None:
+    def remember(self, now: float, ledger: RunLedger) -> None:
         """Record the steps of each actor at every update, so that step rates are known before the first request."""
         ring = self._ring
         if ring and now < ring[-1][0] + ACTORS_INTERVAL:
             return
-        clients = kept.clients()
+        clients = ledger.clients()
         ring.append((now, dict(zip(ids_of(clients), clients["steps"].tolist(), strict=True))))
         while len(ring) > 2 and ring[1][0] <= now - WINDOW:
             ring.popleft()
 
-    def presence(self, kept: KeptRun, servers: Iterable[NodeState], now: float) -> Actors:
+    def presence(self, ledger: RunLedger, servers: Iterable[NodeState], now: float) -> Actors:
         """Return the number of actors in each state."""
-        rows, settings = kept.clients(), self._settings
+        rows, settings = ledger.clients(), self._settings
         is_gone = rows["flags"] & 1 == 1
         is_heard = ~is_gone & (rows["last_seen"] >= now - settings.silent_after)
         is_lost = ~is_gone & (rows["last_seen"] < now - self._lost_after)
@@ -258,20 +258,20 @@ class ActorList:
             idle=idle,
         )
 
-    def rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
+    def rows(self, ledger: RunLedger, now: float) -> list[ActorRow]:
         """Return every actor with an account, as of `now`; cached for a second while the ledger does not change."""
-        key = kept.version, int(now)
+        key = ledger.version, int(now)
         if self._listed is None or self._listed[0] != key:
-            self._listed = key, self._rows(kept, now)
+            self._listed = key, self._rows(ledger, now)
         return self._listed[1]
 
-    def _rows(self, kept: KeptRun, now: float) -> list[ActorRow]:
-        clients = kept.clients()
+    def _rows(self, ledger: RunLedger, now: float) -> list[ActorRow]:
+        clients = ledger.clients()
         # Single elements of lists are read a hundred times faster than the rows of an array.
         columns = {name: clients[name].tolist() for name in (*_ROW_COLUMNS, *_SOURCE_COLUMNS)}
         ids = ids_of(clients)
         then, before = self._ring[0] if self._ring else (now, {})
-        homes = self._newest_homes(kept)
+        homes = self._newest_homes(ledger)
         rows = []
         for place, client in enumerate(ids):
             facts = self.facts_of(client.hex())
@@ -305,22 +305,22 @@ class ActorList:
             return "active"
         return "silent" if silence <= self._lost_after else "lost"
 
-    def outdated(self, kept: KeptRun, versions: Mapping[str, int], now: float) -> int:
+    def outdated(self, ledger: RunLedger, versions: Mapping[str, int], now: float) -> int:
         """Return how many active actors report that they act with older models than `versions`.
 
         Args:
             versions: Version of each topic that every actor should have by now.
         """
-        acting = (acting_versions(facts, versions) for facts in self._active_facts(kept, now))
+        acting = (acting_versions(facts, versions) for facts in self._active_facts(ledger, now))
         return sum(any(used.get(topic, version) < version for topic, version in versions.items()) for used in acting)
 
-    def lag(self, kept: KeptRun, now: float) -> ActorLag | None:
+    def lag(self, ledger: RunLedger, now: float) -> ActorLag | None:
         """Return how many versions active actors are behind the newest models; None if no actor reports its model."""
-        known = [lag for facts in self._active_facts(kept, now) if (lag := behind(facts)[1]) is not None]
+        known = [lag for facts in self._active_facts(ledger, now) if (lag := behind(facts)[1]) is not None]
         return ActorLag(len(known), sum(known) / len(known), max(known)) if known else None
 
-    def _active_facts(self, kept: KeptRun, now: float) -> list[dict[str, Any]]:
-        rows = kept.clients()
+    def _active_facts(self, ledger: RunLedger, now: float) -> list[dict[str, Any]]:
+        rows = ledger.clients()
         is_active = (rows["flags"] & 1 == 0) & (rows["last_seen"] >= now - self._settings.silent_after)
         return [self.facts_of(client.hex()) for client in ids_of(rows[is_active])]
 
@@ -328,14 +328,14 @@ class ActorList:
         """Return the display name of an actor; "" if it has no name."""
         return self._names.get(client, "")
 
-    def _newest_homes(self, kept: KeptRun) -> dict[bytes, str]:
-        rows = kept.rows[np.argsort(kept.rows["last_seen"], kind="stable")]
+    def _newest_homes(self, ledger: RunLedger) -> dict[bytes, str]:
+        rows = ledger.rows[np.argsort(ledger.rows["last_seen"], kind="stable")]
         names = (self._homes.get(home, "") for home in rows["home"].tolist())
         return dict(zip(ids_of(rows), names, strict=True))
 
-    def homes_of(self, kept: KeptRun, client: bytes) -> list[dict[str, Any]]:
+    def homes_of(self, ledger: RunLedger, client: bytes) -> list[dict[str, Any]]:
         """Return the accounts of one actor, one for each home server and server life."""
-        rows = kept.rows
+        rows = ledger.rows
         accounts = rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)]
         names = [name for name in ACCOUNT.names or () if name != "client"]
         return [

@@ -126,10 +126,10 @@ class RunRecorder:
         if newest is None or not newest.run:
             return
         with self._lock:
-            kept = self._cluster.kept(newest.run)
+            ledger = self._cluster.ledger_of(newest.run)
             documents = self._documents(newest)
         facts = {
-            "totals": kept.totals(),
+            "totals": ledger.totals(),
             "finished": newest.finished,
             "return_mean": newest.learning.return_mean,
             "length_mean": newest.learning.length_mean,
@@ -137,7 +137,7 @@ class RunRecorder:
         }
 
         with self._record_error():
-            self._history.keep_run(newest.run, now, facts, kept.rows.tobytes())
+            self._history.keep_run(newest.run, now, facts, ledger.rows.tobytes())
             for kind, body in documents.items():
                 self._history.keep_document(newest.run, kind, body)
 

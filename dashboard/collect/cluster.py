@@ -20,7 +20,7 @@ from memoire.accounting.account import Totals
 from memoire.dashboard.settings import Settings
 from memoire.wire.rows import ACCOUNT
 
-from .actors import ActorList, KeptRun, NewestModels, RunLedgers
+from .actors import ActorList, NewestModels, RunLedger, RunLedgers
 from .answers import ActorDetail, ActorRow, EpisodeRow, Forecast, Overview, TableRow
 from .counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, RateWindow, learners_of
 from .history import EventRow, HistoryPoint
@@ -34,9 +34,9 @@ from .overview import (
     open_addresses,
     own_of,
     roles_of,
-    signs_of,
     starts_of,
     tables_of,
+    verdict_inputs,
 )
 from .verdict import verdicts
 
@@ -219,7 +219,7 @@ class Cluster:
             self._counters.count(node)
         for page in answer.accounts:
             if page["row_bytes"] == ACCOUNT.itemsize:  # else the server runs another version, which its row shows
-                self.kept(page["run"]).take(np.frombuffer(page["rows"], ACCOUNT))
+                self.ledger_of(page["run"]).take(np.frombuffer(page["rows"], ACCOUNT))
         if answer.clients is not None:
             self._actors.take_facts(answer.url, answer.clients)
         for page in answer.episodes:
@@ -229,7 +229,7 @@ class Cluster:
             ]
             self._fresh_episodes.append((page["run"], rows))
 
-    def kept(self, run: str) -> KeptRun:
+    def ledger_of(self, run: str) -> RunLedger:
         """Return the ledger of a run, from the cache or the history."""
         return self._ledgers.of(run, self.run)
 
@@ -245,11 +245,11 @@ class Cluster:
         self._time = now
         self._choose_run()
         up = [node for node in self.servers if node.is_up]
-        kept, totals = self.kept(self.run), self.totals()
+        ledger, totals = self.ledger_of(self.run), self.totals()
         learners = learners_of(self.servers, now, self._counters.gained)
         self._counters.remember(now, totals, up, learners)
         self._forecasts.remember(now, totals, up)
-        self._actors.remember(now, kept)
+        self._actors.remember(now, ledger)
         nodes = [node_row(node) for node in self.nodes.values()]
         tables, models = tables_of(up, learners, self._counters), models_of(up)
         awaited = self._models.replaced(now, models)
@@ -263,7 +263,7 @@ class Cluster:
             totals=totals,
             missing=[node.name or node.url for node in self.nodes.values() if not node.is_up],
             rates=self._counters.rates(learners),
-            actors=self._actors.presence(kept, self.servers, now),
+            actors=self._actors.presence(ledger, self.servers, now),
             tables=tables,
             learning=learning_of(up, self._settings.goal_return),
             freshness=freshness_of(up),
@@ -274,15 +274,15 @@ class Cluster:
             learners=learners,
             roles=roles_of(nodes, self._settings),
             models=models,
-            outdated=self._actors.outdated(kept, awaited, now),
+            outdated=self._actors.outdated(ledger, awaited, now),
             inference=inference_of(self.nodes.values(), models, awaited),
             starts=starts_of(self.nodes.values()),
             own=own_of(self.servers),
-            actor_lag=self._actors.lag(kept, now),
+            actor_lag=self._actors.lag(ledger, now),
             open=open_addresses(nodes, self._settings),
             counted=self._counters.counted,
         )
-        overview.verdicts.extend(verdicts(signs_of(overview, up, self._counters, self._settings)))
+        overview.verdicts.extend(verdicts(verdict_inputs(overview, up, self._counters, self._settings)))
         self._number += 1
         return overview, figures_of(overview) | self._episode_figures()
 
@@ -292,7 +292,7 @@ class Cluster:
 
     def totals(self) -> Totals:
         """Return the totals of the run that is counted now; each client counts once."""
-        return self.kept(self.run).totals()
+        return self.ledger_of(self.run).totals()
 
     def _choose_run(self) -> None:
         """Choose the run that most servers count, because servers change to a new run one after the other."""
@@ -321,7 +321,7 @@ class Cluster:
 
     def actors(self) -> list[ActorRow]:
         """Return every actor of the run, as of the newest overview."""
-        return self._actors.rows(self.kept(self.run), self._time)
+        return self._actors.rows(self.ledger_of(self.run), self._time)
 
     def actor(self, client: str) -> ActorDetail | None:
         """Return the details of one actor; None if the run has no actor of this id."""
@@ -329,7 +329,7 @@ class Cluster:
         if row is None:
             return None
         episodes = [each for each in reversed(self.episodes) if each.client == client][:100]
-        homes = self._actors.homes_of(self.kept(self.run), bytes.fromhex(client))
+        homes = self._actors.homes_of(self.ledger_of(self.run), bytes.fromhex(client))
         return ActorDetail(row, homes, self._actors.facts_of(client), episodes)
 
 

@@ -25,7 +25,7 @@ from memoire.figures import BOUNDS, summed, total
 from memoire.figures import figures_of as figures_of_class
 from memoire.server.stats import FigureSpread, RecentEpisodes, TableStats
 from memoire.tables import registry
-from memoire.tables.base import HandsOutOnce, HearsSums
+from memoire.tables.base import DeliversOnce, ReceivesSums
 from memoire.tables.inspection import SampleFreshness
 
 from .answers import (
@@ -41,7 +41,7 @@ from .answers import (
 )
 from .counters import SHARES, Counters, NodeState, quantile
 from .history import HistoryPoint
-from .verdict import Signs
+from .verdict import VerdictInputs
 
 REASONS = ("full", "everyone", "wait")
 """Reasons for which a batch becomes due."""
@@ -236,11 +236,11 @@ def _table_row(
 ) -> TableRow:
     rows = [row for row in stats.values() if row is not None]
     figures = summed(TableStats, rows) | {"name": name}
-    keys = ["held_caches" if registry.offers(row["storage"], HearsSums) else "held_samples" for row in rows]
+    keys = ["held_caches" if registry.offers(row["storage"], ReceivesSums) else "held_samples" for row in rows]
     number = sum(row.get(key, 0) for row, key in zip(rows, keys, strict=True))
     limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
     storage = figures["storage"]
-    kind, is_taken = registry.words_of(storage), registry.offers(storage, HandsOutOnce)
+    kind, is_taken = registry.words_of(storage), registry.offers(storage, DeliversOnce)
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = learner_lags + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
@@ -292,11 +292,11 @@ def freshness_of(up: list[NodeState]) -> SampleFreshness:
     return SampleFreshness(**summed(SampleFreshness, [each for each in reports if each]))
 
 
-def signs_of(seen: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> Signs:
+def verdict_inputs(seen: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> VerdictInputs:
     """Return the facts for the verdicts on an overview. `up` lists the servers that answer."""
     folders = {node.name: node.stats["folder"] for node in up if node.stats.get("folder")}
     early = {table.name: counters.early_ratio(table.name) for table in seen.tables}
-    return Signs(
+    return VerdictInputs(
         seen=seen,
         settings=settings,
         servers_up=len(up),

@@ -37,7 +37,7 @@ MUCH_STALE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class VerdictInputs:
     """Facts from which verdicts are derived: an overview, and measurements that the overview lacks."""
 
     seen: Overview
@@ -85,20 +85,20 @@ class Signs:
         return [node.name or node.url for node in self.seen.nodes if node.state == state]
 
 
-def verdicts(signs: Signs) -> list[Verdict]:
+def verdicts(facts: VerdictInputs) -> list[Verdict]:
     """Return all verdicts, worst first; the first verdict is the headline."""
-    findings = [*_nodes(signs), *_missing_nodes(signs), *_actors(signs), *_flow(signs), *_quality(signs), *_room(signs)]
+    findings = [*_nodes(facts), *_missing_nodes(facts), *_actors(facts), *_flow(facts), *_quality(facts), *_room(facts)]
     order = {"bad": 0, "notice": 1, "good": 2}
     return sorted(findings, key=lambda verdict: order[verdict.level])
 
 
-def _nodes(signs: Signs) -> Iterator[Verdict]:
-    away, unready = signs.nodes("down"), signs.nodes("unready")
-    if away and len(away) == len(signs.seen.nodes):
+def _nodes(facts: VerdictInputs) -> Iterator[Verdict]:
+    away, unready = facts.nodes("down"), facts.nodes("unready")
+    if away and len(away) == len(facts.seen.nodes):
         text = "No node answers. Start the nodes, or correct the addresses of their pages (--http)."
         yield Verdict("bad", "no_node", text, "--http")
         return
-    if not signs.servers_up:
+    if not facts.servers_up:
         text = (
             "No server answers: no steps are counted, and no samples can be drawn. Start one with `memoire server`, or "
             "give this dashboard the address of its pages (--http)."
@@ -114,12 +114,12 @@ def _nodes(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("notice", "node_unready", text, "/readyz")
 
 
-def _missing_nodes(signs: Signs) -> Iterator[Verdict]:
+def _missing_nodes(facts: VerdictInputs) -> Iterator[Verdict]:
     """Yield verdicts on missing servers, proxies and inference nodes."""
-    seen, settings = signs.seen, signs.settings
+    seen, settings = facts.seen, facts.settings
     proxies = sum(each.up for each in seen.roles if each.role == "proxy")
     for role, plural, up, expected in (
-        ("server", "servers", signs.servers_up, settings.expected_servers),
+        ("server", "servers", facts.servers_up, settings.expected_servers),
         ("proxy", "proxies", proxies, settings.expected_proxies),
         ("inference node", "inference nodes", len(seen.inference), settings.expected_inference),
     ):
@@ -134,12 +134,12 @@ def _missing_nodes(signs: Signs) -> Iterator[Verdict]:
             yield Verdict("bad" if is_bad else "notice", f"{short}_missing", text, f"--expected-{short}")
 
 
-def _actors(signs: Signs) -> Iterator[Verdict]:
-    actors = signs.seen.actors
-    if signs.seen.finished:
+def _actors(facts: VerdictInputs) -> Iterator[Verdict]:
+    actors = facts.seen.actors
+    if facts.seen.finished:
         yield Verdict("good", "finished", "The run is over.")
         return
-    if signs.servers_up:
+    if facts.servers_up:
         yield from _absent(actors)
     if actors.idle:
         words, be = _agree(actors.idle, "actor is", "actors are")
@@ -150,7 +150,7 @@ def _actors(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("notice", "actors_idle", text, "memoire logs")
     if actors.silent:
         words, its, it, counts = _agree(actors.silent, "actor its it counts", "actors their they count")
-        server = f"If {its} server is away, start it again. Otherwise look" if signs.nodes("down") else "Look"
+        server = f"If {its} server is away, start it again. Otherwise look" if facts.nodes("down") else "Look"
         text = (
             f"{actors.silent} {words} fell silent and did not report an end. {server} at {its} machine and network; "
             f"after --lost-after seconds {it} {counts} as lost."
@@ -184,24 +184,24 @@ def _absent(actors: Actors) -> list[Verdict]:
     return [Verdict("notice", "waiting_for_actors", text, "memoire.connect")]
 
 
-def _flow(signs: Signs) -> list[Verdict]:
+def _flow(facts: VerdictInputs) -> list[Verdict]:
     """Return the first verdict on the flow of data that applies; `_balanced` always applies."""
-    if not signs.are_read:
+    if not facts.are_read:
         return []
     checks = (_stopped, _held_back, _waits_for_inference, _limited, _waiting, _behind, _settling, _balanced)
-    return next(findings for findings in (check(signs) for check in checks) if findings)
+    return next(findings for findings in (check(facts) for check in checks) if findings)
 
 
-def _stopped(signs: Signs) -> list[Verdict]:
-    number = signs.seen.actors.active - signs.seen.actors.idle
-    if signs.is_still and number > 0 and not signs.inserts_wait:
+def _stopped(facts: VerdictInputs) -> list[Verdict]:
+    number = facts.seen.actors.active - facts.seen.actors.idle
+    if facts.is_still and number > 0 and not facts.inserts_wait:
         text = (
             f"No steps come in: {'the active actor has' if number == 1 else f'{number} active actors have'} recorded "
             "no step for a minute. An environment may hang, or no model may arrive: see `memoire logs`, then restart "
             "the actors."
         )
         return [Verdict("bad", "no_inserts", text, "memoire logs")]
-    if signs.nothing_arrives:
+    if facts.nothing_arrives:
         text = (
             "Actors record steps, but none of their caches has arrived for a minute. Open the port for caches "
             "(--beside) between actors and servers; `memoire doctor --roundtrip` tries it."
@@ -210,25 +210,25 @@ def _stopped(signs: Signs) -> list[Verdict]:
     return []
 
 
-def _held_back(signs: Signs) -> list[Verdict]:
+def _held_back(facts: VerdictInputs) -> list[Verdict]:
     """Return a verdict if actors wait for the learner. With rollouts, learner and actors may take turns, so actors also
     wait in a run that actors limit; then the learner waits for a large share of its time.
     """
-    if not signs.inserts_wait or (signs.only_rollouts and signs.waits_much):
+    if not facts.inserts_wait or (facts.only_rollouts and facts.waits_much):
         return []
-    knob = "capacity" if signs.only_rollouts else "samples_per_insert_tolerance"
+    knob = "capacity" if facts.only_rollouts else "samples_per_insert_tolerance"
     text = (
-        f"Actors wait for the learner, because of the limits of a table ({_listed(signs.inserts_wait)}). Use a faster "
+        f"Actors wait for the learner, because of the limits of a table ({_listed(facts.inserts_wait)}). Use a faster "
         f"learner, fewer actors or a larger {knob}."
     )
     return [Verdict("notice", "inserts_limited", text, knob)]
 
 
-def _waits_for_inference(signs: Signs) -> list[Verdict]:
+def _waits_for_inference(facts: VerdictInputs) -> list[Verdict]:
     """Return a verdict if the learner waits for actors that wait for inference."""
-    if not signs.waits_much:
+    if not facts.waits_much:
         return []
-    inference = signs.seen.inference
+    inference = facts.seen.inference
     busy = max(inference, key=lambda each: each.busy or 0.0, default=None)
     slow = max(inference, key=lambda each: each.p99 or 0.0, default=None)
     if busy is not None and busy.busy is not None and busy.busy > MUCH_BUSY:
@@ -243,47 +243,47 @@ def _waits_for_inference(signs: Signs) -> list[Verdict]:
     else:
         return []
     text = (
-        f"The learner waits {signs.seen.rates.waiting_share:.0%} of its time, because actors wait for inference: {why}."
+        f"The learner waits {facts.seen.rates.waiting_share:.0%} of its time, because actors wait for inference: {why}."
     )
     return [Verdict("notice", "waits_for_inference", text, "max_batch")]
 
 
-def _limited(signs: Signs) -> list[Verdict]:
-    draws_wait = [f"{table.name}: {table.rate.draws_wait}" for table in signs.seen.tables if table.rate.draws_wait]
-    if not draws_wait or not signs.seen.rates.waiting_share:
+def _limited(facts: VerdictInputs) -> list[Verdict]:
+    draws_wait = [f"{table.name}: {table.rate.draws_wait}" for table in facts.seen.tables if table.rate.draws_wait]
+    if not draws_wait or not facts.seen.rates.waiting_share:
         return []
     waits = f"Learners wait for entries, because of the limits of a table ({_listed(draws_wait)})."
-    if signs.only_rollouts:
+    if facts.only_rollouts:
         text = f"{waits} More actors, or more environments for each (num_envs), let them go on."
         return [Verdict("notice", "draws_limited", text, "num_envs")]
     text = f"{waits} More actors, a smaller min_size or a larger samples_per_insert lets them go on."
     return [Verdict("notice", "draws_limited", text, "samples_per_insert")]
 
 
-def _waiting(signs: Signs) -> list[Verdict]:
-    if signs.waits_much:
-        waits = f"The learner waits for samples {signs.seen.rates.waiting_share:.0%} of its time: actors limit the run."
-        if signs.only_rollouts:
+def _waiting(facts: VerdictInputs) -> list[Verdict]:
+    if facts.waits_much:
+        waits = f"The learner waits for samples {facts.seen.rates.waiting_share:.0%} of its time: actors limit the run."
+        if facts.only_rollouts:
             text = f"{waits} More actors, or more environments for each (num_envs), make it faster."
             return [Verdict("notice", "learner_waits", text, "num_envs")]
         text = f"{waits} More actors or a larger samples_per_insert make it faster."
         return [Verdict("notice", "learner_waits", text, "samples_per_insert")]
-    skipped = signs.seen.rates.skipped_share
+    skipped = facts.seen.rates.skipped_share
     if skipped > MUCH_SKIPPED:
         text = (
             f"Actors skip {skipped:.0%} of their caches, because there is no room on the way: the server "
             "or the network limits the run. More servers, a larger credit or compression (lz4) helps."
         )
         return [Verdict("notice", "actors_ahead", text, "credit")]
-    if signs.is_idle or (signs.seen.rates.waiting_share is None and not signs.seen.rates.samples):
+    if facts.is_idle or (facts.seen.rates.waiting_share is None and not facts.seen.rates.samples):
         text = "No learner draws samples. Start one that calls get_batch of a memoire.Reader or memoire.Server."
         return [Verdict("notice", "no_learner", text, "get_batch")]
     return []
 
 
-def _behind(signs: Signs) -> list[Verdict]:
+def _behind(facts: VerdictInputs) -> list[Verdict]:
     """Return a verdict if the learner does not keep up with its actors."""
-    worst = _worst(signs.seen.tables, {table.name: table.samples_per_insert for table in signs.seen.tables})
+    worst = _worst(facts.seen.tables, {table.name: table.samples_per_insert for table in facts.seen.tables})
     if worst is None:
         return []
     table, drawn = worst
@@ -295,9 +295,9 @@ def _behind(signs: Signs) -> list[Verdict]:
     return [Verdict("notice", "learner_behind", text, "samples_per_insert")]
 
 
-def _settling(signs: Signs) -> list[Verdict]:
+def _settling(facts: VerdictInputs) -> list[Verdict]:
     """Return a verdict if the learner draws too little so far, perhaps only because it has just started."""
-    worst = _worst(signs.seen.tables, signs.early_ratios)
+    worst = _worst(facts.seen.tables, facts.early_ratios)
     if worst is None:
         return []
     table, drawn = worst
@@ -320,26 +320,26 @@ def _worst(tables: Iterable[TableRow], drawn: Mapping[str, float | None]) -> tup
     return min(behind, key=lambda each: each[1] / each[0].samples_per_insert_target, default=None)
 
 
-def _balanced(signs: Signs) -> list[Verdict]:
-    come, go = f"{signs.seen.rates.steps:,.0f} steps/s come in", f"{signs.seen.rates.samples:,.0f} samples/s go out"
-    waiting, skipped = signs.seen.rates.waiting_share or 0.0, signs.seen.rates.skipped_share
+def _balanced(facts: VerdictInputs) -> list[Verdict]:
+    come, go = f"{facts.seen.rates.steps:,.0f} steps/s come in", f"{facts.seen.rates.samples:,.0f} samples/s go out"
+    waiting, skipped = facts.seen.rates.waiting_share or 0.0, facts.seen.rates.skipped_share
     waits = [f"the learner waits {waiting:.0%} of its time"] * (waiting > LITTLE)
     waits += [f"actors skip {skipped:.0%} of their caches"] * (skipped > LITTLE)
     return [Verdict("good", "balanced", f"{come}, {go}; {' and '.join(waits) or 'neither side waits'}.")]
 
 
-def _quality(signs: Signs) -> Iterator[Verdict]:
+def _quality(facts: VerdictInputs) -> Iterator[Verdict]:
     """Yield verdicts on the samples that the learner learns from."""
-    if not signs.are_read:
+    if not facts.are_read:
         return
-    fresh, outdated = signs.seen.freshness, signs.seen.outdated
+    fresh, outdated = facts.seen.freshness, facts.seen.outdated
     if fresh.left_out is not None and fresh.left_out > MUCH_LEFT_OUT:
         text = (
             f"Draws leave out {fresh.left_out:.0%} of all weight, because some actors had no unused sample. Use a "
             "larger samples_per_insert or smaller batches."
         )
         yield Verdict("notice", "left_out", text, "samples_per_insert")
-    if fresh.age_p90 is not None and fresh.age_p90 > signs.settings.stale_after and not signs.is_idle:
+    if fresh.age_p90 is not None and fresh.age_p90 > facts.settings.stale_after and not facts.is_idle:
         text = (
             f"Samples are old: one in ten was recorded more than {_duration(fresh.age_p90)} before its draw. "
             "Set max_age to keep old samples out, or raise --stale-after if old samples are wanted."
@@ -348,31 +348,31 @@ def _quality(signs: Signs) -> Iterator[Verdict]:
     if outdated:
         (use,) = _agree(outdated, "uses", "use")
         text = (
-            f"{outdated} of {signs.seen.actors.active} actors still {use} a model that was replaced more than a minute "
+            f"{outdated} of {facts.seen.actors.active} actors still {use} a model that was replaced more than a minute "
             "ago. Open the port for notices (--beside) between servers and actors; `memoire doctor` tries it."
         )
         yield Verdict("notice", "models_behind", text, "--beside")
-    yield from _inference(signs)
-    yield from _lag(signs)
-    if signs.feedback is not None and signs.feedback[0] > MUCH_OF_TURNOVER * signs.feedback[1]:
-        delay, turnover = signs.feedback
+    yield from _inference(facts)
+    yield from _lag(facts)
+    if facts.feedback is not None and facts.feedback[0] > MUCH_OF_TURNOVER * facts.feedback[1]:
+        delay, turnover = facts.feedback
         text = (
             f"TD errors come late: they reach their actors after {delay:.1f} s, and the actors' memories hold "
             f"{turnover:.1f} s of steps: many entries are evicted by then. Give actors a larger capacity, or store "
             "episodes, whose priorities the server sets itself."
         )
         yield Verdict("notice", "feedback_late", text, "capacity")
-    if signs.rejected_share > MUCH_REJECTED:
+    if facts.rejected_share > MUCH_REJECTED:
         text = (
-            f"Servers reject {signs.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
+            f"Servers reject {facts.rejected_share:.0%} of the caches that arrive. Bring their actors to the version "
             "and schema of the servers; the page of each actor shows the reasons."
         )
         yield Verdict("notice", "caches_rejected", text, "schema")
 
 
-def _inference(signs: Signs) -> Iterator[Verdict]:
+def _inference(facts: VerdictInputs) -> Iterator[Verdict]:
     """Yield verdicts on inference nodes that use old models or refuse requests."""
-    outdated = [each.name for each in signs.seen.inference if each.is_outdated]
+    outdated = [each.name for each in facts.seen.inference if each.is_outdated]
     if outdated:
         (use,) = _agree(len(outdated), "uses", "use")
         text = (
@@ -380,7 +380,7 @@ def _inference(signs: Signs) -> Iterator[Verdict]:
             "reason; check the address for models (connect) and the keys."
         )
         yield Verdict("notice", "inference_behind", text, "connect")
-    refusing = [each.name for each in signs.seen.inference if each.refused_per_second > MUCH_REFUSED]
+    refusing = [each.name for each in facts.seen.inference if each.refused_per_second > MUCH_REFUSED]
     if refusing:
         refuse, page = _agree(len(refusing), "refuses page", "refuse pages")
         text = (
@@ -390,12 +390,12 @@ def _inference(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("notice", "inference_refuses", text, "queue_rows")
 
 
-def _lag(signs: Signs) -> Iterator[Verdict]:
+def _lag(facts: VerdictInputs) -> Iterator[Verdict]:
     """Yield verdicts on learning from entries of models that are too old."""
-    taken = [table for table in signs.seen.tables if table.is_taken]
+    taken = [table for table in facts.seen.tables if table.is_taken]
     free = [table for table in taken if table.max_model_lag is None]
     worst = max(free, key=lambda table: table.lag_mean or 0.0, default=None)
-    if worst is not None and (worst.lag_mean or 0.0) > MUCH_LAG and not signs.is_idle:
+    if worst is not None and (worst.lag_mean or 0.0) > MUCH_LAG and not facts.is_idle:
         text = (
             f"The learner learns from actions of old models: entries of table {worst.name} are {worst.lag_mean:.0f} "
             "versions behind. Set max_model_lag, lower capacity, or publish less often; vtrace corrects a few versions."
@@ -410,18 +410,18 @@ def _lag(signs: Signs) -> Iterator[Verdict]:
         yield Verdict("notice", "learner_skips_stale", text, "max_model_lag")
 
 
-def _room(signs: Signs) -> Iterator[Verdict]:
-    if signs.disk_trouble:
-        yield Verdict("bad", "disk_full", f"{signs.disk_trouble.rstrip('.')}.", "--state-dir")
-    elif signs.disk_used is not None and signs.disk_used > NEARLY_FULL:
+def _room(facts: VerdictInputs) -> Iterator[Verdict]:
+    if facts.disk_trouble:
+        yield Verdict("bad", "disk_full", f"{facts.disk_trouble.rstrip('.')}.", "--state-dir")
+    elif facts.disk_used is not None and facts.disk_used > NEARLY_FULL:
         text = (
-            f"The disk of a state folder is {signs.disk_used:.0%} full: a server with a full disk acknowledges no "
+            f"The disk of a state folder is {facts.disk_used:.0%} full: a server with a full disk acknowledges no "
             "data. Enlarge the disk of --state-dir, or delete old snapshots there."
         )
         yield Verdict("bad", "disk_full", text, "--state-dir")
-    if signs.seen.rates.refused > 1.0:
+    if facts.seen.rates.refused > 1.0:
         text = (
-            f"{signs.seen.rates.refused:.0f} messages a second are refused. The page of each node shows the reasons: "
+            f"{facts.seen.rates.refused:.0f} messages a second are refused. The page of each node shows the reasons: "
             "bring their senders to the same version and schema."
         )
         yield Verdict("notice", "refused", text, "schema")

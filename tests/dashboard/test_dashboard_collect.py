@@ -14,8 +14,8 @@ from memoire.dashboard.collect.actors import (
     RECENT_EPISODES,
     RECENT_SECONDS,
     ActorList,
-    KeptRun,
     RecentReturns,
+    RunLedger,
     RunLedgers,
 )
 from memoire.dashboard.collect.answers import EpisodeRow, NodeRow, TableRow
@@ -119,11 +119,11 @@ def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
 
 
 def test_what_a_server_has_forgotten_and_what_another_one_inherited_counts_once_however_late_it_comes():
-    kept, first = KeptRun(), rows_of(1, steps=50, accepted_caches=3)
+    ledger, first = RunLedger(), rows_of(1, steps=50, accepted_caches=3)
     later = rows_of(1, since=2, steps=80, accepted_caches=2), rows_of(1, home="b", steps=70, accepted_caches=4)
     for rows in (first, *later, first):
-        kept.take(rows)
-    assert (kept.totals().steps, kept.totals().accepted_caches, len(kept.clients())) == (80, 9, 1)
+        ledger.take(rows)
+    assert (ledger.totals().steps, ledger.totals().accepted_caches, len(ledger.clients())) == (80, 9, 1)
 
 
 def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actors_hold():
@@ -203,22 +203,22 @@ def test_what_does_not_grow_and_more_than_a_year_is_never(left, rate, seconds):
 
 def test_actors_are_active_silent_gone_or_idle():
     actors = ActorList(settings(silent_after=10.0, expected_actors=9))
-    kept = KeptRun(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
+    ledger = RunLedger(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
     gone = server(guests=50)
     gone.apply(NodeAnswer(A, 2.0, error="down"))
-    presence = actors.presence(kept, [server(guests=3), server(), gone], 20.0)
+    presence = actors.presence(ledger, [server(guests=3), server(), gone], 20.0)
     assert (presence.active, presence.silent, presence.gone, presence.idle, presence.missing) == (5, 1, 1, 3, 4)
-    states = {row.client: row.state for row in actors.rows(kept, 20.0)}
+    states = {row.client: row.state for row in actors.rows(ledger, 20.0)}
     assert states == {key(n).hex(): state for n, state in ((1, "active"), (2, "active"), (3, "silent"), (4, "gone"))}
 
 
 def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
-    actors, kept = ActorList(settings(silent_after=1e9)), KeptRun(rows_of(1, steps=1))
-    first = actors.rows(kept, 5.2)
-    assert actors.rows(kept, 5.9) is first
-    assert actors.rows(kept, 6.0) is not first
-    kept.take(rows_of(1, 2, steps=2))
-    assert len(actors.rows(kept, 6.1)) == 2
+    actors, ledger = ActorList(settings(silent_after=1e9)), RunLedger(rows_of(1, steps=1))
+    first = actors.rows(ledger, 5.2)
+    assert actors.rows(ledger, 5.9) is first
+    assert actors.rows(ledger, 6.0) is not first
+    ledger.take(rows_of(1, 2, steps=2))
+    assert len(actors.rows(ledger, 6.1)) == 2
 
 
 def test_without_episodes_and_batches_there_is_no_mean_and_nothing_fresh():

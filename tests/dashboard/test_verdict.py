@@ -20,7 +20,7 @@ from memoire.dashboard.collect.verdict import verdicts
 from memoire.dashboard.settings import Settings
 from memoire.wire.frames import name_hash
 from memoire.wire.rows import ACCOUNT
-from pageskit import WELL, signs_of
+from pageskit import WELL, inputs_of
 
 few = st.integers(0, 3)
 share = st.floats(0.0, 1.0)
@@ -113,7 +113,7 @@ def plain(s):
 @settings(max_examples=500)
 @example(WELL)
 def test_verdicts_are_those_of_the_plain_rule_the_worst_first(s):
-    findings = verdicts(signs_of(s))
+    findings = verdicts(inputs_of(s))
     assert {(each.level, each.code) for each in findings} == plain(s) and len({each.code for each in findings}) == len(
         findings
     )

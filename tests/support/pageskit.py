@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from memoire.dashboard.collect.history import HistoryPoint
-from memoire.dashboard.collect.verdict import Signs
+from memoire.dashboard.collect.verdict import VerdictInputs
 from netkit import record, until
 
 serving = pytest.importorskip("memoire.dashboard.web.serve", reason="fastapi is not installed")
@@ -146,8 +146,8 @@ WELL = SimpleNamespace(
 """Facts about a cluster where all is well. `nodes` are up; ratios are (drawn, asked) of each table."""
 
 
-def signs_of(s):
-    """Return the signs behind verdicts, for a cluster with these facts."""
+def inputs_of(s):
+    """Return the inputs of verdicts, for a cluster with these facts."""
 
     def table(name, drawn=None, asked=0.0, is_taken=s.only_rollouts, draws_wait="", inserts_wait="", **more):
         rate = SimpleNamespace(draws_wait=draws_wait, inserts_wait=inserts_wait)
@@ -173,12 +173,12 @@ def signs_of(s):
         roles=[SimpleNamespace(role="proxy", up=s.proxies_up)],
     )  # fmt: skip
     same = ("servers_up", "disk_used", "disk_trouble", "is_idle", "is_still", "nothing_arrives", "rejected_share")
-    return Signs(
+    return VerdictInputs(
         seen=seen, settings=s, early_ratios={name: drawn for name, (drawn, _) in early.items()}, feedback=s.feedback,
         **{name: getattr(s, name) for name in same},
     )  # fmt: skip
 
 
 def well_but(**changes):
-    """Return the signs behind verdicts, for a healthy cluster with these changes."""
-    return signs_of(SimpleNamespace(**vars(WELL) | changes))
+    """Return the inputs of verdicts, for a healthy cluster with these changes."""
+    return inputs_of(SimpleNamespace(**vars(WELL) | changes))
