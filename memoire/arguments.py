@@ -26,27 +26,27 @@ from typing import Annotated, Any, Literal, ParamSpec, Protocol, Self, TypeVar, 
 
 from .errors import NoSuchField, NotSettable, ParameterError, UnknownName, WrongType
 
-FOR_EVER = 1e9
+MAX_SECONDS = 1e9
 """Seconds, about 31 years: the timeout of a wait without a limit. A lock cannot wait much longer."""
 MAX_SCALARS = 64
 """Names of figures that one client or learner may report at most."""
 
 
-def seconds(timeout: float | None, default: float = FOR_EVER, name: str = "timeout") -> float:
-    """Return the seconds of a timeout argument, from 0 to `FOR_EVER`; None means `default`.
+def seconds(timeout: float | None, default: float = MAX_SECONDS, name: str = "timeout") -> float:
+    """Return the seconds of a timeout argument, from 0 to `MAX_SECONDS`; None means `default`.
 
     Raises:
         WrongType, ParameterError: The timeout is not a number.
     """
     if timeout is None:
-        return min(default, FOR_EVER)
+        return min(default, MAX_SECONDS)
     try:
         duration = float(timeout)
     except (TypeError, ValueError, OverflowError):
         raise WrongType(name, "a number of seconds or None", _shown(timeout)) from None
     if math.isnan(duration):
         raise ParameterError(name, timeout, "a number of seconds or None")
-    return min(max(duration, 0.0), FOR_EVER)
+    return min(max(duration, 0.0), MAX_SECONDS)
 
 
 class Closes(Protocol):
@@ -500,7 +500,7 @@ class Setting:
 
 
 NUMBER = Setting()
-SECONDS = Setting(unit="s", high=FOR_EVER)
+SECONDS = Setting(unit="s", high=MAX_SECONDS)
 BYTES = Setting(unit="bytes")
 
 

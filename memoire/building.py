@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memoire._core import PriorityTree as PriorityTree
     from memoire._core import at_once as at_once
     from memoire._core import setting as setting
-    from memoire.arguments import FOR_EVER as FOR_EVER
+    from memoire.arguments import MAX_SECONDS as MAX_SECONDS
     from memoire.arguments import ClosingContext as ClosingContext
     from memoire.arguments import checked_names as checked_names
     from memoire.arguments import finite as finite
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from memoire.replay.schema import row_schema_from as row_schema_from
     from memoire.replay.schema import schema_from as schema_from
     from memoire.security.access import is_loopback as is_loopback
-    from memoire.security.keys import Given as Given
     from memoire.security.keys import Keys as Keys
+    from memoire.security.keys import KeysLike as KeysLike
     from memoire.wire._bytes import checksum as checksum
 
 

@@ -1,10 +1,10 @@
 """Public names for a kind of table of your own: its pool, its messages and its remote calls.
 
     Kind, add, PoolPlace               the registration of a kind, and the arguments of its pool in a server
-    TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     capabilities of a pool
+    TablePool and TakesPushes, HasRoom, DeliversOnce, DrawsBatches, SavesRows, ...     capabilities of a pool
     Body, body, PushedBody, Count, ... messages, and bounded types of their fields
     ActorSide, EpisodesSide            the actor's side: recording and pushing
-    Desk, Reply, Page                  the server's side: handlers of requests and their replies
+    HandlerContext, Reply, Page                  the server's side: handlers of requests and their replies
     HasCalls, RemoteCalls, CalledServers  calls of the kind, in the process of the server and from other processes
     RecordBody, SavedRecord, PutBack   records of the kind in a snapshot
     counter, gauge, histogram, shown   metrics of the fields in the stats of a pool
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from memoire.tables.base import DEFAULTS as DEFAULTS
     from memoire.tables.base import MAX_INSPECTED as MAX_INSPECTED
     from memoire.tables.base import BelongsToRun as BelongsToRun
+    from memoire.tables.base import DeliversOnce as DeliversOnce
     from memoire.tables.base import DrawsAtRandom as DrawsAtRandom
     from memoire.tables.base import DrawsBatches as DrawsBatches
     from memoire.tables.base import DrawsEpisodes as DrawsEpisodes
-    from memoire.tables.base import HandsOutOnce as HandsOutOnce
     from memoire.tables.base import HasCalls as HasCalls
     from memoire.tables.base import HasRoom as HasRoom
-    from memoire.tables.base import HearsSums as HearsSums
     from memoire.tables.base import KeepsLayout as KeepsLayout
     from memoire.tables.base import Number as Number
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
     from memoire.tables.base import PutBack as PutBack
+    from memoire.tables.base import ReceivesSums as ReceivesSums
     from memoire.tables.base import RecordBody as RecordBody
     from memoire.tables.base import SavedRecord as SavedRecord
     from memoire.tables.base import SavedRow as SavedRow
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from memoire.tables.inspection import Distribution as Distribution
     from memoire.tables.inspection import Histogram as Histogram
     from memoire.tables.pools import LastingPool as LastingPool
-    from memoire.tables.registry import Desk as Desk
     from memoire.tables.registry import Handler as Handler
+    from memoire.tables.registry import HandlerContext as HandlerContext
     from memoire.tables.registry import Kind as Kind
     from memoire.tables.registry import PoolPlace as PoolPlace
     from memoire.tables.registry import PushLimits as PushLimits

@@ -38,7 +38,7 @@ from memoire.reader.reader import Reader
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import RowSchema, Schema
 from memoire.security import access
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.version import SOFTWARE, VERSION
 from memoire.wire import messages
 from memoire.wire.frames import ROUNDTRIP, Message, encode, parse
@@ -171,7 +171,7 @@ def examine(
     timeout: float = 5.0,
     roundtrip: bool = False,
     inference: bool = False,
-    keys: Given = None,
+    keys: KeysLike = None,
     say: Say = print,
 ) -> int:
     """Run all steps against `endpoint`, report each result to `say`, and return the exit status.

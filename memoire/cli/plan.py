@@ -21,7 +21,7 @@ from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables import registry
-from memoire.tables.base import DrawsBatches, HearsSums
+from memoire.tables.base import DrawsBatches, ReceivesSums
 from memoire.wire.layout import frames_of, layout_of
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
 
@@ -223,7 +223,7 @@ class LoadPlan:
 
 def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     """Return the plan of a cluster for a load, with `costs` measured on its kind of machine."""
-    schema, p, by_caches = load.schema, load.parameters, registry.offers(load.storage, HearsSums)
+    schema, p, by_caches = load.schema, load.parameters, registry.offers(load.storage, ReceivesSums)
     if by_caches:
         sample, whole = (sample_bytes(schema, p, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.samples, p.cache_size
@@ -269,7 +269,7 @@ def _servers(load: Workload, core: float, inward: float, outward: float) -> tupl
 def lines(plan: LoadPlan) -> Iterator[str]:
     """Yield the plan as lines of text: the load, its messages, and the resources of each role."""
     load, p = plan.load, plan.load.parameters
-    by_caches = registry.offers(load.storage, HearsSums)
+    by_caches = registry.offers(load.storage, ReceivesSums)
     unit = "sample" if by_caches else "step"
     size = p.cache_size if by_caches else EPISODE_STEPS
     embedded = ", in the learners' processes" if load.embedded else ""

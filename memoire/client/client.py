@@ -35,7 +35,7 @@ from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.wire.messages import TEST, TRAIN
 
 from . import reports
@@ -69,7 +69,7 @@ def connect(
     on_full: WhenFull = "skip",
     context: Context | None = None,
     limits: Limits | None = None,
-    keys: Given = None,
+    keys: KeysLike = None,
     state: str | Path | None = None,
 ) -> Client:
     """Connect to a server, proxy or relay, which sends schema, parameters and all other addresses.
@@ -156,7 +156,7 @@ class Client(Node):
         context: Context | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = wall_clock,
-        keys: Given = None,
+        keys: KeysLike = None,
         state: str | Path | None = None,
     ) -> None:
         check_on_full(on_full)
@@ -184,7 +184,7 @@ class Client(Node):
         close_at_exit(self)
         try:
             self._await(self._io.is_met, self._waiting.seconds(timeout), "welcome")
-            self._local.check_told()
+            self._local.check_capacity()
         except BaseException:
             self.close(UNDO_TIMEOUT)
             raise
@@ -309,7 +309,7 @@ class Client(Node):
         self._io.worker.post(self._io.hello)
         self._await(lambda: self._session.told is not before, patience, "welcome")
         if not overrides:
-            self._local.check_told(capacity)
+            self._local.check_capacity(capacity)
         self._local.begin_again(capacity)
         self._end_writers("the writer", deadline)
 

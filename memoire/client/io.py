@@ -40,7 +40,7 @@ from memoire.wire.frames import Answer, Buffer, Message, topic_frame
 from . import reports
 from .pushes import LocalMemory, Pusher
 from .reports import ClientStats, LateRequest, UnreportedClient, report_of
-from .session import BUSY_TIMEOUT, OUTDATED, AcceptedWelcome, Change, SentUpdate, Session, Step
+from .session import BUSY_CODES, OUTDATED, AcceptedWelcome, Change, SentUpdate, Session, Step
 from .waiting import ClientLock
 
 
@@ -500,7 +500,7 @@ class Connection:
         else:
             with self._waiting.changed:
                 step = self._session.update_refused(answer, time.monotonic())
-            if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY_TIMEOUT:
+            if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY_CODES:
                 _log.warning("client %s: %s", self._session.shown, answer)
         if step != "update":
             self.hello(home=0 if step == "move" else None)

@@ -399,7 +399,7 @@ class LocalMemory:
                     self._memory = self._make(self._capacity)
         return self._memory
 
-    def check_told(self, capacity: int | None = None) -> None:
+    def check_capacity(self, capacity: int | None = None) -> None:
         """Raise ParameterError if the capacity (None: the former one) differs from the table's `client_capacity`."""
         expected, capacity = self._session.told.max_step, capacity or self._capacity
         if expected and capacity and capacity != expected:

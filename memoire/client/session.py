@@ -149,7 +149,7 @@ MOVE_INTERVAL = 2.0
 """Seconds, times 0.5 to 1.5, between two HELLO of a client whose home is drained, until another server takes it."""
 OUTDATED = ("run", "schema", "table", "client")
 """Codes of refusals of an UPDATE after which the client sends HELLO to learn the present run, schema and home."""
-BUSY_TIMEOUT = ("disk", "busy")
+BUSY_CODES = ("disk", "busy")
 """Codes of refusals of an UPDATE that end without action of the client; it sends UPDATE again."""
 
 Step = Literal["update", "hello", "move"]
@@ -455,7 +455,7 @@ class Session:
             return "update"
         if answer.code == "run":
             self.end_run().is_told = True
-        if answer.code in BUSY_TIMEOUT:
+        if answer.code in BUSY_CODES:
             self.trouble = answer.text  # part of advice and readiness, until the home acknowledges an UPDATE
         return "hello" if answer.code in OUTDATED else "update"
 

@@ -38,7 +38,7 @@ from memoire.accounting.runs import LogEntry
 from memoire.errors import StateError, StateForeign, StateUnusable
 from memoire.replay.files import drafting
 
-from .files import HEALING, RESTORE, corrupt, hindered, mode_in
+from .files import RECOVERABLE_ERRORS, RESTORE, corrupt, hindered, mode_in
 from .records import LAST, META, SEAL, FactRow, PartRow, add_up, checked_fact, checked_parts, entry_of
 
 
@@ -79,7 +79,7 @@ def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
     SQLite hides the system's error code, so a test file is written to learn it. An error of a sync is never temporary.
     """
     if isinstance(error, OSError):
-        return HEALING.get(error.errno or 0)
+        return RECOVERABLE_ERRORS.get(error.errno or 0)
     code = getattr(error, "sqlite_errorcode", 0)
     if code not in _VAGUE and code & 255 != sqlite3.SQLITE_READONLY:
         return None
@@ -89,8 +89,8 @@ def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as cause:
-        return HEALING.get(cause.errno or 0)
-    return HEALING[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
+        return RECOVERABLE_ERRORS.get(cause.errno or 0)
+    return RECOVERABLE_ERRORS[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
 
 
 def words(error: BaseException) -> str:

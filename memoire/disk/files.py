@@ -40,7 +40,7 @@ def corrupt(path: Path, damage: str) -> StateCorrupt:
     return StateCorrupt(str(path), damage, f"{RESTORE}.")
 
 
-HEALING: Final = {
+RECOVERABLE_ERRORS: Final = {
     errno.ENOSPC: ("disk is full", "Make room there"),
     errno.EDQUOT: ("disk quota is used up", "Make room there, or raise the quota"),
     errno.EROFS: ("file system is read-only", "Mount it writable"),
@@ -56,13 +56,13 @@ def unusable(folder: Path, error: OSError) -> StateUnusable:
         errno.ENOENT: "Make its parent folder first.",
         errno.ENOTDIR: "Name a folder, not a file.",
     }
-    if (trouble := HEALING.get(error.errno or 0)) is not None:
+    if (trouble := RECOVERABLE_ERRORS.get(error.errno or 0)) is not None:
         return hindered(folder, trouble)
     return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
 
 
 def hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
-    """Return the state error for a folder with a problem of `HEALING`."""
+    """Return the state error for a folder with a problem of `RECOVERABLE_ERRORS`."""
     problem, advice = trouble
     return StateUnusable(str(folder), f"its {problem}", f"{advice}, and start again: nothing is lost.")
 

@@ -28,7 +28,7 @@ from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import row_schema_from
 from memoire.security import access
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import rows_bytes
 
@@ -105,7 +105,7 @@ class Inference(Node):
         queue_rows: int = 8192,
         sizes: Sequence[int] | None = None,
         *,
-        keys: Given = None,
+        keys: KeysLike = None,
         limits: Limits | None = None,
         context: Context | None = None,
         name: str | None = None,

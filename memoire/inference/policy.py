@@ -25,7 +25,7 @@ from memoire.errors import Closed, MemoireError, MemoireTimeout, ProtocolError, 
 from memoire.limits import Limits
 from memoire.net.sockets import ANSWER_TIMEOUT, Context, shared_context
 from memoire.replay.schema import RowSchema, row_schema_from
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import Answer, Message, encode
 from memoire.wire.row_container import FORMS, Rows, unpack_rows
@@ -60,13 +60,13 @@ class Exchange:
         cls, inputs: RowSchema, outputs: RowSchema, rows: int, *, client: bytes, patience: float, limits: Limits
     ) -> Exchange | None:
         """Return the exchange for a number of rows; None if the forms of the containers are not known yet."""
-        asked, answered = FORMS.of(inputs, rows), FORMS.of(outputs, rows)
-        if asked is None or answered is None:
+        request, answered = FORMS.of(inputs, rows), FORMS.of(outputs, rows)
+        if request is None or answered is None:
             return None
         facts: dict[str, Any] = {"client": client, "payload": b"\0"}
         head = encode(messages.Infer(patience=patience), fingerprint=inputs.fingerprint, **facts)[0]
         expected = encode(messages.Inferred(), fingerprint=outputs.fingerprint, **facts)[0]
-        return cls(asked, answered, head, expected, limits.tuning.tail_bytes)
+        return cls(request, answered, head, expected, limits.tuning.tail_bytes)
 
     def request(self, columns: Mapping[str, Any], number: int) -> list[bytes] | None:
         """Return the frames of a request; None if the columns do not fit the prepared form exactly."""
@@ -85,7 +85,7 @@ class Exchange:
 
 
 @dataclass(eq=False, slots=True)
-class AskedRows:
+class RowsRequest:
     """Request of rows until its answer. `has_ended` is set after all other fields."""
 
     payload: Any
@@ -126,7 +126,7 @@ class PolicyThread(AskingThread):
     ) -> None:
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._client = client
-        self._open: set[AskedRows] = set()
+        self._open: set[RowsRequest] = set()
         self._exchanges: dict[int, Exchange] = {}  # exchange by number of rows
         self._numbers = itertools.count(1)
         facts: dict[str, Any] = {"limits": limits, "keys": keys, "numbers": self._numbers}
@@ -136,28 +136,28 @@ class PolicyThread(AskingThread):
 
     # From any thread
 
-    def ask(self, asked: AskedRows) -> None:
+    def ask(self, request: RowsRequest) -> None:
         """Send a request without a wait for its answer."""
-        self.worker.run(self._begin, asked)
+        self.worker.run(self._begin, request)
 
-    def ask_and_look(self, asked: AskedRows) -> None:
+    def ask_and_look(self, request: RowsRequest) -> None:
         """Send a request and wait a moment for its answer, which has usually come then."""
-        self.worker.run_and_look(self._begin, asked, lambda: asked.has_ended, asked.deadline)
+        self.worker.run_and_look(self._begin, request, lambda: request.has_ended, request.deadline)
 
-    def act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
+    def act(self, columns: Any, timeout: float) -> Rows | RowsRequest | None:
         """Send rows in the shortest way for a waiting caller, if the first node is available and no request is open.
         Return the outputs, or the open request if they have not come at once; None if nothing was sent.
         """
-        outcome: Rows | AskedRows | None = self.worker.run_alone(self._act, columns, timeout)
+        outcome: Rows | RowsRequest | None = self.worker.run_alone(self._act, columns, timeout)
         return outcome
 
-    def wait_for(self, asked: AskedRows, deadline: float) -> bool:
+    def wait_for(self, request: RowsRequest, deadline: float) -> bool:
         """Wait until a request has ended; return False if `deadline`, by time.monotonic(), passes first."""
-        return self.worker.wait_for(lambda: asked.has_ended, deadline)
+        return self.worker.wait_for(lambda: request.has_ended, deadline)
 
-    def drop(self, asked: AskedRows) -> None:
+    def drop(self, request: RowsRequest) -> None:
         """Drop a request whose answer is not needed any more."""
-        self.worker.post(lambda: self._drop(asked))
+        self.worker.post(lambda: self._drop(request))
 
     def trouble(self) -> str:
         """Return the reason why the nodes may not answer, and what to do. Tries to connect, for at most 0.2 s."""
@@ -172,42 +172,42 @@ class PolicyThread(AskingThread):
     # ------------------------------------------------------------------------- from here on: in the thread
 
     def _next_time(self) -> float:
-        return min(super()._next_time(), *(asked.move_at for asked in self._open), math.inf)
+        return min(super()._next_time(), *(request.move_at for request in self._open), math.inf)
 
     def _turn(self, ready: dict[object, int]) -> None:
         super()._turn(ready)
         now = time.monotonic()
-        for asked in list(self._open):
-            self._look_after(asked, now)
+        for request in list(self._open):
+            self._look_after(request, now)
 
     def _soon(self, deadline: float) -> bool:
         """Wait a moment for an answer of the only node that is asked; return True if a further wait makes sense."""
         url = ""
-        for asked in self._open:
-            if not asked.url or url not in ("", asked.url):
+        for request in self._open:
+            if not request.url or url not in ("", request.url):
                 return False
-            url = asked.url
+            url = request.url
         if not url or deadline - time.monotonic() <= ANSWER_TIMEOUT:
             return False
         return self._channels[url].take_soon()
 
-    def _look_after(self, asked: AskedRows, now: float) -> None:
-        if now >= asked.deadline:
-            self._end(asked)
-        elif not asked.url:
-            if now >= asked.move_at:
-                self._send(asked, self.choice.pick(self._is_down), now)
-        elif (is_down := self._is_down(asked.url)) or now >= asked.move_at:
+    def _look_after(self, request: RowsRequest, now: float) -> None:
+        if now >= request.deadline:
+            self._end(request)
+        elif not request.url:
+            if now >= request.move_at:
+                self._send(request, self.choice.pick(self._is_down), now)
+        elif (is_down := self._is_down(request.url)) or now >= request.move_at:
             if not is_down:
-                self.choice.silent(asked.url, now)
+                self.choice.silent(request.url, now)
             best = self.choice.pick(self._is_down)
-            asked.move_at = now + self._silence
-            if best != asked.url:
+            request.move_at = now + self._silence
+            if best != request.url:
                 self.choice.moves += 1
-                self._channels[asked.url].drop(asked.number)
-                self._send(asked, best, now)
+                self._channels[request.url].drop(request.number)
+                self._send(request, best, now)
 
-    def _act(self, columns: Any, timeout: float) -> Rows | AskedRows | None:
+    def _act(self, columns: Any, timeout: float) -> Rows | RowsRequest | None:
         url = self.choice.undisturbed
         if self._open or not url or type(columns) is not dict:
             return None
@@ -223,11 +223,11 @@ class PolicyThread(AskingThread):
         now, opened = time.monotonic(), []
 
         def open_() -> tuple[float, Callable[[Answer], None]]:
-            asked = AskedRows(frames[-1], rows, now + timeout, 0, number, url=url, move_at=now + self._silence)
-            asked.tried.append(url)
-            self._open.add(asked)
-            opened.append(asked)
-            return asked.deadline, self._answered(asked, url)
+            request = RowsRequest(frames[-1], rows, now + timeout, 0, number, url=url, move_at=now + self._silence)
+            request.tried.append(url)
+            self._open.add(request)
+            opened.append(request)
+            return request.deadline, self._answered(request, url)
 
         outputs: Rows | None = channel.ask_at_once(number, frames, now, exchange.outputs, open_)
         return opened[0] if outputs is None else outputs
@@ -244,91 +244,91 @@ class PolicyThread(AskingThread):
             self._exchanges[rows] = exchange
         return exchange
 
-    def _begin(self, asked: AskedRows) -> None:
-        if asked.has_ended:
+    def _begin(self, request: RowsRequest) -> None:
+        if request.has_ended:
             return
-        asked.number = next(self._numbers)
-        self._open.add(asked)
-        self._send(asked, self.choice.pick(self._is_down), time.monotonic())
+        request.number = next(self._numbers)
+        self._open.add(request)
+        self._send(request, self.choice.pick(self._is_down), time.monotonic())
 
-    def _send(self, asked: AskedRows, url: str, now: float) -> None:
-        asked.url, asked.move_at = url, now + self._silence
-        if url not in asked.tried:
-            asked.tried.append(url)
-        body = messages.Infer(patience=max(0.0, asked.deadline - now), min_version=asked.min_version)
+    def _send(self, request: RowsRequest, url: str, now: float) -> None:
+        request.url, request.move_at = url, now + self._silence
+        if url not in request.tried:
+            request.tried.append(url)
+        body = messages.Infer(patience=max(0.0, request.deadline - now), min_version=request.min_version)
         channel = self._channels[url]
-        finish = self._answered(asked, url)
-        channel.ask(body, finish, asked.deadline, payload=asked.payload, sequence=asked.number)
+        finish = self._answered(request, url)
+        channel.ask(body, finish, request.deadline, payload=request.payload, sequence=request.number)
 
-    def _answered(self, asked: AskedRows, url: str) -> Callable[[Answer], None]:
+    def _answered(self, request: RowsRequest, url: str) -> Callable[[Answer], None]:
         def finish(answer: Answer) -> None:
-            if asked.url != url or asked not in self._open:
+            if request.url != url or request not in self._open:
                 return
             if isinstance(answer, Message):
                 self.choice.answered(url)
-                self._take(asked, answer)
+                self._take(request, answer)
             elif isinstance(answer, Refused) and answer.code in ("busy", "closed"):
-                self._back_off(asked)
+                self._back_off(request)
             elif isinstance(answer, MemoireTimeout):
-                self._end(asked)
+                self._end(request)
             elif isinstance(answer, Refused) and answer.code == "schema":
-                self._compare(asked, url, answer)
+                self._compare(request, url, answer)
             else:
-                self._end(asked, answer)
+                self._end(request, answer)
 
         return finish
 
-    def _back_off(self, asked: AskedRows) -> None:
-        asked.url, asked.move_at = "", time.monotonic() + asked.backoff * random.uniform(0.5, 1.0)
-        asked.backoff = min(MAX_BACKOFF, 2.0 * asked.backoff)
+    def _back_off(self, request: RowsRequest) -> None:
+        request.url, request.move_at = "", time.monotonic() + request.backoff * random.uniform(0.5, 1.0)
+        request.backoff = min(MAX_BACKOFF, 2.0 * request.backoff)
 
-    def _take(self, asked: AskedRows, answer: Message) -> None:
+    def _take(self, request: RowsRequest, answer: Message) -> None:
         try:
             if not isinstance(answer.body, messages.Inferred):
                 raise ProtocolError("unexpected", f"INFER was answered by {answer.type.name}")
             if answer.header.fingerprint != self._outputs.fingerprint:
-                self._compare(asked, asked.url, Refused(asked.url, "schema", "its outputs have another schema"))
+                self._compare(request, request.url, Refused(request.url, "schema", "its outputs have another schema"))
                 return
             columns, rows = unpack_rows(answer.payload, self._outputs, self._limits)
-            if rows != asked.rows:
-                raise ProtocolError("value", f"the node answered {asked.rows} rows by {rows} rows")
+            if rows != request.rows:
+                raise ProtocolError("value", f"the node answered {request.rows} rows by {rows} rows")
         except ProtocolError as error:
-            self._end(asked, Refused(asked.url, error.code, error.detail))
+            self._end(request, Refused(request.url, error.code, error.detail))
             return
-        asked.columns, asked.version = columns, answer.body.version
-        self._end(asked)
+        request.columns, request.version = columns, answer.body.version
+        self._end(request)
 
-    def _compare(self, asked: AskedRows, url: str, refused: Refused) -> None:
+    def _compare(self, request: RowsRequest, url: str, refused: Refused) -> None:
         """Ask a node for its columns, and end the request with an error that names the columns of both sides. If the
         node does not report its columns, the error is `refused`.
         """
 
         def finish(answer: Answer) -> None:
-            if asked.url != url or asked not in self._open:
+            if request.url != url or request not in self._open:
                 return
             body = answer.body if isinstance(answer, Message) else None
             sides = {} if not isinstance(body, messages.Welcome) else {"inputs": body.schema, "outputs": body.outputs}
             text = differing_columns(sides, {"inputs": self._inputs, "outputs": self._outputs})
-            self._end(asked, Refused(url, "schema", text) if text else refused)
+            self._end(request, Refused(url, "schema", text) if text else refused)
 
-        asked.move_at = asked.deadline
-        self._channels[url].ask(messages.Hello(role="actor"), finish, asked.deadline)
+        request.move_at = request.deadline
+        self._channels[url].ask(messages.Hello(role="actor"), finish, request.deadline)
 
-    def _end(self, asked: AskedRows, error: MemoireError | None = None) -> None:
+    def _end(self, request: RowsRequest, error: MemoireError | None = None) -> None:
         """End a request: it has its columns, an error, or neither if its deadline has passed."""
-        self._open.discard(asked)
-        if asked.url:
-            self._channels[asked.url].drop(asked.number)
-        asked.error = error
-        asked.has_ended = True
+        self._open.discard(request)
+        if request.url:
+            self._channels[request.url].drop(request.number)
+        request.error = error
+        request.has_ended = True
 
-    def _drop(self, asked: AskedRows) -> None:
-        if asked in self._open:
-            self._end(asked, Closed("this request"))
+    def _drop(self, request: RowsRequest) -> None:
+        if request in self._open:
+            self._end(request, Closed("this request"))
 
     def _at_end(self) -> None:
-        for asked in list(self._open):
-            self._end(asked, Closed("this policy"))
+        for request in list(self._open):
+            self._end(request, Closed("this policy"))
 
 
 def differing_columns(node: Mapping[str, str], policy: Mapping[str, RowSchema]) -> str:
@@ -364,10 +364,10 @@ class Pending:
         outputs: RowSchema,
         timeout: float,
         fallback: Callable[[], Mapping[str, Any]] | None,
-        asked: AskedRows,
+        request: RowsRequest,
     ) -> None:
         self._thread, self._outputs, self._timeout = thread, outputs, timeout
-        self._fallback, self._request = fallback, asked
+        self._fallback, self._request = fallback, request
 
     @property
     def done(self) -> bool:
@@ -391,14 +391,14 @@ class Pending:
             Refused: a node refused the request, for example because its function failed (code "failed").
             Closed: the request was cancelled, or the policy was closed.
         """
-        asked, now = self._request, time.monotonic()
-        last = max(now, asked.deadline) + GRACE
-        has_ended = self._thread.wait_for(asked, last if timeout is None else min(last, now + seconds(timeout)))
-        if asked.error is not None:
-            raise asked.error
-        if asked.columns is not None:
-            return padded(self._outputs, asked.columns)
-        is_given_up = has_ended or time.monotonic() >= asked.deadline
+        request, now = self._request, time.monotonic()
+        last = max(now, request.deadline) + GRACE
+        has_ended = self._thread.wait_for(request, last if timeout is None else min(last, now + seconds(timeout)))
+        if request.error is not None:
+            raise request.error
+        if request.columns is not None:
+            return padded(self._outputs, request.columns)
+        is_given_up = has_ended or time.monotonic() >= request.deadline
         if is_given_up and self._fallback is not None:
             return self._fallback()
         raise self._timeout_error(self._timeout if is_given_up else seconds(timeout))
@@ -442,7 +442,7 @@ class RemotePolicy(Asker):
         timeout: float = 2.0,
         *,
         fallback: Policy | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         limits: Limits | None = None,
         context: Context | None = None,
     ) -> None:
@@ -481,34 +481,34 @@ class RemotePolicy(Asker):
             EntryError, ParameterError, SchemaError: a value is missing, or does not fit its column.
             Closed: the policy was closed.
         """
-        asked = self._new_request(columns, min_version)
-        self._thread.ask(asked)
-        return self._pending(asked, columns)
+        request = self._new_request(columns, min_version)
+        self._thread.ask(request)
+        return self._pending(request, columns)
 
     def act(self, columns: Mapping[str, Any], min_version: int = 0) -> Mapping[str, Any]:
         """Send rows and wait for their outputs: `ask(columns).result()`."""
         if type(min_version) is int and not min_version:
             outcome = self._thread.act(columns, self._timeout)
-            if isinstance(outcome, AskedRows):
+            if isinstance(outcome, RowsRequest):
                 return self._pending(outcome, columns).result()
             if outcome is not None:
                 return outcome
-        asked = self._new_request(columns, min_version)
-        self._thread.ask_and_look(asked)
-        if asked.columns is not None and not self._outputs.ragged:
-            return asked.columns
-        return self._pending(asked, columns).result()
+        request = self._new_request(columns, min_version)
+        self._thread.ask_and_look(request)
+        if request.columns is not None and not self._outputs.ragged:
+            return request.columns
+        return self._pending(request, columns).result()
 
-    def _new_request(self, columns: Mapping[str, Any], min_version: int) -> AskedRows:
+    def _new_request(self, columns: Mapping[str, Any], min_version: int) -> RowsRequest:
         if self._closing.is_set():
             raise Closed(self.CALLED)
         rows, payload = packed_rows(self._inputs, columns)
         wanted = whole("min_version", min_version, 0, 2**53 - 1)
-        return AskedRows(payload, rows, time.monotonic() + self._timeout, wanted)
+        return RowsRequest(payload, rows, time.monotonic() + self._timeout, wanted)
 
-    def _pending(self, asked: AskedRows, columns: Mapping[str, Any]) -> Pending:
+    def _pending(self, request: RowsRequest, columns: Mapping[str, Any]) -> Pending:
         fallback = None if self._fallback is None else functools.partial(self._fallback.act, columns)
-        return Pending(self._thread, self._outputs, self._timeout, fallback, asked)
+        return Pending(self._thread, self._outputs, self._timeout, fallback, request)
 
     def __repr__(self) -> str:
         return f"<memoire.RemotePolicy of {', '.join(self.urls)}>"

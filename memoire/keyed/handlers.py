@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memoire.errors import ProtocolError
-from memoire.kinds import DEFAULTS, Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, types
+from memoire.kinds import DEFAULTS, Body, Handler, HandlerContext, MessageHeader, Page, Reply, encoded_bytes, types
 
 from . import messages as keyed
 from .pool import KeyedPool, KeyedRow
@@ -25,21 +25,21 @@ UNKNOWN = 1 << 40
 """Placeholder for the number of a row that is not written yet, as large as a real number."""
 
 
-def answers(desk: Desk) -> dict[type[Body], Handler]:
+def answers(context: HandlerContext) -> dict[type[Body], Handler]:
     """Return the handlers for requests about rows by key."""
-    handler = KeyedHandler(desk)
+    handler = KeyedHandler(context)
     return {keyed.FindRows: handler.find, keyed.ChangeRows: handler.change}
 
 
 class KeyedHandler:
     """Handler of FIND_ROWS and CHANGE_ROWS."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """Return the pool of the requested table. Raise ProtocolError (code "table")."""
-        pool: KeyedPool = self._desk.table(header).asked(KeyedPool, header.type.name).rows(header.client)
+        pool: KeyedPool = self._context.table(header).asked(KeyedPool, header.type.name).rows(header.client)
         return pool
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
@@ -47,12 +47,12 @@ class KeyedHandler:
         pool, page = self._pool_of(header), self._page(header.client)
         if body.call == "tags":
             return self._list(pool, body, page)
-        with self._desk.requests.taken(keyed.unpacked_size(payload)):
+        with self._context.requests.taken(keyed.unpacked_size(payload)):
             keys = keyed.unpack_keys(payload)
             return (self._find if body.call == "facts" else self._values)(pool, body, keys, page)
 
     def _page(self, client: bytes) -> Page:
-        return self._desk.page(client, types.KEYED_ROWS)
+        return self._context.page(client, types.KEYED_ROWS)
 
     def _list(self, pool: KeyedPool, body: keyed.FindRows, page: Page) -> Reply:
         of = None if body.is_everywhere else body.partition
@@ -115,7 +115,7 @@ class KeyedHandler:
         elif body.call == "reset":
             pool.reset()
         else:
-            with self._desk.requests.taken(keyed.unpacked_size(payload)):
+            with self._context.requests.taken(keyed.unpacked_size(payload)):
                 if body.call == "clear":
                     pool.remove(body.partition, keyed.unpack_keys(payload))
                 else:
@@ -139,7 +139,7 @@ class KeyedHandler:
                 one.
         """
         # All clients can read the rows, also clients with the default limits.
-        page, most = self._page(client), min(self._desk.limits.message_bytes, DEFAULTS.message_bytes)
+        page, most = self._page(client), min(self._context.limits.message_bytes, DEFAULTS.message_bytes)
         for change, row in zip(changes, pool.find(partition, [each.key for each in changes]), strict=True):
             tags = {**(row.tags if row else {}), **change.tags}
             fields = dict.fromkeys([*(row.fields if row else ()), *change.sizes])
@@ -164,7 +164,7 @@ class KeyedHandler:
     ) -> Reply:
         held, size = pool.held
         facts: dict[str, Any] = {"partitions": list(partitions), "rows": held, "bytes": size, **cursor}
-        reply = keyed.KeyedRows(epoch=self._desk.epoch, is_whole=is_whole, **facts)
+        reply = keyed.KeyedRows(epoch=self._context.epoch, is_whole=is_whole, **facts)
         return Reply(reply, keyed.pack(rows) if rows else None)
 
 

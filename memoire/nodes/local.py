@@ -31,7 +31,7 @@ from typing import Any
 from memoire.arguments import check_settings
 from memoire.errors import EndpointError, MemoireTimeout, ParameterError, StateUnusable
 from memoire.replay.schema import Schema
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 
 from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
 from .settings import Counts, LaunchSettings
@@ -84,7 +84,7 @@ class Nodes(Counts):
     """Folder with a state folder for each server; None keeps everything in memory."""
     insecure: bool = False
     """True if `host` may be an address that other machines reach without keys."""
-    keys: Given = None
+    keys: KeysLike = None
     """A cluster's keys folder, or the folder of one process that has all roles; None is $MEMOIRE_KEYS, or no keys."""
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ def _former_addresses(facts: dict[str, Any]) -> tuple[str, ...]:
     return ("--endpoint", str(facts["endpoint"]), "--beside", ports, "--http", pages)
 
 
-def with_keys(keys: Given, role: str) -> tuple[str, ...]:
+def with_keys(keys: KeysLike, role: str) -> tuple[str, ...]:
     """Return the flag with the folder of the role's keys, or no flag without keys."""
     role_keys = Keys.of(keys, role)
     return () if role_keys is None else ("--keys", str(role_keys.folder))

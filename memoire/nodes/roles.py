@@ -44,11 +44,11 @@ from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import USUAL
 from memoire.replay.schema import Schema
 from memoire.security.access import Tokens
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.server.server import Server
 from memoire.server.settings import Endpoints, State
 from memoire.tables import registry
-from memoire.tables.base import HearsSums
+from memoire.tables.base import ReceivesSums
 from memoire.tables.table import Table, table_names, table_settings
 from memoire.wire.messages import TRAIN
 
@@ -62,7 +62,7 @@ INCOMPLETE = 3
 
 
 def order(
-    endpoint: str, name: str, *, timeout: float = 600.0, keys: Given = None, say: Callable[[str], object] = print
+    endpoint: str, name: str, *, timeout: float = 600.0, keys: KeysLike = None, say: Callable[[str], object] = print
 ) -> int:
     """Order a snapshot at every server behind an address, each in its own state folder. Return the exit status.
 
@@ -115,7 +115,7 @@ def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
         return f"  {table['name']}: {table['storage']}; the number of entries is not known"
     held = _held(table)
-    has_unused = registry.offers(table["storage"], HearsSums)
+    has_unused = registry.offers(table["storage"], ReceivesSums)
     unused = f", {table['unused']} not drawn yet, of {table['clients']} clients" if has_unused else ""
     return f"  {table['name']}: {held}{unused}, {table['bytes']} bytes"
 
@@ -332,7 +332,7 @@ def serve(
     http_token: Tokens | None = None,
     probes: str | None = None,
     beside: str | None = None,
-    keys: Given = None,
+    keys: KeysLike = None,
 ) -> int:
     """Run a server until its process is asked to end. Return the exit status.
 
@@ -445,7 +445,7 @@ def relay(
     servers_file: str | None = None,
     limits: Sequence[str] = (),
     beside: str | None = None,
-    keys: Given = None,
+    keys: KeysLike = None,
 ) -> int:
     """Run a proxy, or a proxy in the role of a relay, until its process is asked to end. Return the exit status."""
     servers_list = ServersFile(servers_file) if servers_file else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from memoire import Schema
-from memoire.building import Given, checked_names, finite, mapping, model_version, one_of, seconds, text, whole
+from memoire.building import KeysLike, checked_names, finite, mapping, model_version, one_of, seconds, text, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.kinds import DEFAULT_TIMEOUT, Context, RemoteCalls, Request
 from memoire.limits import Limits
@@ -172,7 +172,7 @@ def _info(row: messages.PromptFacts, schema: Schema, server: str) -> PromptInfo:
 Order = Literal["cancel", "prioritise", "finish", "forget", "shares", "model"]
 
 
-class GiverCalls(TableCalls):
+class ProducerCalls(TableCalls):
     """Calls that add prompts and change their order."""
 
     @checked_names()
@@ -297,7 +297,7 @@ def _payloads(prompts: Any) -> dict[int, bytes]:
     return encoded
 
 
-class PromptCalls(GiverCalls, WorkerCalls, ListenerCalls, TrainerCalls):
+class PromptCalls(ProducerCalls, WorkerCalls, ListenerCalls, TrainerCalls):
     """All calls of a table of prompts; `memoire.Prompts` describes them."""
 
 
@@ -336,7 +336,7 @@ class Prompts(PromptCalls, RemoteCalls):
         addresses: str | Sequence[str],
         table: str | None = None,
         *,
-        keys: Given = None,
+        keys: KeysLike = None,
         rank: tuple[int, int] = (0, 1),
         timeout: float = DEFAULT_TIMEOUT,
         session: str = "",

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.kinds import Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, too_large, types
+from memoire.kinds import Body, Handler, HandlerContext, MessageHeader, Page, Reply, encoded_bytes, too_large, types
 
 from . import messages
 from .columns import NOTHING, PIECE_BYTES, Key, Packed, checked
@@ -33,17 +33,17 @@ OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
 """Codes of a piece's outcomes in replies."""
 
 
-def answers(desk: Desk) -> dict[type[Body], Handler]:
+def answers(context: HandlerContext) -> dict[type[Body], Handler]:
     """Return the handlers of messages about prompts, by message type."""
-    handler = PromptsHandler(desk)
+    handler = PromptsHandler(context)
     return {messages.Prompts: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
 
 
 class PromptsHandler:
     """Handlers of the calls on all tables of prompts of a server."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
 
     def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
         """Handle a PROMPTS message: list prompts, fetch answers and payloads, forget a consumer."""
@@ -265,17 +265,17 @@ class PromptsHandler:
 
     def _page(self, client: bytes) -> Page:
         """Return an empty reply to a client, with the room that its limits leave."""
-        return self._desk.page(client, types.PROMPTED)
+        return self._context.page(client, types.PROMPTED)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **fields: Any) -> Reply:
         committed = table.book.facts.committed
-        facts: dict[str, Any] = {"epoch": self._desk.epoch, "committed": None if committed < 0 else committed}
+        facts: dict[str, Any] = {"epoch": self._context.epoch, "committed": None if committed < 0 else committed}
         is_empty = not table.book.rows and not table.book.forgotten
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **fields)
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
-        return self._desk.table(header).asked(PromptPool, header.type.name)
+        return self._context.table(header).asked(PromptPool, header.type.name)
 
 
 def _key_of(key: messages.PromptKey) -> Key:

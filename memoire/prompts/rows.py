@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import Parameters, Schema
-from memoire.building import FOR_EVER, hint, one_of, whole
+from memoire.building import MAX_SECONDS, hint, one_of, whole
 from memoire.errors import NoSuchField, ParameterError
 
 from .columns import Key, check_columns, mask_of
@@ -356,7 +356,7 @@ class PromptSettings:
         whole("attempts", self.attempts, 1)
         whole("keep", self.keep, 0)
         whole("replay_limit", self.replay_limit, 0, 1 << 24)
-        if not 0.0 < self.lease <= FOR_EVER:
+        if not 0.0 < self.lease <= MAX_SECONDS:
             raise ParameterError("lease", self.lease, "seconds above 0")
         if self.on_stale not in ON_STALE:
             raise ParameterError("on_stale", self.on_stale, one_of(self.on_stale, ON_STALE))

@@ -32,7 +32,7 @@ from memoire.net.poller import ALL_BYTES
 from memoire.net.sockets import Context, shared_context
 from memoire.net.thread import END_TIMEOUT, Node, close_at_exit
 from memoire.security.access import Security
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 
 from .io import WAITING_REQUESTS, ProxyThread, QueueSizes
 from .router import BackStats
@@ -119,7 +119,7 @@ class Proxy(Node):
         name: str | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         tune_process: bool = True,
     ) -> None:
         servers = _checked(servers)

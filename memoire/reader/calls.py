@@ -1,5 +1,5 @@
-"""Remote nodes, which reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of one
-or several servers: through proxies, directly, or both.
+"""Remote nodes, which reach servers by a reader's thread. Calls that only one kind of table has, for a remote user of
+one or several servers: through proxies, directly, or both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memoire.net import process
 from memoire.net.sockets import Context
 from memoire.net.thread import END_TIMEOUT, UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.schema import Schema
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.tables import registry
 from memoire.tables.calls import Request, TableServer
 from memoire.version import SOFTWARE
@@ -236,7 +236,7 @@ class RemoteCalls(RemoteNode):
         storage: str,
         *,
         table: str | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         role: str = "learner",
         name: str = "",
         limits: Limits | None = None,

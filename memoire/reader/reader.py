@@ -43,8 +43,8 @@ from memoire.replay.mixing import MixedBatch, Mixer, batches_until_over, sizes_o
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment, Rollouts
 from memoire.replay.schema import Schema
-from memoire.security.keys import Given, Keys
-from memoire.tables.base import HandsOutOnce, Release, TakeRequest
+from memoire.security.keys import Keys, KeysLike
+from memoire.tables.base import DeliversOnce, Release, TakeRequest
 from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Freshness, FreshnessMonitor
 from memoire.wire import messages
@@ -177,7 +177,7 @@ class Reader(ClusterOrders):
         partition: tuple[int, int] | None = None,
         context: Context | None = None,
         limits: Limits | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         tune_process: bool = True,
     ) -> None:
         if ahead is not None and ahead < 1:
@@ -206,7 +206,7 @@ class Reader(ClusterOrders):
             keys=self._keys,
             context=context,
         )
-        self._once = self._thread.sides.offering(HandsOutOnce)
+        self._once = self._thread.sides.offering(DeliversOnce)
         self._begin(
             None
             if timeout is None

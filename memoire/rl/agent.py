@@ -25,7 +25,7 @@ from memoire.building import (
     ClosingContext,
     Condition,
     Function,
-    Given,
+    KeysLike,
     checked_names,
     packed_row,
     schema_from,
@@ -79,7 +79,7 @@ class Agent(ClosingContext):
         lease: float = LEASE,
         attempts: int = 2,
         max_lag: int | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         **options: Any,
     ) -> None:
         self.starts = tuple(starts)

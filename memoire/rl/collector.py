@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import Client, RemotePolicy, Schema, connect
-from memoire.building import ClosingContext, Given, Pending, RowSchema, checked_names, whole
+from memoire.building import ClosingContext, KeysLike, Pending, RowSchema, checked_names, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import Closed, MemoireTimeout, ParameterError
-from memoire.kinds import HandsOutOnce
+from memoire.kinds import DeliversOnce
 from memoire.kinds import registry as kinds
 
 from .policies import (
@@ -80,7 +80,7 @@ class RemoteActor:
         SchemaError: a column of the table is called version.
     """
 
-    def __init__(self, urls: Sequence[str], schema: Schema, *, timeout: float, keys: Given = None) -> None:
+    def __init__(self, urls: Sequence[str], schema: Schema, *, timeout: float, keys: KeysLike = None) -> None:
         inputs, outputs = policy_rows(schema)
         self._inputs, self._outputs = inputs, outputs
         self.remote = RemotePolicy(urls, inputs, outputs, timeout, keys=keys)
@@ -216,7 +216,7 @@ class Collector(ClosingContext):
         policy: Policy | None = None,
         table: str = "",
         topic: str = TOPIC,
-        keys: Given = None,
+        keys: KeysLike = None,
         seed: int | None = None,
         name: str | None = None,
         timeout: float = 60.0,
@@ -246,7 +246,7 @@ class Collector(ClosingContext):
             self.close(0.0)
             raise
 
-    def _usual_policy(self, seed: int | None, keys: Given) -> Policy:
+    def _usual_policy(self, seed: int | None, keys: KeysLike) -> Policy:
         client = self.client
         if not client.inference:
             return MlpPolicy(seed=seed)
@@ -408,7 +408,7 @@ def _autoreset_mode(envs: Any) -> str:
 
 
 def _check_table(client: Client) -> None:
-    if not kinds.offers(client.storage, HandsOutOnce):
+    if not kinds.offers(client.storage, DeliversOnce):
         raise ParameterError.with_text(
             f"Table {client.table!r} stores {client.storage}; a collector needs one that stores rollouts."
         )

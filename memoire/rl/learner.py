@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 import memoire.torch
 from memoire import Inference, Rollouts, Schema, Server, Table
-from memoire.building import Given, checked_names, lock_folder, one_of, remove_abandoned_in, whole
+from memoire.building import KeysLike, checked_names, lock_folder, one_of, remove_abandoned_in, whole
 from memoire.building import seconds as checked_seconds
 from memoire.errors import DataError, ParameterError
 from memoire.kinds import unpack
@@ -108,7 +108,7 @@ class ActingNode:
         keys: As of `Inference`.
     """
 
-    def __init__(self, endpoint: str, schema: Schema, *, keys: Given = None) -> None:
+    def __init__(self, endpoint: str, schema: Schema, *, keys: KeysLike = None) -> None:
         self._inputs, self._outputs = policy_rows(schema)
         self._device = torch.device("cpu")
         self.node = Inference(endpoint, self._inputs, self._outputs, self._act, keys=keys)
@@ -292,7 +292,7 @@ class OnPolicyLearner:
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
         discount: float = 0.99,
-        keys: Given = None,
+        keys: KeysLike = None,
         run: str | None = None,
         logger: Logger | None = None,
         world: World | None = None,

@@ -27,8 +27,8 @@ import numpy as np
 from memoire import Schema, __version__
 from memoire.building import (
     Fragment,
-    Given,
     Keys,
+    KeysLike,
     RowSchema,
     checked_names,
     is_finite,
@@ -367,7 +367,7 @@ class Observer(Asker):
         timeout: float = 10.0,
         *,
         name: str | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         limits: Limits | None = None,
         context: Context | None = None,
     ) -> None:

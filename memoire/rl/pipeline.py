@@ -37,7 +37,7 @@ from typing import Any, Final
 import numpy as np
 
 from memoire import Inference, Schema, Table, Uniform
-from memoire.building import Given, Keys, Sampler, whole
+from memoire.building import Keys, KeysLike, Sampler, whole
 from memoire.errors import ParameterError, WrongType
 from memoire.launching import Child, Launcher, LocalRun, Nodes, say, with_keys
 
@@ -77,7 +77,7 @@ class Collection:
         with contextlib.closing(self.envs()) as envs:
             return rollout_schema(envs, self.columns)
 
-    def node(self, endpoint: str, url: str, *, topic: str = TOPIC, keys: Given = None) -> Inference:
+    def node(self, endpoint: str, url: str, *, topic: str = TOPIC, keys: KeysLike = None) -> Inference:
         """Make an inference node that acts by the newest model of the server or proxy at `url`."""
         inputs, outputs = policy_rows(self.schema())
 

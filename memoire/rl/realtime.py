@@ -191,7 +191,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._step = 0
         if self.config["real_time"]:
             self._send(first)
-            self._steps.begin_anew(self._clock())
+            self._steps.restart(self._clock())
             self._begin_capture()
         self._returned = self._clock()
         self._is_paused = self._is_over = False
@@ -342,7 +342,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
     def _step_in_turn(self, control: Any) -> _Captured:
         """Return the result of the control, without a thread: the device is observed only during steps."""
         self._send(control)
-        self._steps.begin_anew(self._began)
+        self._steps.restart(self._began)
         captured = self._capture()
         self._sleep_until(self._steps.end)
         return captured

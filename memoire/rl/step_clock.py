@@ -63,14 +63,14 @@ class ElasticClock:
         """Set these times from the next step on."""
         self.duration, self._capture, self._timeout = duration, capture, timeout
 
-    def begin_anew(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """Begin a step at `now`."""
         self.begin, self.capture_at, self.end = now, now + self._capture, now + self.duration
 
     def begin_next(self, now: float) -> bool:
         """Begin a step at the end of the last one and return True; if that is too old, begin now, return False."""
         is_in_time = now < self.end + self._timeout
-        self.begin_anew(self.end if is_in_time else now)
+        self.restart(self.end if is_in_time else now)
         return is_in_time
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from memoire import Parameters, Reader
-from memoire.building import ClosingContext, Condition, FileLock, Given, lock_folder, one_of
+from memoire.building import ClosingContext, Condition, FileLock, KeysLike, lock_folder, one_of
 from memoire.errors import Closed, MemoireError, MemoireTimeout, ParameterError
 from memoire.loggers import Logger
 
@@ -180,7 +180,7 @@ class Trainer(ClosingContext):
         *,
         table: str = "",
         topic: str = TOPIC,
-        keys: Given = None,
+        keys: KeysLike = None,
         name: str | None = None,
         model_path: str | Path | None = None,
         checkpoint_path: str | Path | None = None,

@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 
 from memoire import Client, connect
-from memoire.building import ClosingContext, Given
+from memoire.building import ClosingContext, KeysLike
 from memoire.errors import MemoireError, ParameterError
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
@@ -106,7 +106,7 @@ class RolloutWorker(ClosingContext):
         table: str = "",
         topic: str = TOPIC,
         recording: Recording = Columns,
-        keys: Given = None,
+        keys: KeysLike = None,
         name: str | None = None,
         device: str | None = "cpu",
         max_samples_per_episode: float = np.inf,

@@ -297,7 +297,7 @@ class Keys:
         self._read(is_first=True)
 
     @classmethod
-    def of(cls, keys: Given, role: str = "") -> Keys | None:
+    def of(cls, keys: KeysLike, role: str = "") -> Keys | None:
         """Return the given keys, or those of $MEMOIRE_KEYS if `keys` is None; None without either.
 
         Args:
@@ -379,7 +379,7 @@ class Keys:
         return f"<memoire.Keys {str(self.folder)!r}: {self.own.peer.principal} {self.own.fingerprint}>"
 
 
-Given: TypeAlias = Keys | str | os.PathLike[str] | None
+KeysLike: TypeAlias = Keys | str | os.PathLike[str] | None
 """Keys of a process, or the path of their folder; None is the folder in $MEMOIRE_KEYS, if that is set."""
 
 

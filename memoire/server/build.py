@@ -20,7 +20,7 @@ from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
 from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
 from memoire.replay.schema import Schema
-from memoire.security.keys import Given
+from memoire.security.keys import KeysLike
 from memoire.tables import registry
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
@@ -54,7 +54,7 @@ class ServerOptions:
     run: str | None
     name: str | None
     state: State | None
-    keys: Given
+    keys: KeysLike
     limits: Limits
     seed: int | None
     inference: Sequence[str]

@@ -71,7 +71,7 @@ def _size(reply: Reply) -> int:
     return REPLY_BYTES + (0 if reply.payload is None else memoryview(reply.payload).nbytes)
 
 
-class GivenReplies:
+class ReplyCache:
     """Reply cache: the newest replies to requests that must not be granted twice, by client, type and table. Not
     thread-safe: the caller holds one lock over `find` and `keep`.
 
@@ -168,7 +168,7 @@ class Dispatcher:
         self._grant_lock = threading.Lock()  # held while a request that must not be granted twice is answered
         self.budget = ByteBudget(max(limits.held_bytes or HELD_BYTES, tables.byte_limit))
         """Budget of the bytes that the server holds for its peers."""
-        self._reply_cache = GivenReplies(self.budget, own=limits.message_bytes)  # guarded by `_grant_lock`
+        self._reply_cache = ReplyCache(self.budget, own=limits.message_bytes)  # guarded by `_grant_lock`
         self._clock, self._store = clock, store
         self.committer = Committer(store)
         for table in tables:

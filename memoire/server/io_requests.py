@@ -174,7 +174,7 @@ FOLD_INTERVAL = 5.0
 REQUESTS_PER_TURN = 100
 UNREPORTED_TIMEOUT = 2.0
 """Maximum seconds since a client's last message for a finished server to wait for that client at its close."""
-TOLD_INTERVAL = 0.01
+FINISH_CHECK_INTERVAL = 0.01
 """Seconds between two checks if all clients have confirmed the end of the run."""
 
 
@@ -225,7 +225,7 @@ class RequestThread:
     def tell_finished(self, deadline: float) -> None:
         """Keep answering until the clients know that the run is over: each client asks every `update_every` seconds."""
         while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNREPORTED_TIMEOUT):
-            time.sleep(TOLD_INTERVAL)
+            time.sleep(FINISH_CHECK_INTERVAL)
 
     def replied_at(self, deadline: float) -> float:
         """Return the time of the last reply that was due before this call; -inf if no reply was sent."""

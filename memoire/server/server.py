@@ -36,7 +36,7 @@ from memoire.replay.mixing import MixedBatch
 from memoire.replay.parameters import NAMES, Parameters
 from memoire.replay.sampling import Sampler
 from memoire.replay.schema import Schema
-from memoire.security.keys import Given, Keys
+from memoire.security.keys import Keys, KeysLike
 from memoire.tables.table import Table, table_settings
 
 from .build import ServerOptions, check_bytes
@@ -105,7 +105,7 @@ class Server(Queries, Node):
         run: str | None = None,
         name: str | None = None,
         state: str | Path | State | None = None,
-        keys: Given = None,
+        keys: KeysLike = None,
         limits: Limits | None = None,
         seed: int | None = None,
         inference: Sequence[str] = (),

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from memoire.arguments import FOR_EVER, Setting, check_settings, checked_fields, says_instead
+from memoire.arguments import MAX_SECONDS, Setting, check_settings, checked_fields, says_instead
 from memoire.errors import StateUnusable
 from memoire.limits import wall_clock
 
@@ -32,7 +32,7 @@ class State:
     _: KW_ONLY
     snapshot_caches: Annotated[bool, Setting()] = False
     """Keep the content of the tables in the state folder over an orderly restart; a killed server loses it."""
-    snapshot_every: Annotated[float | None, Setting(unit="s", above=0.0, high=FOR_EVER)] = None
+    snapshot_every: Annotated[float | None, Setting(unit="s", above=0.0, high=MAX_SECONDS)] = None
     """Save the content of the tables every so many seconds, too, so that a killed server restores the newest snapshot
     (samples drawn since then may be drawn once more)."""
     discard_mismatched: Annotated[bool, Setting()] = False

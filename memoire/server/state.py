@@ -215,8 +215,8 @@ class ClientNames:
 
 
 class ServerState:
-    """State that the message handlers of a server read and change; handlers of a kind of table get it as a `Desk`. The
-    dispatcher's lock guards it, except for pools and limiters, which have their own locks.
+    """State that the message handlers of a server read and change; handlers of a kind of table get it as a
+    `HandlerContext`. The dispatcher's lock guards it, except for pools and limiters, which have their own locks.
 
     Args:
         tables: The server's tables. Each has its own schema, parameters and pool.

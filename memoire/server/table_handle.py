@@ -20,7 +20,7 @@ from memoire.replay.parameters import NAMES, Parameters, StrictAttributes
 from memoire.replay.rollouts import Rollouts
 from memoire.replay.sampling import Sampler, changes_of
 from memoire.replay.schema import Schema
-from memoire.tables.base import DrawsBatches, DrawsEpisodes, HandsOutOnce, HasCalls, Release, ShowsSamples, TakeRequest
+from memoire.tables.base import DeliversOnce, DrawsBatches, DrawsEpisodes, HasCalls, Release, ShowsSamples, TakeRequest
 from memoire.tables.calls import Request, Transport
 from memoire.tables.draws import MAX_BATCH
 from memoire.tables.inspection import Distribution, FreshnessMonitor, InspectedSample
@@ -167,7 +167,7 @@ class TableHandle(StrictAttributes):
             NotEnoughSamples: too few entries came within `timeout`; the error says what was missing.
             Closed: the server was closed, also from another thread while waiting.
         """
-        pool, wanted = self._table.offered(HandsOutOnce), TakeRequest(steps, exact, min_clients, release)
+        pool, wanted = self._table.offered(DeliversOnce), TakeRequest(steps, exact, min_clients, release)
         patience = seconds(timeout, 0.0)
         taken = self._counted(
             lambda: self._in_stretches(

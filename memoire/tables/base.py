@@ -3,8 +3,8 @@
     TablePool        room, parameters, clients, figures, snapshots: of every kind
     TakesPushes      accepts pushed caches or episodes            DrawsBatches     draws samples in batches
     HasRoom          has a capacity in entries                    DrawsEpisodes    draws whole episodes
-    HearsSums        receives the sums of its clients             TakesPriorities  sets priorities from TD errors
-    BelongsToRun     is emptied when another run begins           HandsOutOnce     hands each entry out once, in order
+    ReceivesSums        receives the sums of its clients             TakesPriorities  sets priorities from TD errors
+    BelongsToRun     is emptied when another run begins           DeliversOnce     hands each entry out once, in order
     DrawsAtRandom    draws by a generator that has a seed         SavesRows        saves each change as it happens
     ShowsSamples     shows copies of samples                      HasCalls         is used by calls of its own
     KeepsLayout      restores entries to their former places
@@ -350,7 +350,7 @@ class HasRoom:
             """Maximum number of entries; 0 if only bytes limit the entries."""
 
 
-class HearsSums(ABC):
+class ReceivesSums(ABC):
     """Capability: receive the sums of the clients' own memories, and grant each client a number of samples to push."""
 
     @abstractmethod
@@ -483,7 +483,7 @@ class TakeRequest:
         whole("min_clients", self.min_clients, 0)
 
 
-class HandsOutOnce(HasRoom, ABC):
+class DeliversOnce(HasRoom, ABC):
     """Capability: hand each entry out once, in order of arrival."""
 
     WANTED: ClassVar = "to take entries"

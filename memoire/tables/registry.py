@@ -6,7 +6,7 @@
     Kind ──▶ Table: settings, checks     a server: pool, handlers, records     a client: actor side
 
     request ──▶ the server's dispatcher ──▶ Handler(now, header, body, payload) ──▶ Reply
-    └ Desk: the table, the size of a reply, the start number of the server
+    └ HandlerContext: the table, the size of a reply, the start number of the server
 
 A kind is loaded at the first use of its name, and its sides are loaded at their first use. Other modules ask `Kind`, or
 a table for the capabilities of its pool (`base`); only a kind's own package names the kind.
@@ -55,7 +55,7 @@ Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
 """Called with the time in seconds since 1970, header, body and payload of a request. It may raise ProtocolError."""
 
 
-class AskedTable(Protocol):
+class TableView(Protocol):
     """View of a table for request handlers."""
 
     limiter: Limiter
@@ -64,7 +64,7 @@ class AskedTable(Protocol):
         """Return the pool if it has this capability, else raise ProtocolError; `what` names the message."""
 
 
-class Desk(Protocol):
+class HandlerContext(Protocol):
     """View of the server for request handlers. No handler changes state that the dispatcher's lock guards."""
 
     epoch: int
@@ -77,7 +77,7 @@ class Desk(Protocol):
     def finished(self) -> bool:
         """True if the run is over."""
 
-    def table(self, header: MessageHeader) -> AskedTable:
+    def table(self, header: MessageHeader) -> TableView:
         """Return the table that a header names. Raise ProtocolError if the table is unknown or its schema differs."""
 
     def page(self, client: bytes, kind: types.Type) -> Page:
@@ -168,7 +168,7 @@ class PushLimits(NamedTuple):
         raise ParameterError(name, count, f"at most {fitting} ({reason}), or {larger}")
 
 
-ONLY_AGAIN: Final = {
+RESAMPLING_PARAMETERS: Final = {
     "samples_per_insert_tolerance": "None with storage={0!r}, because capacity limits how far actors may be ahead",
     "min_size": "0 with storage={0!r}, because take(steps) and draw(step, groups) wait for the entries they need",
     "max_times_sampled": "0 with storage={0!r}, because each entry is handed out once",
@@ -201,7 +201,7 @@ class Kind:
     saved: ClassVar[str] = ""
     """Classes of the kind's own snapshot records, "module:class class"."""
     answers: ClassVar[str] = ""
-    """Function that maps a `Desk` to the server's `Handler` for each body of the kind."""
+    """Function that maps a `HandlerContext` to the server's `Handler` for each body of the kind."""
     actor: ClassVar[str] = ""
     """The kind's `ActorSide`, at a client; "" if clients push nothing to the table."""
     settings: ClassVar[str] = ""
@@ -241,9 +241,9 @@ class Kind:
         module, _, names = self.saved.partition(":")
         return [loaded(f"{module}:{name}") for name in names.split()]
 
-    def handlers(self, desk: Desk) -> Mapping[type[messages.Body], Handler]:
+    def handlers(self, context: HandlerContext) -> Mapping[type[messages.Body], Handler]:
         """Return the handlers of the kind's own messages."""
-        return loaded(self.answers)(desk) if self.answers else {}
+        return loaded(self.answers)(context) if self.answers else {}
 
     def schema_class(self) -> type[Schema]:
         """Return the class of the kind's schemas."""
@@ -285,7 +285,7 @@ class Kind:
         if parameters.rollout_length and not self.has_rollouts:
             expected = f"0 with storage={self.name!r}; it is a setting of storage='rollouts'"
             raise ParameterError("rollout_length", parameters.rollout_length, expected)
-        for name, expected in ONLY_AGAIN.items() if self.is_once else ():
+        for name, expected in RESAMPLING_PARAMETERS.items() if self.is_once else ():
             if value := getattr(parameters, name):
                 raise ParameterError(name, value, expected.format(self.name))
 

@@ -29,10 +29,10 @@ from . import registry as kinds
 from .base import (
     DEFAULTS,
     BelongsToRun,
+    DeliversOnce,
     DrawsBatches,
-    HandsOutOnce,
     HasRoom,
-    HearsSums,
+    ReceivesSums,
     SavesRows,
     TablePool,
     TakesPriorities,
@@ -173,11 +173,11 @@ class OpenTable:
         self.pushes = _able(pool, TakesPushes)
         """The pool as `TakesPushes`, or None if the pool lacks the capability. The next attributes are alike."""
         self.room = _able(pool, HasRoom)
-        self.sums = _able(pool, HearsSums)
+        self.sums = _able(pool, ReceivesSums)
         self.of_run = _able(pool, BelongsToRun)
         self.draws = _able(pool, DrawsBatches)
         self.priorities = _able(pool, TakesPriorities)
-        self.once = _able(pool, HandsOutOnce)
+        self.once = _able(pool, DeliversOnce)
         self.rows = _able(pool, SavesRows)
         check_size(settings.parameters, self.capacity)
         self._check_messages(settings.parameters, pool.byte_limit)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from memoire.building import Given, text
+from memoire.building import KeysLike, text
 from memoire.errors import DataError, MemoireError, NotPlain, ProtocolError
 from memoire.keyed import messages as keyed
 from memoire.keyed.calls import KeyedCalls
@@ -227,7 +227,7 @@ class KeyedClient(KeyedCalls, RemoteCalls):
 
     CALLED = "this client of keyed rows"
 
-    def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: Given = None) -> None:
+    def __init__(self, servers: Sequence[str], *, limits: Limits | None = None, keys: KeysLike = None) -> None:
         self.servers = tuple(sorted(set(servers)))
         """Request addresses of the servers, sorted."""
         RemoteCalls.__init__(self, self.servers, "keyed", keys=keys, role="actor", limits=limits, tune_process=False)

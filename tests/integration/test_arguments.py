@@ -19,7 +19,7 @@ import pytest
 
 import memoire
 from classic_help import templates
-from memoire.arguments import FOR_EVER, seconds
+from memoire.arguments import MAX_SECONDS, seconds
 from memoire.classic.client import ReplayMemoryClient
 from memoire.classic.server import ReplayMemoryServer
 from memoire.client import reports as former_clients
@@ -137,9 +137,9 @@ def test_afterwards_everything_works_as_before(nodes):
 
 
 def test_any_number_is_a_timeout_but_nan():
-    assert seconds(None, 3.0) == 3.0 and seconds(None) == FOR_EVER
+    assert seconds(None, 3.0) == 3.0 and seconds(None) == MAX_SECONDS
     assert seconds(-5) == 0.0 and seconds(np.float32(0.5)) == 0.5
-    assert seconds(math.inf) == seconds(10**400 if False else 1e300) == FOR_EVER
+    assert seconds(math.inf) == seconds(10**400 if False else 1e300) == MAX_SECONDS
     with pytest.raises(ParameterError, match="timeout must be"):
         seconds(math.nan)
 

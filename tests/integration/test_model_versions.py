@@ -134,7 +134,7 @@ VERSIONS_OF_PROMPTS = {
     "memoire.prompts.worker.WorkerCalls.answers": lambda p, lease, v: p.answers(lease, {0: {"reward": 1.0}}, v),
     "memoire.prompts.worker.WorkerCalls.answer_all": lambda p, lease, v: p.answer_all([(lease, {})], v),
     "memoire.prompts.worker.WorkerCalls.lease": lambda p, lease, v: p.lease(version=v, timeout=0.0),
-    "memoire.prompts.calls.GiverCalls.saw_model": lambda p, lease, v: p.saw_model(v),
+    "memoire.prompts.calls.ProducerCalls.saw_model": lambda p, lease, v: p.saw_model(v),
     "memoire.prompts.trainer.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
     "memoire.prompts.trainer.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
 }

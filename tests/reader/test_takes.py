@@ -13,7 +13,7 @@ from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
 from memoire.reader.io import Sides
 from memoire.replay.parameters import Parameters
-from memoire.tables.base import HandsOutOnce, TakeRequest
+from memoire.tables.base import DeliversOnce, TakeRequest
 from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.tables.rollouts.far import Takes, shares
 from readerkit import learn, message, refused, welcome
@@ -220,5 +220,5 @@ def test_a_call_wakes_the_thread_that_asks_for_it():
     thread = SimpleNamespace(worker=worker, publishing=SimpleNamespace(versions={}))
     thread.monitor, thread.directory, thread.limits = NodeLock("this reader"), world.directory, world.limits
     sides = Sides(thread)
-    side = world.takes = sides.offering(HandsOutOnce)
+    side = world.takes = sides.offering(DeliversOnce)
     assert isinstance(side, Takes) and sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1

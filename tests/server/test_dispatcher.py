@@ -18,7 +18,7 @@ from memoire.limits import Limits
 from memoire.prompts import messages as prompt_messages
 from memoire.replay.batch import ID
 from memoire.server import build
-from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, GivenReplies
+from memoire.server.dispatch import IDLE_TIMEOUT, KEPT_ROWS, MAX_ROWS, ReplyCache
 from memoire.server.handlers.accounts import FEEDBACK_SAMPLES
 from memoire.tables.caches.pool import Pool
 from memoire.tables.registry import BUILT_IN, Reply
@@ -373,7 +373,7 @@ def give(replies, number, now=0.0, **facts):
 
 
 def test_one_that_is_older_than_all_that_are_kept_is_refused():
-    replies = GivenReplies()
+    replies = ReplyCache()
     for number in (5, 6, 7):
         give(replies, number)
     with pytest.raises(ProtocolError, match="request 5 is older than all kept replies, from 6 on") as caught:
@@ -382,14 +382,14 @@ def test_one_that_is_older_than_all_that_are_kept_is_refused():
 
 
 def test_requests_may_come_in_another_order_while_there_is_room():
-    replies = GivenReplies()
+    replies = ReplyCache()
     for number in (9, 3):
         give(replies, number)
     assert find(replies, 3) == reply(3) and find(replies, 9) == reply(9)
 
 
 def test_clients_tables_and_types_have_numbers_of_their_own():
-    replies = GivenReplies()
+    replies = ReplyCache()
     give(replies, 1)
     give(replies, 1, client=YOU)
     give(replies, 1, table=5)
@@ -402,7 +402,7 @@ def client_of(number):
 
 
 def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
-    replies = GivenReplies()
+    replies = ReplyCache()
     for number in range(MAX_ROWS):
         give(replies, 1, client=client_of(number))
     for _ in range(2):
@@ -413,7 +413,7 @@ def test_no_number_of_readers_makes_a_reply_go_that_may_still_be_asked_for():
 
 
 def test_rows_that_are_idle_for_long_give_way_but_for_the_last_ones():
-    replies = GivenReplies()
+    replies = ReplyCache()
     for number in range(KEPT_ROWS + 10):
         give(replies, 1, client=client_of(number), now=0.5 * number)
     assert find(replies, 1, client=client_of(0), now=50.0) == reply(1)

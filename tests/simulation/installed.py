@@ -58,7 +58,7 @@ RARER: Final = {
     (directory, "HELLO_INTERVAL"): 4.0,
     (io_backend, "HELLO_INTERVAL"): 4.0,
     (state_folder, "SAVE_DELAY"): 1.0,
-    (io_requests, "TOLD_INTERVAL"): 0.1,
+    (io_requests, "FINISH_CHECK_INTERVAL"): 0.1,
     (thread, "IDLE_INTERVAL"): 5.0,
 }
 """Longer intervals in seconds between polls that nearly always find no news: of readers that wait for samples, of

@@ -139,7 +139,7 @@ CALM = dict.fromkeys(("kills", "terms", "eio", "power", "resets"), 0)
 def forgotten_replies() -> None:
     """Servers answer a repeated request for rollouts with the next ones; those of the first answer are lost."""
     for name in ("find", "keep"):
-        replace(f"memoire.server.dispatch:GivenReplies.{name}", lambda *args: None)
+        replace(f"memoire.server.dispatch:ReplyCache.{name}", lambda *args: None)
 
 
 def _slow_disk(before: float, after: float) -> None:

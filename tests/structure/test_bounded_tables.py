@@ -32,7 +32,7 @@ HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
 """Text that occurs in every file with an eviction."""
 
 REFUSES = {
-    "server/dispatch:GivenReplies._new_row",
+    "server/dispatch:ReplyCache._new_row",
     "wire/byte_budget:PeerTable.put",
 }
 """Places that refuse a newcomer while all others are heard."""
@@ -80,7 +80,7 @@ HARMLESS = {
     "server/handlers/accounts:AccountsHandler._read": "each account once, since pages follow the keys",
     "server/handlers/control:ModelsHandler._announce_when_saved": "skipped, as by a slow client",
     "server/state:Learners.met": "its replies are not compressed",
-    "server/dispatch:GivenReplies.keep": "refused if newer replies have replaced the reply to number 3",
+    "server/dispatch:ReplyCache.keep": "refused if newer replies have replaced the reply to number 3",
     "server/io_snapshots:SnapshotOrders.receive": "its snapshot is written again",
     "server/stats:Queries._run_named": "Maximum names in the error for an unknown run",
     "server/stats:recent": "Maximum episodes that `recent` summarizes.",
@@ -176,7 +176,7 @@ def guests(clock: Clock) -> tuple[Use, int, float]:
 
 
 def replies(clock: Clock) -> tuple[Use, int, float]:
-    cache = once.GivenReplies()
+    cache = once.ReplyCache()
 
     def use(peer: int) -> None:
         header = MessageHeader(types.TAKE, 0, id_of(peer), 0, 0, 1, 0, 0, 0)

@@ -22,9 +22,9 @@ from memoire.kinds import (
     ByteBudget,
     CalledServers,
     Count,
-    Desk,
     EpisodesSide,
     Handler,
+    HandlerContext,
     HasCalls,
     Kind,
     LastingPool,
@@ -240,9 +240,9 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
             return PutBack(True, self._put(held), {"episodes": 1, "entries": held.samples})
 
 
-def answers(desk: Desk) -> Mapping[type[Body], Handler]:
+def answers(context: HandlerContext) -> Mapping[type[Body], Handler]:
     def best(now: float, header: MessageHeader, body: Best, payload: Any) -> Reply:
-        episodes = desk.table(header).asked(StackPool, "BEST").best(body.most)
+        episodes = context.table(header).asked(StackPool, "BEST").best(body.most)
         sizes = [len(each.payload) for each in episodes]
         return Reply(
             Stack(scores=[each.score for each in episodes], sizes=sizes),

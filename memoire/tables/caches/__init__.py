@@ -23,7 +23,7 @@ class CachesKind(Kind):
     pool = "memoire.tables.caches.pool:Pool"
     saved = "memoire.tables.caches.inspection:ClientRecord CacheRecord"
     actor = "memoire.client.caches:CachesSide"
-    offers = ("TakesPushes", "HearsSums", "BelongsToRun", "DrawsAtRandom", "DrawsBatches", "ShowsSamples")
+    offers = ("TakesPushes", "ReceivesSums", "BelongsToRun", "DrawsAtRandom", "DrawsBatches", "ShowsSamples")
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
         """Raise ParameterError if `capacity` is set, because the actors hold the entries."""

@@ -52,7 +52,7 @@ from .queues import CacheRoom, Demand, Readers
 
 
 class Pool(
-    base.TablePool, base.TakesPushes, base.HearsSums, base.BelongsToRun, base.DrawsAtRandom, base.DrawsBatches,
+    base.TablePool, base.TakesPushes, base.ReceivesSums, base.BelongsToRun, base.DrawsAtRandom, base.DrawsBatches,
     base.ShowsSamples,
 ):  # fmt: skip
     """Held caches of all clients of one table. Thread-safe; samples are copied without lock and GIL.

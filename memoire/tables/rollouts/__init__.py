@@ -20,7 +20,7 @@ class RolloutsKind(Kind):
     answers = "memoire.tables.rollouts.pool:answers"
     actor = "memoire.client.episodes:RolloutsSide"
     far = "memoire.tables.rollouts.far:Takes"
-    offers = ("TakesPushes", "HasRoom", "BelongsToRun", "HandsOutOnce")
+    offers = ("TakesPushes", "HasRoom", "BelongsToRun", "DeliversOnce")
     instead = "take(steps)"
     is_once = may_wait = has_rollouts = True
 

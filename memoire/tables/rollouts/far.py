@@ -20,7 +20,7 @@ from memoire.errors import ParameterError, ProtocolError, Refused
 from memoire.limits import Limits
 from memoire.replay.rollouts import Fragment
 from memoire.tables import calls, registry
-from memoire.tables.base import HandsOutOnce, TakeRequest
+from memoire.tables.base import DeliversOnce, TakeRequest
 from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL, ServerRequest, TableServer, TableServers
 from memoire.wire.frames import TOO_LARGE, Answer, Message
 
@@ -232,8 +232,8 @@ class Takes:
             raise self.failed
         if wanted is None or terms is None:
             return []
-        if not registry.offers(terms.storage, HandsOutOnce):
-            names, kind = registry.names_of(HandsOutOnce), registry.named(terms.storage)
+        if not registry.offers(terms.storage, DeliversOnce):
+            names, kind = registry.names_of(DeliversOnce), registry.named(terms.storage)
             raise ParameterError.with_text(
                 f"Entries are taken from tables with storage={' or '.join(map(repr, names))}, but table "
                 f"{terms.table!r} has storage={terms.storage!r}: call {kind.instead}."

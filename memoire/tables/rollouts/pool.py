@@ -39,7 +39,7 @@ from memoire.tables.base import (
     DEFAULTS,
     MAX_INSPECTED,
     BelongsToRun,
-    HandsOutOnce,
+    DeliversOnce,
     PoolStats,
     PutBack,
     RecordBody,
@@ -52,7 +52,7 @@ from memoire.tables.episodes.memory import CheckedEpisode, checked_episode
 from memoire.tables.episodes.saving import pack, put_back
 from memoire.tables.inspection import Distribution, Histogram
 from memoire.tables.pools import LastingPool
-from memoire.tables.registry import Desk, Handler, Reply
+from memoire.tables.registry import Handler, HandlerContext, Reply
 from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
@@ -66,7 +66,7 @@ DEFAULT_ENTRIES: Final = 65_536
 """Capacity in entries without the setting `capacity`."""
 
 
-class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
+class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
     """Pool of the rollouts of one table. Thread-safe.
 
     Args:
@@ -385,24 +385,24 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
             )
 
 
-def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
+def answers(context: HandlerContext) -> dict[type[messages.Body], Handler]:
     """Return the handler for requests of readers of rollouts."""
 
     def take(now: float, header: MessageHeader, body: fragments.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and report the remaining ones."""
-        table = desk.table(header)
-        pool = table.asked(HandsOutOnce, header.type.name)
-        page = desk.page(header.client, types.ROLLOUTS)
+        table = context.table(header)
+        pool = table.asked(DeliversOnce, header.type.name)
+        page = context.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.report_wait(header.client, 0 if rows else body.wanted)
         rollouts = fragments.Rollouts(
-            epoch=desk.epoch,
+            epoch=context.epoch,
             fragments=rows,
             held=entries,
             clients=clients,
             capacity=pool.capacity,
-            finished=desk.finished,
+            finished=context.finished,
         )
         return Reply(rollouts, payload)
 
