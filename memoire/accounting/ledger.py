@@ -105,7 +105,7 @@ class Ledger:
         """Clients in memory that have not left, guests included, by number of their table."""
         self.own_feedback = self.unknown_feedback = FeedbackCounts()
         """TD errors for entries that the server stores itself, and for unknown owners, since the server started."""
-        self.strays = 0
+        self.misdirected_caches = 0
         """Caches that arrived for accounts of a former life of this server."""
         self.ended_count = 0
         """Closed episodes that were reported since this ledger was created; the newest one has this number."""
@@ -166,7 +166,7 @@ class Ledger:
         """Return True if an account is in memory and not the record of a guest."""
         return account.client in self._accounts
 
-    def greet(self, client: bytes, now: float, table: int = 0) -> Account:
+    def register_guest(self, client: bytes, now: float, table: int = 0) -> Account:
         """Handle a client's HELLO: return its account, or register it as a guest if it has none.
 
         Raises:
@@ -187,7 +187,7 @@ class Ledger:
             self._guests.hear(account.client, now)
         return account
 
-    def dismiss(self, client: bytes) -> None:
+    def remove_guest(self, client: bytes) -> None:
         """Remove a guest from memory."""
         guest = self._guests.pop(client)
         assert guest is not None
@@ -261,7 +261,7 @@ class Ledger:
         """Remove guests that were last heard before `since`."""
         for client, guest in self._guests.items():
             if guest.last_seen < since:
-                self.dismiss(client)
+                self.remove_guest(client)
 
     # Messages of clients
 
@@ -286,7 +286,7 @@ class Ledger:
             self._room.check(missing)
         if account is None and counts_something(update):
             account = self._get_or_open(client, now, table)
-        account = self._mark_heard(account or self.greet(client, now, table), now)
+        account = self._mark_heard(account or self.register_guest(client, now, table), now)
         self._merge(account, sequence, update, names)
         return account
 
@@ -301,7 +301,7 @@ class Ledger:
             self._add_increase(account, old)
             self._take_ended(account, update)
         elif account.report.leaving:
-            self.dismiss(account.client)
+            self.remove_guest(account.client)
 
     def _count_names(self, client: bytes, size: int) -> None:
         """Set the bytes that are counted for the names in a client's report."""
@@ -342,7 +342,7 @@ class Ledger:
     ) -> Account | None:
         """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache.
 
-        Return None, and count the cache in `strays` alone, if it belongs to a former account (another `since`). The
+        Return None, and count the cache in `misdirected_caches` alone, if it belongs to a former account (another `since`). The
         client does not count such a cache any more either.
 
         Raises:
@@ -352,7 +352,7 @@ class Ledger:
         if account is None or since not in (0, account.since):
             account = self.find(client)
             if since not in (0, self.since if account is None else account.since):
-                self.strays += 1
+                self.misdirected_caches += 1
                 return None
             account = self._get_or_open(client, now, table)
         account.arrived(byte_count, number, pushed_bytes, now)

@@ -297,11 +297,11 @@ class KeptAccounts(AccountStore, ABC):
         """True if the store may have accounts of other servers."""
 
     @abstractmethod
-    def taken(self) -> None:
+    def mark_saving(self) -> None:
         """Record that all accounts inherited until now are part of a group that is being saved."""
 
     @abstractmethod
-    def saved(self) -> None:
+    def mark_saved(self) -> None:
         """Record that the group that was being saved is on disk."""
 
     def find(self, client: bytes) -> Account | None:
@@ -387,10 +387,10 @@ class MemoryAccounts(KeptAccounts):
             if key not in keys:
                 keys.append(key)
 
-    def taken(self) -> None:
+    def mark_saving(self) -> None:
         """Do nothing, since there is no disk."""
 
-    def saved(self) -> None:
+    def mark_saved(self) -> None:
         """Do nothing, since there is no disk."""
 
     def _put(self, key: bytes, body: bytes) -> None:
@@ -457,12 +457,12 @@ class StoredAccounts(KeptAccounts):
         self._arriving = merge(self._arriving, rows)
         self._has_others = True
 
-    def taken(self) -> None:
+    def mark_saving(self) -> None:
         """Record that all accounts inherited until now are part of a group that is being saved."""
         if len(self._arriving):  # rarely so, and this runs for each group
             self._saving, self._arriving = merge(self._saving, self._arriving), merge()
 
-    def saved(self) -> None:
+    def mark_saved(self) -> None:
         """Record that the group that was being saved is on disk."""
         if len(self._saving):
             self._saving = merge()

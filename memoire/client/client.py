@@ -235,28 +235,28 @@ class Client(Node):
     @property
     def table(self) -> str:
         """Name of the table that the client fills."""
-        return self._session.told.table_name
+        return self._session.welcome.table_name
 
     @property
     def run(self) -> str:
         """Name of the run that the client counts for."""
-        return self._session.told.run_name
+        return self._session.welcome.run_name
 
     @property
     def home(self) -> str:
         """Name of the server that counts this client."""
-        return self._session.told.home_name
+        return self._session.welcome.home_name
 
     @property
     def storage(self) -> str:
         """Kind of the table: "caches" that the client draws, whole "episodes", or "rollouts"."""
-        return self._session.told.storage
+        return self._session.welcome.storage
 
     @property
     def inference(self) -> tuple[str, ...]:
         """Addresses of inference nodes that act for this server's clients, from the server's newest WELCOME."""
         address = self._io.channel.link.address
-        return tuple(seen_from(address, each) for each in self._session.told.inference)
+        return tuple(seen_from(address, each) for each in self._session.welcome.inference)
 
     @property
     def finished(self) -> bool:
@@ -304,10 +304,10 @@ class Client(Node):
             ParameterError: the capacity differs from the table's `client_capacity`; the memory stays.
             MemoireTimeout: no answer came in time.
         """
-        before, patience = self._session.told, self._waiting.seconds(timeout)
+        before, patience = self._session.welcome, self._waiting.seconds(timeout)
         deadline = time.monotonic() + patience
         self._io.worker.post(self._io.hello)
-        self._await(lambda: self._session.told is not before, patience, "welcome")
+        self._await(lambda: self._session.welcome is not before, patience, "welcome")
         if not overrides:
             self._local.check_capacity(capacity)
         self._local.begin_again(capacity)
@@ -614,7 +614,7 @@ class Client(Node):
         session, waiting = self._session, self._waiting
         with waiting.changed:
             if not waiting.is_closing:
-                has_home = waiting.failed is None and session.welcome is not None
+                has_home = waiting.failed is None and session.has_welcome
                 waiting.is_parting = has_home and self._local.side.leaves_open
                 waiting.closed_by = deadline
             waiting.is_closing = True
@@ -632,7 +632,7 @@ class Client(Node):
     def _leave_remainder(self) -> None:
         """Log what was not acknowledged, and keep it in the folder for the next client with that folder."""
         with self._waiting.changed:
-            if self._session.welcome is None or self._is_left:
+            if not self._session.has_welcome or self._is_left:
                 return
             self._is_left = True
             remainder = remainder_of(self._session, self._io.topics.versions())

@@ -268,7 +268,7 @@ class EpisodesSide(ActorSide):
 
     def _room(self, entries: int) -> int:
         """Return the entries that open episodes may have together; a writer cuts an episode off at half of them."""
-        return min(entries, 2 * min(self.session.told.limits.get("episode_entries", entries), self.fitting))
+        return min(entries, 2 * min(self.session.welcome.limits.get("episode_entries", entries), self.fitting))
 
     def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Check that `longest` entries fit a message; returns the options as they are."""
@@ -435,7 +435,7 @@ class RolloutsSide(EpisodesSide):
         return options | {"made_by": RolloutWriter, "longest": self._longest(longest)}
 
     def _longest(self, longest: int | None = None) -> int:
-        most = self.session.told.limits.get("episode_entries", self.memory().capacity)
+        most = self.session.welcome.limits.get("episode_entries", self.memory().capacity)
         return min(longest or self.session.parameters.rollout_length or most, most, self.fitting)
 
     def follow(self, writers: WriterRegistry, former: Parameters) -> None:

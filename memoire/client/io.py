@@ -188,7 +188,7 @@ class Connection:
         except BaseException:
             self.worker.stop(0.0)
             raise
-        poller, limits = self.worker.doors, self._limits
+        poller, limits = self.worker.poller, self._limits
         self.data = DataSockets(poller, self.channel, addresses, context=context, limits=limits, keys=keys)
         self.topics = Topics(self._limits, self.data.feed.fetch, self.data.subscribe, self.worker.post, self._set_dirty)
         self._renewals = 0  # renewals of the channel that the other sockets have followed
@@ -200,7 +200,7 @@ class Connection:
 
     def _channel_of(self, client: bytes, numbers: Iterator[int] | None = None) -> Channel:
         return Channel(
-            self.worker.doors,
+            self.worker.poller,
             self._context,
             self._session.endpoint,
             client=client,
@@ -214,7 +214,7 @@ class Connection:
 
     def is_met(self) -> bool:
         """Return True if a home has answered. Raises AuthError if the server refuses this process' keys for good."""
-        is_met = self._session.welcome is not None
+        is_met = self._session.has_welcome
         if not is_met and (denied := self.channel.denied_for_good) is not None:
             raise denied
         return is_met
@@ -232,18 +232,18 @@ class Connection:
         """
         session = self._session
         if session.trouble:
-            return f"The home of this client, server {session.told.home_name!r}, says: {session.trouble}"
+            return f"The home of this client, server {session.welcome.home_name!r}, says: {session.trouble}"
         advice = self.channel.link.explain(probe=probe)
-        if session.welcome is None:
+        if not session.has_welcome:
             return advice
-        home = session.told.home_name
+        home = session.welcome.home_name
         return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {advice}"
 
     def deliver_everything(self, deadline: float) -> bool:
         """Wait until the home has acknowledged everything, with reports of earlier clients; False at the deadline."""
         session, changed = self._session, self._waiting.changed
         with changed:
-            if session.welcome is None or not self.worker.is_alive or self._waiting.failed is not None:
+            if not session.has_welcome or not self.worker.is_alive or self._waiting.failed is not None:
                 return False
             session.is_leaving = True
             ticket = session.schedule.ask(session.outbox.newest)
@@ -281,7 +281,7 @@ class Connection:
             session.shown,
             dropped,
             len(session.outbox),
-            session.told.home_name,
+            session.welcome.home_name,
             session.endpoint,
             self.silent,
         )
@@ -310,7 +310,7 @@ class Connection:
     def stats(self) -> ClientStats:
         """Return a snapshot of all figures. Called under the lock."""
         session, channel, topics, pusher = self._session, self.channel, self.topics, self._pusher
-        welcome, counts, windows = session.told, session.counts, session.windows
+        welcome, counts, windows = session.welcome, session.counts, session.windows
         return ClientStats(
             client=session.client.hex(),
             name=session.name,
@@ -358,13 +358,13 @@ class Connection:
 
     def _next_time(self) -> float:
         times = (self.channel.next_time(), self._session.next_time(), self.topics.next_time())
-        former = () if self._session.welcome is None else (each.next_time() for each in self.former)
+        former = (each.next_time() for each in self.former) if self._session.has_welcome else ()
         return min(*times, *former)
 
     def _turn(self, ready: dict[object, int]) -> None:
         session = self._session
         self.channel.turn(ready)
-        if session.welcome is None and self.channel.link.denied is not None:
+        if not session.has_welcome and self.channel.link.denied is not None:
             self._notify()
         if self.channel.connections != self._connections:
             self._connections = self.channel.connections
@@ -378,7 +378,7 @@ class Connection:
         now = time.monotonic()
         if now >= session.update_due():
             self._send_update()
-        if session.welcome is not None:
+        if session.has_welcome:
             self._log_change(session.watch.look(now))
             for each in list(self.former):
                 each.turn(ready)
@@ -397,7 +397,7 @@ class Connection:
         session = self._session
         label = f"client {session.shown}"
         if change == "back":
-            home = session.told.home_name
+            home = session.welcome.home_name
             _log.warning("%s: server %r is back; steps recorded in the meantime are counted", label, home)
         elif change == "away":
             missing = session.counts.missing
@@ -405,7 +405,7 @@ class Connection:
                 "%s: server %r at %s has acknowledged nothing for %.0f s. The client keeps %d steps, %d episodes and "
                 "%d log lines until the server is back. %s",
                 label,
-                session.told.home_name,
+                session.welcome.home_name,
                 session.endpoint,
                 time.monotonic() - session.watch.acknowledged_at,
                 missing.steps,
@@ -474,8 +474,9 @@ class Connection:
 
     def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
         """Reopen the sockets for caches and notices if the home names other endpoints, or its address has changed."""
-        former, welcome = self._session.welcome, welcomed.welcome
-        if former is None or welcome.endpoints != former.endpoints or self.channel.renewals != self._renewals:
+        session, welcome = self._session, welcomed.welcome
+        is_other = not session.has_welcome or welcome.endpoints != session.welcome.endpoints
+        if is_other or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             usual = self._local.choose_side(welcome.storage).usual_bytes(welcomed.schema, welcomed.parameters)
             if self.data.open(welcome.endpoints, usual):

@@ -188,7 +188,7 @@ class Pusher:
         wanted = self.session.parameters.compression
         if wanted == "auto":
             wanted = "lz4" if self._choice.packs else "none"
-        return wanted if wanted in (*self.session.told.codecs, "none") else "none"
+        return wanted if wanted in (*self.session.welcome.codecs, "none") else "none"
 
     def spend(self, began: float, waited: float = 0.0) -> None:
         """Record the time since `began` as spent on packing or waiting, for the choice of compression."""
@@ -239,7 +239,7 @@ class Pusher:
                 self._shut_since = None
             self._choice.carried(samples)
             frames = encode(
-                message(session.told.since, window.pushed_caches + 1, window.pushed_bytes + size),
+                message(session.welcome.since, window.pushed_caches + 1, window.pushed_bytes + size),
                 client=session.client,
                 sequence=next(self._numbers),
                 run=session.run,
@@ -337,7 +337,7 @@ class ActorSide(ABC):
         raise self._refused("push_episode")
 
     def _refused(self, call: str) -> ParameterError:
-        server = self.session.told.home_name
+        server = self.session.welcome.home_name
         return ParameterError.with_text(
             f"{call}() cannot be called: server {server!r} stores {self.STORED}. Nothing was pushed."
         )
@@ -381,7 +381,7 @@ class LocalMemory:
     @property
     def side(self) -> ActorSide:
         """Actor side of the client's table."""
-        return self.choose_side(self._session.told.storage)
+        return self.choose_side(self._session.welcome.storage)
 
     def choose_side(self, storage: str) -> ActorSide:
         """Return the actor side for a storage, also before the first WELCOME. Raises ParameterError if unknown."""
@@ -401,7 +401,7 @@ class LocalMemory:
 
     def check_capacity(self, capacity: int | None = None) -> None:
         """Raise ParameterError if the capacity (None: the former one) differs from the table's `client_capacity`."""
-        expected, capacity = self._session.told.max_step, capacity or self._capacity
+        expected, capacity = self._session.welcome.max_step, capacity or self._capacity
         if expected and capacity and capacity != expected:
             raise ParameterError("capacity", capacity, f"{expected}, the client_capacity of the table, or left out")
 
@@ -413,7 +413,7 @@ class LocalMemory:
             self._memory, self._capacity = self._make(capacity or self._capacity), capacity or self._capacity
 
     def _make(self, capacity: int | None) -> Memory:
-        welcome, schema = self._session.told, self._session.schema
+        welcome, schema = self._session.welcome, self._session.schema
         least, most = DEFAULT_MEMORY_ENTRIES
         usual, allowed = (Reservation(CONTAINER).default("capacity", size) for size in (DEFAULT_MEMORY_BYTES, 0))
         fitting = max(least, usual // max(1, schema.entry_bytes))

@@ -227,7 +227,7 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
     Args:
         models: Newest version of each topic that the client has.
     """
-    boundary, counts, welcome = session.counts.boundary, session.counts.told, session.told
+    boundary, counts, welcome = session.counts.boundary, session.counts.told, session.welcome
     is_home = session.home == name_hash(welcome.home_name)
     last_line = None if boundary is None else boundary.line
     return messages.Update(
@@ -269,8 +269,8 @@ def remainder_of(session: Session, models: Mapping[str, int]) -> FinalCounts | N
     return FinalCounts(
         client=session.client,
         label=session.label,
-        table=session.told.table_name,
-        home=session.told.home_name,
+        table=session.welcome.table_name,
+        home=session.welcome.home_name,
         steps=counts.missing.steps,
         episodes=episodes,
         lines=lines,

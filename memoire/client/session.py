@@ -221,7 +221,7 @@ class Session:
         )
         self.schedule = UpdateSchedule(limits.tuning.update_every, rng)
         self.watch = HomeWatch(now)
-        self.welcome: messages.Welcome | None = None
+        self._welcome: messages.Welcome | None = None
         """Newest accepted WELCOME; None before the first."""
         self.put_off: Refused | None = None
         """Refusal of the newest HELLO by a busy home; None otherwise."""
@@ -258,10 +258,15 @@ class Session:
         return self._schema
 
     @property
-    def told(self) -> messages.Welcome:
+    def has_welcome(self) -> bool:
+        """True if a WELCOME was accepted."""
+        return self._welcome is not None
+
+    @property
+    def welcome(self) -> messages.Welcome:
         """Newest accepted WELCOME, which exists once `connect` has returned."""
-        assert self.welcome is not None
-        return self.welcome
+        assert self._welcome is not None
+        return self._welcome
 
     @property
     def window(self) -> PushWindow:
@@ -271,7 +276,7 @@ class Session:
     @property
     def most_bytes(self) -> int:
         """Most bytes of one message's payload, as the home limits them."""
-        return self.told.limits.get("message_bytes", self.limits.message_bytes)
+        return self.welcome.limits.get("message_bytes", self.limits.message_bytes)
 
     @property
     def has_remainder(self) -> bool:
@@ -301,7 +306,7 @@ class Session:
 
     def next_time(self) -> float:
         """Return the time when HELLO, an UPDATE or a log line about the home is due."""
-        return min(self._hello.next_time(), self.update_due(), float("inf") if self.welcome is None else self.watch.due)
+        return min(self._hello.next_time(), self.update_due(), self.watch.due if self.has_welcome else float("inf"))
 
     def hello_is_due(self, now: float) -> bool:
         """Return True if HELLO is due again, after a home was busy."""
@@ -311,7 +316,7 @@ class Session:
         """Return the time when the next UPDATE is due. Never while an UPDATE is open, or HELLO for another home or run:
         the former home might count a later UPDATE, but its answer would not be read.
         """
-        if self.schedule.is_open or self._is_moving or self.welcome is None or self._is_over:
+        if self.schedule.is_open or self._is_moving or not self.has_welcome or self._is_over:
             return float("inf")
         if (boundary := self.counts.boundary) is not None:
             return float("inf") if boundary.is_told else self.schedule.soonest
@@ -326,7 +331,7 @@ class Session:
         self._hello.begin()
         return messages.Hello(
             role="actor",
-            table=self._table or ("" if self.welcome is None else self.told.table_name),  # the same at each home
+            table=self._table or (self.welcome.table_name if self.has_welcome else ""),  # the same at each home
             inserted=0 if self.counts.boundary is not None else self.counts.inserted,
             label=self.label,
             software=SOFTWARE,
@@ -352,17 +357,17 @@ class Session:
         return self._read(welcome_of(answer, self.endpoint))
 
     def _read(self, answer: HelloAnswer) -> AcceptedWelcome:
-        welcome, client = answer.told, self.shown
+        welcome, client = answer.welcome, self.shown
         schema = Schema.from_json(welcome.schema)
         if self._schema is not None and schema != self._schema:
             raise SchemaMismatch(client, "schema", str(schema), f"memory of {self._schema}")
-        if self.welcome is not None and welcome.storage != self.welcome.storage:
+        if self.has_welcome and welcome.storage != self.welcome.storage:
             raise SchemaMismatch(client, "storage", welcome.storage, self.welcome.storage)
         return AcceptedWelcome(answer.header, welcome, schema, Parameters.from_wire(welcome.parameters))
 
     def remains(self, welcomed: AcceptedWelcome) -> bool:
         """Return True if the client stays in its former run until that run's counts are acknowledged; HELLO follows."""
-        if self.welcome is None or welcomed.welcome.run_name == self.welcome.run_name or self.end_run().is_told:
+        if not self.has_welcome or welcomed.welcome.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
         self.home = welcomed.header.home  # the server that takes the rest of the former run's counts
         self.is_between = True
@@ -370,14 +375,14 @@ class Session:
 
     def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
         """Enter the home and run of a WELCOME; returns what changes with that."""
-        header, welcome, former = welcomed.header, welcomed.welcome, self.welcome
+        header, welcome, former = welcomed.header, welcomed.welcome, self._welcome
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
         self.inserts.grant(welcome.granted_steps, "")
         self.windows.belong(header.run, header.home, welcome.since)
         self.windows.grant(welcome.credit)
         self.run, self.home, self.table, self.fingerprint = header.run, header.home, welcome.table, header.fingerprint
-        self.is_finished, self.welcome, self.schedule.is_dirty = welcome.finished, welcome, True
+        self.is_finished, self._welcome, self.schedule.is_dirty = welcome.finished, welcome, True
         change = self.watch.acknowledged(now)
         if former is None:
             self.feedback_through = 0
@@ -424,10 +429,10 @@ class Session:
 
     def is_same_life(self, reply: messages.Updated) -> bool:
         """Return False if the home has restarted: then only HELLO shows what continues there."""
-        return reply.epoch == self.told.epoch
+        return reply.epoch == self.welcome.epoch
 
     def _follow_run(self, reply: messages.Updated, asked: SentUpdate) -> None:
-        if reply.run_name in ("", self.told.run_name):
+        if reply.run_name in ("", self.welcome.run_name):
             if reply.finished and not self.is_finished:
                 self.schedule.hurry()  # a server that ends waits until its clients have acknowledged that
             self.is_finished = reply.finished

@@ -451,7 +451,7 @@ class _Restoring:
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
             self._take(table, client, record)
         for name, state in self._limiters.items():  # afterwards, since `put_record` counts in the limiter, too
-            self._tables[name].limiter.go_on_from(msgspec.structs.asdict(state))
+            self._tables[name].limiter.restore_state(msgspec.structs.asdict(state))
         return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
             refused=dict(self._refused), refusals=tuple(self._refusals), **self._done,
@@ -520,7 +520,7 @@ class _Restoring:
             self._done.update(episodes=len(heir.names), entries=heir.entries)
         if self._keeps_generators and not self._is_same:
             body = msgspec.structs.replace(body, random=b"")
-        table.pool.go_on_from(body, is_same=goes_on)
+        table.pool.restore_state(body, is_same=goes_on)
 
     def _take_accounts(self, body: AccountsRecord, payload: Any) -> None:
         if payload is None:

@@ -202,7 +202,7 @@ class InferenceThread:
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
         replies = budget.holder("replies on their way", own=limits.tuning.request_bytes)
-        self.lanes, self.receivers = SendQueues(room=replies), Receivers()
+        self.send_queues, self.receivers = SendQueues(room=replies), Receivers()
         if service is not None:
             service.begin(self, self._received)
         self.admission = Admission(gate, limits, count=self._count, own=self._own)
@@ -210,7 +210,7 @@ class InferenceThread:
         try:
             self._router = sockets.request_server(context, limits.tuning.request_bytes)
             self.endpoint, way = gate.bind(self._router, endpoint)
-            self.worker.doors.add(self._router, way=way or _HangUps(self._router, self._hung_up))
+            self.worker.poller.add(self._router, way=way or _HangUps(self._router, self._hung_up))
         except BaseException:
             self.worker.stop(0.0)
             raise
@@ -257,7 +257,7 @@ class InferenceThread:
     # ------------------------------------------------------------------------- from here on: in the thread
 
     def _next_time(self) -> float:
-        times = [self.lanes.next_time()]
+        times = [self.send_queues.next_time()]
         if not self._is_running:
             times.append(self.batching.next_time(time.monotonic(), self._version))
         times += [part.next_time() for part in (self.models, self.service) if part is not None]
@@ -275,7 +275,7 @@ class InferenceThread:
             self.models.turn(ready)
         if self.service is not None:
             self.service.turn()
-        self.lanes.turn(time.monotonic())
+        self.send_queues.turn(time.monotonic())
         self._start_batch()
 
     def _at_end(self) -> None:
@@ -323,7 +323,7 @@ class InferenceThread:
         self, request: EnvelopedRequest, message: Message, body: messages.Hello, descriptor: int, now: float
     ) -> None:
         client, welcome = message.header.client, self._welcome()
-        self.receivers.met(client, body)
+        self.receivers.register_hello(client, body)
         if self.service is not None:
             self.service.hello(client, body.name)
         frames = reply(message.header, welcome)
@@ -385,7 +385,7 @@ class InferenceThread:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send an answer, its envelope and frames."""
-        self.lanes.send(self._router, frames, time.monotonic())
+        self.send_queues.send(self._router, frames, time.monotonic())
 
     def _count(self, error: ProtocolError) -> None:
         self.counts.refused[error.code] += 1

@@ -180,7 +180,7 @@ class LentWorker(Worker):
         """Call a function that waits at most a moment, and return its result. None, without a call, if another thread
         takes a turn or waits for one, or if a turn is due.
         """
-        if self.doors.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
+        if self.poller.posted or self._waiting or time.monotonic() >= self._turned + TURN_INTERVAL:
             return None
         with self._turn_lock() as is_mine:
             return function(*args) if is_mine and not self._stopping else None
@@ -207,7 +207,7 @@ class LentWorker(Worker):
 
     def _take_turns(self, is_done: Callable[[], bool], deadline: float) -> None:
         if self._taking.locked():
-            self.doors.waker.wake()
+            self.poller.waker.wake()
         with self._turn_lock(max(0.0, deadline - time.monotonic())) as is_mine:
             if is_mine:
                 self._wait_briefly(is_done, deadline)
@@ -224,7 +224,7 @@ class LentWorker(Worker):
         """Wait a moment for the usual event, unless a turn is due for other events."""
         try:
             last = min(self._turned + TURN_INTERVAL, time.monotonic() + LOOK_INTERVAL)
-            while not (is_done() or self.doors.posted) and time.monotonic() < last:
+            while not (is_done() or self.poller.posted) and time.monotonic() < last:
                 if not self._soon(deadline):
                     break
         except Exception:

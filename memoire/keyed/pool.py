@@ -381,7 +381,7 @@ class KeyedPool(LastingPool, HasCalls):
         spread, ages = Histogram.of(np.array(sizes, np.float64)), Histogram.of(np.empty(0))
         return Distribution(len(sizes), count, float(count), float(count), None, spread, ages)
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Keep the numbers of restored rows if `is_same`, that is after a restart."""
         self._is_heir = is_same
 

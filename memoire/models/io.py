@@ -54,22 +54,24 @@ class Feed:
         channel: Channel for requests to the same node.
     """
 
-    def __init__(self, doors: Poller, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None) -> None:
-        self._doors, self._channel, self._context, self._limits, self._keys = doors, channel, context, limits, keys
+    def __init__(
+        self, poller: Poller, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None
+    ) -> None:
+        self._poller, self._channel, self._context, self._limits, self._keys = poller, channel, context, limits, keys
         self._socket: Socket | None = None
 
     def open(self, endpoint: str) -> None:
         """Subscribe to an address: to NEWS at once, to notices of topics by `subscribe`."""
         self.close()
         socket = sockets.subscriber(self._context, max(self._limits.tuning.request_bytes, MAX_INLINE))
-        link.dial(self._doors, socket, endpoint, keys=self._keys)
+        link.dial(self._poller, socket, endpoint, keys=self._keys)
         socket.setsockopt(zmq.SUBSCRIBE, NEWS_FRAME)
-        self._socket = self._doors.add(socket)
+        self._socket = self._poller.add(socket)
 
     def close(self) -> None:
         """Close the socket of the subscription."""
         if self._socket is not None:
-            self._doors.drop(self._socket)
+            self._poller.drop(self._socket)
         self._socket = None
 
     @property
@@ -137,9 +139,9 @@ class ModelLink:
     ) -> None:
         self._endpoint, self._topic, self._name = endpoint, topic, name
         self.channel = Channel(
-            worker.doors, context, endpoint, client=client, limits=limits, rng=random.Random(client), keys=keys
+            worker.poller, context, endpoint, client=client, limits=limits, rng=random.Random(client), keys=keys
         )
-        self._feed = Feed(worker.doors, self.channel, context=context, limits=limits, keys=keys)
+        self._feed = Feed(worker.poller, self.channel, context=context, limits=limits, keys=keys)
         self.topics = Topics(
             limits, self._feed.fetch, self._subscribe, worker.post, lambda model, _, __: on_model(model)
         )

@@ -267,7 +267,7 @@ class ModelStore:
         self._leases.clear()
         self.bytes = 0
 
-    def go_on_from(self, versions: Mapping[str, int]) -> None:
+    def skip_versions(self, versions: Mapping[str, int]) -> None:
         """Number further models above these versions: clients may hold those models, and stored entries may be made by
         them.
         """

@@ -495,7 +495,7 @@ def open_channels(
     rng = random.Random(client)
     try:
         for url in urls:
-            channels[url] = Channel(worker.doors, context, url, rng=rng, **facts)
+            channels[url] = Channel(worker.poller, context, url, rng=rng, **facts)
     except BaseException:
         worker.stop(0.0)
         raise

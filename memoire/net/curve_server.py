@@ -379,7 +379,7 @@ class _Authenticator:
     def _start(self) -> Worker:
         worker = Worker("memoire-authenticator", self._turn)
         try:
-            self._socket = worker.doors.add(sockets.authenticator(self.context))
+            self._socket = worker.poller.add(sockets.authenticator(self.context))
         except BaseException:
             worker.stop(0.0)
             raise

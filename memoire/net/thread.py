@@ -309,7 +309,7 @@ class Worker:
         next_time: Callable[[], float] = lambda: float("inf"),
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.doors = Poller()
+        self.poller = Poller()
         self.errors = 0
         """Number of turns that raised an exception: bugs, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
@@ -322,19 +322,19 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which owns the sockets in `doors` from now on."""
+        """Start the thread, which owns the sockets in `poller` from now on."""
         with _core.Held(self._starting):
             if not self._stopping:
                 self._thread.start()
 
     def post(self, function: Callable[[], None]) -> None:
         """Let the thread call a function soon. Thread-safe; does nothing if the worker has ended."""
-        self.doors.posted.append(function)
+        self.poller.posted.append(function)
         self.wake()
 
     def wake(self) -> None:
         """Make the thread take a turn now. Thread-safe."""
-        self.doors.waker.wake()
+        self.poller.waker.wake()
 
     @property
     def is_alive(self) -> bool:
@@ -385,7 +385,7 @@ class Worker:
     def _step(self, until: float = float("inf")) -> None:
         self._turned = time.monotonic()
         try:
-            ready = self.doors.wait(min(until, self._next_time(), time.monotonic() + IDLE_INTERVAL))
+            ready = self.poller.wait(min(until, self._next_time(), time.monotonic() + IDLE_INTERVAL))
             if not self._stopping:
                 self._turn(ready)
         except Exception:
@@ -400,9 +400,9 @@ class Worker:
 
     def _finish(self) -> None:
         try:
-            self.doors.run_posted()  # posted sockets have to be closed, too
+            self.poller.run_posted()  # posted sockets have to be closed, too
             self._at_end()
         except Exception:
             _log.exception("%s: did not end cleanly", self._thread.name)
         finally:
-            self.doors.close(self._linger)
+            self.poller.close(self._linger)

@@ -312,7 +312,7 @@ class PromptBook:
         if len(self._changes) > 1024 + 4 * len(self.rows):
             self._changes = [each for each in self._changes if each[0] == each[1].changed]
 
-    def go_on_from(self, consumer: str, client: bytes, since: int | None) -> int:
+    def move_cursor(self, consumer: str, client: bytes, since: int | None) -> int:
         """Return the cursor of a consumer, after moving it to `since`.
 
         None leaves the cursor, and makes the client the consumer from now on.

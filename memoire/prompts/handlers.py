@@ -84,7 +84,7 @@ class PromptsHandler:
     def _list(self, table: PromptTable, body: messages.Prompts, client: bytes) -> Reply:
         since = body.since
         if body.consumer:
-            since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
+            since = table.book.move_cursor(body.consumer, client, None if body.is_going_on else since)
         infos, most, page = list[messages.PromptFacts](), min(body.most, MAX_LISTED), self._page(client)
         is_whole = body.most <= MAX_LISTED
         for row in table.rows(body.states, body.tags, since):

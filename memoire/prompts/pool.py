@@ -432,7 +432,7 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         with self._waiter.lock:
             return {"own": msgspec.msgpack.encode(order_of(self._table))}
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Take over the saved state beside the prompts, before they are restored."""
         with self._waiter.lock:
             self._is_heir = is_same

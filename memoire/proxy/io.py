@@ -190,7 +190,7 @@ class BackendLink(Backend):
     def __init__(self, owner: ProxyThread, endpoint: str) -> None:
         super().__init__(endpoint)
         self._owner = owner
-        limits, poller, keys = owner.limits, owner.worker.doors, owner.gate.keys
+        limits, poller, keys = owner.limits, owner.worker.poller, owner.gate.keys
         self.requests, self.caches = SendQueue(owner.queues.requests), SendQueue(owner.queues.caches)
         """Queues of client messages to the address."""
         self.channel = Channel(
@@ -350,7 +350,7 @@ class BackendLink(Backend):
     def _open_data(self, endpoints: messages.Endpoints) -> None:
         """Connect the sockets for caches and notices to the addresses in a WELCOME."""
         push, address = sockets.data_sender(self._owner.context), self.channel.link.address
-        link.dial(self._owner.worker.doors, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)
+        link.dial(self._owner.worker.poller, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)
         self._push.use(push)
         if endpoints.publish:
             self._feed.open(seen_from(address, endpoints.publish))
@@ -425,7 +425,7 @@ class ProxyThread:
         self.worker = Worker("memoire-proxy", self._turn, self._next_time, self._at_end)
         try:
             self.front = Front(
-                self.worker.doors,
+                self.worker.poller,
                 gate,
                 endpoints,
                 name=name,

@@ -280,7 +280,7 @@ class Requests(Generic[B]):
         message = parse(request.message, self._limits)
         assert isinstance(message.body, messages.Hello)
         hello = passed_on(message.body, self._limits)
-        self.receivers.met(message.header.client, hello)
+        self.receivers.register_hello(message.header.client, hello)
         return request if hello is message.body else request._replace(message=reply(message.header, hello))
 
     def _check_access(self) -> None:

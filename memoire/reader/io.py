@@ -101,7 +101,7 @@ class ReaderThread:
         try:
             for address in self.directory.addresses:
                 endpoint = address.endpoint
-                self.channels[address] = Channel(self.worker.doors, context or shared_context(), endpoint, **facts)
+                self.channels[address] = Channel(self.worker.poller, context or shared_context(), endpoint, **facts)
         except BaseException:
             self.worker.stop(0.0)
             raise

@@ -401,7 +401,7 @@ class Buffer(StrictAttributes):
             return self._writers.adopt(None, lanes, self._memory.open_length)
         try:
             self._writers.adopt(beside["writers"] if is_same else None, lanes, self._memory.open_length)
-            self._annealing.go_on_from(**beside["annealing"])
+            self._annealing.restore_state(**beside["annealing"])
             recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
             self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
         except (KeyError, TypeError, ValueError, OverflowError, MemoireError) as error:

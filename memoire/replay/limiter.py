@@ -200,14 +200,14 @@ class Limiter:
         return self.parameters.samples_per_insert_tolerance is not None
 
     def state(self) -> dict[str, Any]:
-        """Return the counts as plain values, for `go_on_from`."""
+        """Return the counts as plain values, for `restore_state`."""
         with self._changed:
             clients = [(name, each.inserted, each.sequence, each.through) for name, each in self._clients.items()]
             facts = {"surplus": self._surplus, "begun": self._begun, "inserted": self._inserted, "drawn": self._drawn}
             cluster = None if self._cluster is None else list(self._cluster)
             return facts | {"forgiven": self._forgiven, "told": cluster, "clients": clients}
 
-    def go_on_from(self, state: Mapping[str, Any]) -> None:
+    def restore_state(self, state: Mapping[str, Any]) -> None:
         """Restore the counts from before a restart, under the same band. Unused grants are kept, for `UNHEARD_TIMEOUT`
         if the client sends no message.
         """
@@ -229,7 +229,7 @@ class Limiter:
 
     def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
         """Continue the counts of another limiter, whose only client has now recorded `inserted` entries."""
-        self.go_on_from({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
+        self.restore_state({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
 
     def _forget_unheard(self, client: bytes, now: float) -> None:
         """Record a message of a client, and drop clients of before a restart that stay silent too long."""

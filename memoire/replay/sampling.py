@@ -198,10 +198,10 @@ class Annealing:
         """Batches drawn on this schedule."""
 
     def state(self) -> dict[str, Any]:
-        """Return the progress: `course` and `batches`, as `go_on_from` takes them."""
+        """Return the progress: `course` and `batches`, as `restore_state` takes them."""
         return {"course": self._course, "batches": self.batches}
 
-    def go_on_from(self, course: Sequence[Any] | None, batches: int) -> None:
+    def restore_state(self, course: Sequence[Any] | None, batches: int) -> None:
         """Continue a schedule: beta's start, its end or None, the batches between, and the batches drawn so far."""
         if course is not None:
             begin, end, length = course

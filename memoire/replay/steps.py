@@ -158,11 +158,11 @@ class ResetCheck:
         self._goes_on = False  # True once an episode that began where one terminated was longer than a step
 
     def state(self) -> dict[str, Any]:
-        """Return the state as JSON carries it, for `go_on_from`."""
+        """Return the state as JSON carries it, for `restore_state`."""
         tables = {name: list(getattr(self, name).items()) for name in ("_ended", "_rows", "_doubts")}
         return tables | {"firsts": sorted(self._firsts), "flags": [self.is_warned, self._goes_on]}
 
-    def go_on_from(self, state: Mapping[str, Any] | None, members: int) -> None:
+    def restore_state(self, state: Mapping[str, Any] | None, members: int) -> None:
         """Restore a check of `members` environments. Raises KeyError, TypeError or ValueError if `state` is invalid."""
         if state is None:
             return

@@ -364,7 +364,7 @@ class Writer(_core.StepCounter, ClosingContext):
             self._last = self._converter.together(states)
         self._owned = state.is_owned
         if self._starts is not None:
-            self._starts.go_on_from(state.starts, self.num_envs)
+            self._starts.restore_state(state.starts, self.num_envs)
 
     @property
     def longest(self) -> int:

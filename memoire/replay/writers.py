@@ -201,7 +201,7 @@ class WriterRegistry:
             for state in states:
                 state.check(self.memory.schema, root, length_of)
                 autoreset_mode(state.autoreset)
-                ResetCheck().go_on_from(state.starts, state.lanes)
+                ResetCheck().restore_state(state.starts, state.lanes)
             free = [(int(first), int(count)) for first, count in saved["free"]]
             ranges = [*free, *((state.first_lane, state.lanes) for state in states)]
             self._lanes = int(saved["lanes"])

@@ -370,15 +370,15 @@ class Dispatcher:
     # ----------------------------------------------------------------------------------------------------- saving
 
     def collect(self) -> SavedGroup | None:
-        """Return the next group to save; the caller calls `saved` after the save."""
+        """Return the next group to save; the caller calls `mark_saved` after the save."""
         with Held(self._lock):
             self._models.collected()
             return self.committer.collect(self.runs, self.tables)
 
-    def saved(self) -> None:
+    def mark_saved(self) -> None:
         """Record that the group collected last is on disk."""
         with Held(self._lock):
-            self.committer.saved(self.runs)
+            self.committer.mark_saved(self.runs)
 
     def frames_of(self, header: MessageHeader, reply: Reply, payload: Any) -> list[Any]:
         """Return the frames of a reply, or of a refusal if the reply is too large for its receiver and not paged."""

@@ -5,7 +5,7 @@ Archive       a timer's thread, and one for each order    PlainProxies  in their
 
 A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. It
 holds at most one message for the workers. While the workers have no room it stops reading, so that ZeroMQ's high-water
-marks hold the senders back. Replies wait in `lanes`: a client without room does not delay replies to other clients.
+marks hold the senders back. Replies wait in `send_queues`: a client without room does not delay replies to others.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class WorkerProxies:
         self._context, self._limits, self._is_closing = options.process.context, options.limits, is_closing
         self._changed = Condition()  # guards `_running`
         self._running = 0
-        self.lanes: list[SendQueues] = []
+        self.send_queues: list[SendQueues] = []
         """Send queues of all proxies, also of ended ones; each belongs to the thread that runs the proxy."""
 
     @property
@@ -197,7 +197,7 @@ class WorkerProxies:
         """Forward requests and replies; blocks until the server closes."""
         frontend = sockets.request_server(self._context, self._limits.tuning.request_bytes)
         queues = SendQueues(room=self._room)
-        self.lanes.append(queues)
+        self.send_queues.append(queues)
         backend = sockets.plain_dealer(self._context, self._limits.reply_bytes)
         self._run(frontend, front, backend, back, place=REQUEST_PLACE, replies=queues)
 
@@ -315,7 +315,7 @@ class ServerThreads:
     def _open_pub(self, endpoint: str) -> str:
         publisher = sockets.publisher(self._context)
         bound, watcher = self.addresses.bind(publisher, endpoint)
-        self._announcer.open(self.requests.worker.doors.add(publisher, way=watcher), self.gate.admits)
+        self._announcer.open(self.requests.worker.poller.add(publisher, way=watcher), self.gate.admits)
         return bound
 
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
@@ -325,7 +325,7 @@ class ServerThreads:
         if bind:
             bound, watcher = self.addresses.bind(router, endpoint)
         else:
-            poller = self.requests.worker.doors
+            poller = self.requests.worker.poller
             bound, watcher = endpoint, link.dial(poller, router, endpoint, follow=False, keys=self.gate.keys)
         self.requests.add(router, watcher)
         return bound
@@ -337,10 +337,10 @@ class ServerThreads:
         receiver = sockets.data_receiver(self._context, largest, sockets.data_mark(usual_bytes, most))
         bound, watcher = self.addresses.bind(receiver, endpoint) if bind else (endpoint, None)
         worker = Worker(f"memoire-pull-{len(self.pullers)}", functools.partial(self._pull, receiver))
-        worker.doors.add(receiver, way=watcher)
+        worker.poller.add(receiver, way=watcher)
         try:
             if not bind:
-                link.dial(worker.doors, receiver, endpoint, keys=self.gate.keys)
+                link.dial(worker.poller, receiver, endpoint, keys=self.gate.keys)
         except BaseException:
             worker.stop(0.0)
             raise
@@ -386,10 +386,10 @@ class ServerThreads:
         return self.requests.saving.lost
 
     @property
-    def lanes(self) -> Iterator[SendQueues]:
+    def send_queues(self) -> Iterator[SendQueues]:
         """Queues of replies that wait for room, by thread."""
-        yield self.requests.lanes
-        yield from self.proxies.lanes
+        yield self.requests.send_queues
+        yield from self.proxies.send_queues
 
     def _workers(self) -> list[Worker]:
         return [self.requests.worker, *self.pullers]
@@ -415,7 +415,7 @@ class ServerThreads:
         return {
             "restored": 0 if self.store is None else self.store.restored,
             "missing": (*(() if self.store is None else self.store.missing), *self.archive.missing),
-            "dropped_replies": sum(queues.dropped for queues in self.lanes),
+            "dropped_replies": sum(queues.dropped for queues in self.send_queues),
             "requests": self.requests.timings.now(),
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,

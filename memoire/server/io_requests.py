@@ -131,7 +131,7 @@ class ReplySaver:
     # On the store's thread; the requests' thread sends the replies
 
     def _saved(self, group: SavedGroup) -> None:
-        self._dispatcher.saved()
+        self._dispatcher.mark_saved()
         self._deliver(group.tickets)
 
     def _refuse(self) -> None:
@@ -200,7 +200,7 @@ class RequestThread:
         self._dispatcher, self._admission, self._announcer, self._lines = dispatcher, admission, announcer, lines
         self.worker = Worker("memoire-requests", self._turn, self._next_time)
         self.saving = ReplySaver(dispatcher, store, self.worker)
-        self.lanes, self._shared = SendQueues(room=dispatcher.replies), sockets.SharedFrame()
+        self.send_queues, self._shared = SendQueues(room=dispatcher.replies), sockets.SharedFrame()
         """Send queues of replies that wait for room."""
         self.timings = Timings(kind.name for kind in types.TYPES.values())
         """Durations of requests in seconds, by type."""
@@ -213,7 +213,7 @@ class RequestThread:
 
     def add(self, socket: Socket, watcher: ConnectionWatcher | None) -> None:
         """Answer requests of this socket, which belongs to the thread from now on."""
-        self.worker.post(lambda: self._sockets.add(self.worker.doors.add(socket, way=watcher)))
+        self.worker.post(lambda: self._sockets.add(self.worker.poller.add(socket, way=watcher)))
 
     def drain(self, deadline: float) -> None:
         """Answer the requests that have arrived, then stop reading: their changes are saved with the last group."""
@@ -233,7 +233,7 @@ class RequestThread:
             sent = threading.Event()
             self.worker.post(sent.set)
             sent.wait(max(0.0, deadline - time.monotonic()))
-        return self.lanes.sent_at
+        return self.send_queues.sent_at
 
     @property
     def _answers_others(self) -> bool:
@@ -243,7 +243,7 @@ class RequestThread:
     # Turns
 
     def _next_time(self) -> float:
-        return min(self._announcer.next_time(), self._lines.next_time(), self._fold_at, self.lanes.next_time())
+        return min(self._announcer.next_time(), self._lines.next_time(), self._fold_at, self.send_queues.next_time())
 
     def _turn(self, ready: dict[object, int]) -> None:
         if self.is_drained.is_set():
@@ -251,7 +251,7 @@ class RequestThread:
         for socket in self._sockets.intersection(ready):
             self._take(socket)
         self._announcer.turn(self._dispatcher, ready)
-        self.lanes.turn(time.monotonic())
+        self.send_queues.turn(time.monotonic())
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
             self._dispatcher.fold()
@@ -264,7 +264,7 @@ class RequestThread:
     def _stop_reading(self) -> None:
         """Stop polling for requests: an unread request would end each wait at once."""
         while self._sockets:
-            self.worker.doors.watch(self._sockets.pop(), reading=False, writing=False)
+            self.worker.poller.watch(self._sockets.pop(), reading=False, writing=False)
 
     def _take(self, socket: Socket) -> None:
         for _ in range(REQUESTS_PER_TURN):
@@ -281,7 +281,7 @@ class RequestThread:
         except ProtocolError as error:
             refusal = self._admission.refuse_request(request, error)
             if refusal is not None:
-                self.lanes.send(socket, refusal, time.monotonic())
+                self.send_queues.send(socket, refusal, time.monotonic())
             return
         if self.saving.lost is not None and not message.body.is_saved_first:
             return  # a reply would make the server look healthy: clients should use other servers until its restart
@@ -304,4 +304,4 @@ class RequestThread:
     def _send(self, socket: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
         payload = self._shared.of(reply.payload)
         sent = [*envelope, *self._dispatcher.frames_of(header, reply, payload)]
-        self.lanes.send(socket, sent, time.monotonic())
+        self.send_queues.send(socket, sent, time.monotonic())

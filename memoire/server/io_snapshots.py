@@ -319,7 +319,7 @@ class Archive:
         """Continue the versions of the files' models; with `once`, record that the files were restored."""
         with self._dispatcher.lock:
             for head in heads:
-                self._dispatcher.models.go_on_from(head.about.models)
+                self._dispatcher.models.skip_versions(head.about.models)
             if once:
                 known = self._restored() | {head.id for head in heads}
                 self._dispatcher.committer.add_setting(_RESTORED, " ".join(sorted(each.hex() for each in known)))

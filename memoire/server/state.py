@@ -165,12 +165,12 @@ class Committer(UnsavedChanges):
     # Calls of the store
 
     def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
-        """Return the next group to save; the caller calls `saved` after the save.
+        """Return the next group to save; the caller calls `mark_saved` after the save.
 
         Tickets are collected before tables' rows: a reply acknowledges only rows of this group or an earlier one.
         """
         for run in runs:
-            run.kept.taken()
+            run.kept.mark_saving()
         group = self.take()
         taken = {table.name: table.rows.take_changes() for table in tables if table.rows is not None}
         if changed := {name: rows for name, rows in taken.items() if rows}:
@@ -179,12 +179,12 @@ class Committer(UnsavedChanges):
         self._waits = [] if group is None else group.tickets
         return group
 
-    def saved(self, runs: Runs) -> None:
+    def mark_saved(self, runs: Runs) -> None:
         """Record that the group collected last is on disk."""
         self._waits = []
         self.settle()
         for run in runs:
-            run.kept.saved()
+            run.kept.mark_saved()
 
 
 REPLY_PART = 4
@@ -470,7 +470,7 @@ def recover(state: ServerState, past: StateStore) -> None:
     """
     for model in past.models(state.run.name):
         state.models.put(model)
-    state.models.go_on_from(past.versions())  # clients may hold a model of another run: versions never go back
+    state.models.skip_versions(past.versions())  # clients may hold a model of another run: versions never go back
     settings = past.settings()
     state.committer.add_setting(_LIVES, str(lives_of(past) + 1))
     for table in state.tables:

@@ -250,11 +250,11 @@ class TablePool(ABC):
         """
 
     @abstractmethod
-    def heard(self, client_id: bytes) -> None:
+    def record_contact(self, client_id: bytes) -> None:
         """Record a sign of life of a client that sent no other data."""
 
     @abstractmethod
-    def goodbye(self, client_id: bytes) -> None:
+    def unregister(self, client_id: bytes) -> None:
         """Unregister a client that has ended."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ class TablePool(ABC):
         """Return the state of drawing beside the held data: fields of a snapshot's `TableRecord`."""
 
     @abstractmethod
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Continue from a value of `state`, before any record is restored.
 
         Args:

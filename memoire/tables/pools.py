@@ -110,7 +110,7 @@ class LastingPool(TablePool):
         """Return an empty state, because the records contain everything."""
         return {}
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Ignore the state, because the records contain everything."""
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class LastingPool(TablePool):
         with self._waiter.lock:
             self._waiter.close()
 
-    def heard(self, client_id: bytes) -> None:
+    def record_contact(self, client_id: bytes) -> None:
         """Record a sign of life of a client."""
         with self._waiter.lock:
             self._hear(client_id)
@@ -128,7 +128,7 @@ class LastingPool(TablePool):
         self._clients.put(client_id, None, now)
         self._clients.expire(now)
 
-    def goodbye(self, client_id: bytes) -> None:
+    def unregister(self, client_id: bytes) -> None:
         """Unregister a client that has ended; the client's data stays."""
         with self._waiter.lock:
             self._clients.pop(client_id)

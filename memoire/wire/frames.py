@@ -377,7 +377,7 @@ class HelloAnswer(NamedTuple):
     """Header and body of the WELCOME that answered a HELLO."""
 
     header: MessageHeader
-    told: messages.Welcome
+    welcome: messages.Welcome
 
 
 def welcome_of(answer: Answer, endpoint: str) -> HelloAnswer:

@@ -96,7 +96,7 @@ class Receivers:
             "clients that take other sizes than the default", MAX_RECEIVERS, IDLE_TIMEOUT
         )
 
-    def met(self, client: bytes, hello: Hello) -> None:
+    def register_hello(self, client: bytes, hello: Hello) -> None:
         """Register the limits in a client's HELLO. Raises ProtocolError, as `register`."""
         self.register(client, Receiver.of(hello.takes))
 

@@ -47,7 +47,7 @@ class Home:
         """Write all waiting groups to the disk, as the thread of a store does."""
         while self.store is not None and (group := self.dispatcher.collect()) is not None:
             self.disk.save(group)
-            self.dispatcher.saved()
+            self.dispatcher.mark_saved()
             for ticket in group.tickets:
                 ticket()
 
@@ -431,9 +431,9 @@ def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
 def test_what_another_server_brings_is_there_before_it_is_on_disk_and_while_it_is_saved():
     stored = MemoryStore(Disk()).accounts(RUN)
     stored.inherit(elsewhere(CLIENTS[0], 7, episodes=3, lines_through=5))
-    stored.taken()
+    stored.mark_saving()
     stored.inherit(elsewhere(CLIENTS[0], 8, episodes=2, ended_through=4))
     assert [stored.numbers_elsewhere(client) for client in CLIENTS[:2]] == [(5, 4), (0, 0)]
     assert stored.rows(b"", 10)["episodes"].tolist() == [3, 2] and stored.has_others
-    stored.saved()
+    stored.mark_saved()
     assert stored.rows(b"", 10)["episodes"].tolist() == [2]

@@ -230,7 +230,7 @@ class Actor:
     def outcome(self) -> dict[str, Any]:
         """Return all observable state but the draws of caches, since an interrupted draw is repeated."""
         session, sent = self.session, [parse(frames) for frames in self.pusher.queue]
-        is_cache = session.told.storage == "caches"
+        is_cache = session.welcome.storage == "caches"
         return {
             "refused": self.refused,
             "counts": session.counts.sums,

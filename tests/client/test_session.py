@@ -123,7 +123,7 @@ def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home)
         session.hello("host", 1)
         with pytest.raises(SchemaMismatch):
             session.welcomed(answer, 1.0)
-    assert (session.schema, session.told.storage) == (SCHEMA, "caches")
+    assert (session.schema, session.welcome.storage) == (SCHEMA, "caches")
 
 
 # A home that restarts, or another home
@@ -235,7 +235,7 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
     at_once(session.recording(10))
     home.run, home.name = "next", "two"
     assert join(session, home) is None
-    assert (session.run, session.home, session.told.run_name) == (RUN, TWO, "run"), "that home hears the rest"
+    assert (session.run, session.home, session.welcome.run_name) == (RUN, TWO, "run"), "that home hears the rest"
     assert session.is_between, "what was pushed now would count for no run"
     at_once(session.recording(3))
     update, step = tell(session, home, 1.0)

@@ -349,7 +349,7 @@ def test_a_server_that_takes_caches_without_a_pause_is_alive(monkeypatch):
         monkeypatch.setattr(memoire.net.sockets, "receive", lambda *_, **__: [b"no cache"])
         puller.post(lambda: puller._turn({}))
         until(lambda: sum(server.stats().refused.values()))
-        monkeypatch.setattr(puller.doors, "wait", lambda _: {})
+        monkeypatch.setattr(puller.poller, "wait", lambda _: {})
         for _ in range(3):
             seen = puller._turned
             until(lambda seen=seen: puller._turned > seen)

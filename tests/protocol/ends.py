@@ -257,7 +257,7 @@ class ClientEnd:
 
     def _push(self) -> None:
         session = self.session
-        key = session.run, session.home, session.told.since
+        key = session.run, session.home, session.welcome.since
         self.pusher.push()
         self.pushed[key] = session.window.pushed_caches
 
@@ -291,11 +291,11 @@ class ClientEnd:
         due, acked, sums = session.update_due(), session.counts.acknowledged, session.windows.sums()
         oldest = session.outbox.oldest
         return ClientFacts(
-            is_met=session.welcome is not None,
+            is_met=session.has_welcome,
             home=session.home,
             is_due=self._is_due(due),
             may_speak=due < float("inf"),
-            can_push=session.welcome is not None and not session.is_between and session.window.has_room(PAYLOAD.nbytes),
+            can_push=session.has_welcome and not session.is_between and session.window.has_room(PAYLOAD.nbytes),
             open=self.io.channel.open(),  # type: ignore[attr-defined]
             begun=session.counts.episodes,
             acked=(acked.episodes, acked.steps),
@@ -304,7 +304,7 @@ class ClientEnd:
             is_delivered=bool(self.ticket) and schedule.answered >= self.ticket and not session.has_remainder,
             pushed=tuple(sorted(self.pushed.items())),
             in_flight=sums.in_flight_caches,
-            epoch=0 if session.welcome is None else session.told.epoch,
+            epoch=session.welcome.epoch if session.has_welcome else 0,
         )  # fmt: skip
 
     def _is_due(self, due: float) -> bool:
@@ -317,7 +317,7 @@ class ClientEnd:
         return is_soon and self._report() != self.last_update
 
     def _report(self) -> messages.Update | None:
-        return None if self.session.welcome is None else report_of(self.session, MemorySums(), {})
+        return None if not self.session.has_welcome else report_of(self.session, MemorySums(), {})
 
 
 class RunRows(NamedTuple):
@@ -471,7 +471,7 @@ class ServerEnd:
 
     def _said(self) -> None:
         group, self.group, self.is_written = self.group, None, False
-        self.dispatcher.saved()
+        self.dispatcher.mark_saved()
         for ticket in group.tickets:
             ticket()
 

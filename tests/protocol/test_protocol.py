@@ -50,7 +50,7 @@ def test_what_differs_in_one_attribute_has_another_name() -> None:
     assert name_of(one) != name_of(two)
     server, other = ServerEnd(0, True), ServerEnd(0, True)
     assert name_of(server) == name_of(other)
-    other.dispatcher.ledger.greet(CLIENTS[0], 0.0)
+    other.dispatcher.ledger.register_guest(CLIENTS[0], 0.0)
     assert name_of(server) != name_of(other)
 
 

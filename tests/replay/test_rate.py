@@ -489,7 +489,7 @@ def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
 
     def heir():
         at = At()
-        at.limiter.go_on_from(former.state())
+        at.limiter.restore_state(former.state())
         assert at.limiter.state() == former.state()
         return at
 

@@ -329,7 +329,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
     # Caches that a client pushes before it knows of the restart are held, but not counted: their numbers are old.
     back = [actor for actor in actors if actor.client.home == "s1"]
-    until(lambda: all(actor.client._session.told.epoch == servers[1].stats().epoch for actor in back))
+    until(lambda: all(actor.client._session.welcome.epoch == servers[1].stats().epoch for actor in back))
     turns(20, actors, servers, 34)
     for errors, truth in phases:
         errors_are_none(errors, truth, 0.02)

@@ -51,7 +51,7 @@ class Nodes:
         """Call while the node's thread is held, overwrite the arguments, and return the result of the call."""
         with self.held(node):
             thread, box = in_thread(call)
-            until(lambda: worker_of(node).doors.posted or not thread.is_alive())
+            until(lambda: worker_of(node).poller.posted or not thread.is_alive())
             overwrite()
         thread.join(DEADLINE)
         assert "error" not in box, box

@@ -115,7 +115,7 @@ def test_runs_of_other_servers_are_bounded_and_have_names(state):
 def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_here(state):
     handler, ends = AccountsHandler(state), Ends(state)
     ends.hello()
-    state.ledger.greet(b"silent" + bytes(10), NOW - SILENCE_TIMEOUT - 1.0)
+    state.ledger.register_guest(b"silent" + bytes(10), NOW - SILENCE_TIMEOUT - 1.0)
     assert page(handler).guests == 1
     assert not ends.update().body.leaving
     assert page(handler).guests == 1
@@ -246,7 +246,7 @@ def test_priorities_wait_for_their_owner_until_it_has_applied_them(reported):
 
 def test_those_of_clients_that_are_not_here_are_lost(reported):
     handler = FeedbackHandler(reported)
-    reported.ledger.greet(YOU, NOW)
+    reported.ledger.register_guest(YOU, NOW)
     assert handler.apply([piece(YOU), piece(READER, 1)], NOW) == (0, 0, 0, 4), "a guest has recorded nothing"
     reported.ledger.report(ME, 2, messages.Update(steps=5, leaving=True), NOW)
     assert handler.apply([piece()], NOW) == (0, 0, 0, 3)

@@ -244,7 +244,7 @@ def test_an_account_knows_its_owner_and_has_it_saved():
 def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
     owner = ClientOwners(state)
     owner.check(ME, "actor/a", NOW)
-    account = state.ledger.greet(ME, NOW)
+    account = state.ledger.register_guest(ME, NOW)
     owner.move_to(account)
     assert account.owner == "actor/a"
     owner.move_to(account)
@@ -266,7 +266,7 @@ def state_of_credit():
 
 def greet(state, count, now=NOW, table=0):
     for number in range(count):
-        state.ledger.greet(bytes([number + 1]) * 16, now, table)
+        state.ledger.register_guest(bytes([number + 1]) * 16, now, table)
 
 
 def test_a_client_has_its_limit_while_there_is_enough_for_all(state_of_credit):
@@ -300,9 +300,9 @@ def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_
     state_of_credit.ledger.report(bytes([10]) * 16, 1, messages.Update(steps=1, leaving=True), NOW)
     late = NOW + 61.0
     for number in range(1, 8):
-        state_of_credit.ledger.greet(bytes([number + 1]) * 16, late)
+        state_of_credit.ledger.register_guest(bytes([number + 1]) * 16, late)
     assert credits.of(state_of_credit.tables.first, late) == 5000 // 7
-    state_of_credit.ledger.greet(bytes([9]) * 16, late)
+    state_of_credit.ledger.register_guest(bytes([9]) * 16, late)
     assert credits.of(state_of_credit.tables.first, late + 0.9) == 5000 // 7
     assert credits.of(state_of_credit.tables.first, late + 1.0) == 5000 // 8
 
@@ -391,7 +391,7 @@ def test_a_cache_for_an_account_of_a_former_life_is_held_and_counted_for_nobody(
     push = pushed(body=messages.Cache(number=1, pushed_bytes=100, since=3))
     assert accept(handler, push) == 8
     handler.reject(NOW, push.header, push.body, "schema")
-    assert len(state.ledger) == 0 and state.ledger.strays == 2 and state.ledger.accepted_caches == 0
+    assert len(state.ledger) == 0 and state.ledger.misdirected_caches == 2 and state.ledger.accepted_caches == 0
 
 
 def test_too_many_new_clients_are_refused_though_their_cache_is_held():

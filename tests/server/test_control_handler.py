@@ -189,7 +189,7 @@ def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(roomy, 
     roomy.models.publish(made("t", b"y", LIMITS))
     for ticket in group.tickets:
         ticket()
-    roomy.state.committer.saved(roomy.state.runs)
+    roomy.state.committer.mark_saved(roomy.state.runs)
     assert shown(roomy) == [(1, b"x")]
     save(roomy.state, disk)
     assert shown(roomy) == [(1, b"x"), (2, b"y")]

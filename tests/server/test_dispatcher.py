@@ -178,7 +178,7 @@ def test_a_cache_takes_few_calls_of_python(dispatcher):
 def saved(dispatcher, disk):
     while (group := dispatcher.collect()) is not None:
         disk.save(group)
-        dispatcher.saved()
+        dispatcher.mark_saved()
         for ticket in group.tickets:
             ticket()
 

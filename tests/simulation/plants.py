@@ -66,7 +66,7 @@ def increments() -> None:
         return msgspec.structs.replace(body, episodes=body.episodes - before[0], steps=body.steps - before[1])
 
     def add(report: Any, self: Any, client: bytes, sequence: int, update: Any, now: float, table: int = 0) -> Any:
-        old = self.greet(client, now, table).report
+        old = self.register_guest(client, now, table).report
         added = msgspec.structs.replace(update, episodes=old.episodes + update.episodes, steps=old.steps + update.steps)
         return report(self, client, sequence, added, now, table)
 
@@ -154,7 +154,7 @@ def _slow_disk(before: float, after: float) -> None:
         saved(self)
 
     replace("memoire.server.dispatch:Dispatcher.collect", slowly)
-    replace("memoire.server.dispatch:Dispatcher.saved", slow_to_say)
+    replace("memoire.server.dispatch:Dispatcher.mark_saved", slow_to_say)
 
 
 @planted("")

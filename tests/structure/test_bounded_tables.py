@@ -25,7 +25,7 @@ PACKAGES = (
 )  # fmt: skip
 OF_OBSERVERS = ("rl/agent.py", "rl/jobs.py", "rl/observer.py", "rl/starts.py")
 LEAVES = {
-    "popitem", "popleft", "pop", "clear", "dismiss", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
+    "popitem", "popleft", "pop", "clear", "remove_guest", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
 }  # fmt: skip
 """Calls that take something out of a table."""
 HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
@@ -172,7 +172,7 @@ def sizes_of_replies(clock: Clock) -> tuple[Use, int, float]:
 
 def guests(clock: Clock) -> tuple[Use, int, float]:
     ledger = Ledger()
-    return lambda peer: ledger.greet(id_of(peer), clock.now), MAX_GUESTS, SILENCE_TIMEOUT
+    return lambda peer: ledger.register_guest(id_of(peer), clock.now), MAX_GUESTS, SILENCE_TIMEOUT
 
 
 def replies(clock: Clock) -> tuple[Use, int, float]:

@@ -56,7 +56,7 @@ def save(state, disk):
     count = 0
     while (group := state.committer.collect(state.runs)) is not None:
         disk.save(group)
-        state.committer.saved(state.runs)
+        state.committer.mark_saved(state.runs)
         for ticket in group.tickets:
             ticket()
         count += 1

@@ -399,15 +399,15 @@ def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
     pool = EpisodePool(SCHEMA, capacity=300, client_timeout=10.0, clock=lambda: now[0])
     shipment = Actor(Parameters()).open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
     received(pool, shipment)
-    pool.heard(b"2" * 16)
-    pool.heard(b"3" * 16)
-    pool.goodbye(b"3" * 16)
+    pool.record_contact(b"2" * 16)
+    pool.record_contact(b"3" * 16)
+    pool.unregister(b"3" * 16)
     assert pool.stats().clients == 2
     now[0] = 11.0
-    pool.heard(b"4" * 16)
+    pool.record_contact(b"4" * 16)
     assert pool.stats().clients == 1
     assert pool.expire() == 0
-    pool.goodbye(b"4" * 16)
+    pool.unregister(b"4" * 16)
     assert (pool.stats().clients, pool.stats().held) == (0, 4)
 
 

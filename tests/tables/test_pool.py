@@ -251,7 +251,7 @@ def test_silent_clients_leave_when_their_samples_are_used() -> None:
     pool = pool_of([5, 5, 5], client_timeout=10.0, clock=clock)
     pool.sums(name(3), 1, 1e6, 5, 1.0)
     clock.now += 8.0
-    pool.heard(name(0))
+    pool.record_contact(name(0))
     clock.now += 4.0
     assert pool.expire() == 1  # client 3 has no samples; clients 1 and 2 still have some
     assert pool.get(15).left_out == 0.0
@@ -264,7 +264,7 @@ def test_with_reuse_silent_clients_leave_at_once() -> None:
     clock = Clock()
     pool = pool_of([5, 5], PLAIN.replace(reuse_cache=True), client_timeout=10.0, clock=clock)
     clock.now += 11.0
-    pool.heard(name(0))
+    pool.record_contact(name(0))
     assert set(clients_of(pool.get(100).gathered)) == {0}
     assert pool.stats().clients == 1
 

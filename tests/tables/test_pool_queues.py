@@ -120,7 +120,7 @@ def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> 
         again.put_record(saved_record(cache, client, stays=stays))
         assert again.clients[name(0)].heard == heard
     clock.now = 60.0
-    again.heard(name(0))
+    again.record_contact(name(0))
     again.put_record(saved_record(cache, client))
     assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
 

@@ -66,7 +66,7 @@ class ClientsHandler:
     def hello(self, now: float, header: MessageHeader, body: messages.Hello, _: Any) -> Reply:
         """Register a client, a reader or another peer; return the WELCOME with its first settings."""
         state = self._state
-        state.receivers.met(header.client, body)
+        state.receivers.register_hello(header.client, body)
         table = state.tables.named(body.table, body.role)
         since, granted, is_saved = 0, NO_LIMIT, True
         if body.role == "actor":
@@ -89,7 +89,7 @@ class ClientsHandler:
         ledger = self._state.ledger_of(table.number)
         if ledger is not self._state.probes:
             self._check_places(client, now)
-        account = ledger.greet(client, now, table.number)
+        account = ledger.register_guest(client, now, table.number)
         if ledger is self._state.probes:
             return account.since
         self._owners.move_to(account)
@@ -178,7 +178,7 @@ class ClientsHandler:
         """
         ledger = self._state.ledger_of(table.number)
         if self._state.leaving and account.client in ledger and not ledger.is_counted(account):
-            ledger.dismiss(account.client)
+            ledger.remove_guest(account.client)
 
     def _count(self, run: Run, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
         """Update the client's account by its report, mark changes for saving, and return the account."""
@@ -221,12 +221,12 @@ class ClientsHandler:
             return
         client, number = header.client, header.sequence
         if table.sums is None:
-            table.pool.heard(client)
+            table.pool.record_contact(client)
         else:
             table.sums.sums(client, number, body.total_weight, body.positives, body.minimum)
         table.limiter.report_inserts(client, body.steps - body.passed_steps, number)
         if account.report.leaving:
-            table.pool.goodbye(client)
+            table.pool.unregister(client)
             table.limiter.unregister(client)
 
     def _updated(

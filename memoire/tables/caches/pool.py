@@ -212,13 +212,13 @@ class Pool(
             most = int(self.byte_limit / sample_bytes) // (2 * clients)
             return self._demand.room(client.unused, stock, most, self.parameters.cache_size, clients, self._clock())
 
-    def heard(self, client_id: bytes) -> None:
+    def record_contact(self, client_id: bytes) -> None:
         """Record a sign of life of a client that sent no other data."""
         with self._waiter.lock:
             if (client := self.clients.get(client_id)) is not None:
                 client.heard = self._clock()
 
-    def goodbye(self, client_id: bytes) -> None:
+    def unregister(self, client_id: bytes) -> None:
         """Unregister a client that has ended as soon as its samples are used, before `client_timeout`. With reuse_cache
         samples are never used up: the client then expires like a silent one.
         """
@@ -332,7 +332,7 @@ class Pool(
             facts = {"random": random.to_bytes(8, "little"), "drawn": drawn, "elsewhere": elsewhere}
             return facts | self._annealing.state() | {"newest_model": self._newest_model}
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Continue from a value of `state`, before any record is restored.
 
         Args:
@@ -345,7 +345,7 @@ class Pool(
                 random = int.from_bytes(state.random, "little") if len(state.random) == 8 else current
                 self.held.go_on_from(random, state.drawn, state.elsewhere)
             if not self._annealing.batches:
-                self._annealing.go_on_from(state.course, state.batches)
+                self._annealing.restore_state(state.course, state.batches)
 
     @property
     def is_untouched(self) -> bool:
@@ -427,7 +427,7 @@ class Pool(
         return PutBack(is_new, evicted, counts, client.id)
 
     def _register_saved(self, kept: ClientRecord, heard: float) -> HeldClient:
-        """Register a saved client with its sums; `heard` is the last message's time for a client that is new."""
+        """Register a saved client with its sums; `record_contact` is the last message's time for a client that is new."""
         client = self.clients.get(kept.id)
         if client is None:
             client = self._register(kept.id)

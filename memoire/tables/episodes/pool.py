@@ -300,14 +300,14 @@ class EpisodePool(
             figures = {"newest_model": memory.newest_model, "max_priority": memory.max_priority}
             return self._annealing.state() | figures
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Continue from a value of `state`, before any record is restored. The saved layout has the generator."""
         with _core.Held(self._changing):
             self.memory.saw_model(state.newest_model)
             self.memory._go_on(state.max_priority)
         with self._waiter.lock:
             if not self._annealing.batches:
-                self._annealing.go_on_from(state.course, state.batches)
+                self._annealing.restore_state(state.course, state.batches)
 
     @property
     def is_untouched(self) -> bool:

@@ -211,7 +211,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         with self._waiter.lock:
             return {"newest_model": self._queue.newest_model, "until_publish": self._queue.until_publish}
 
-    def go_on_from(self, state: Any, *, is_same: bool) -> None:
+    def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Continue from a value of `state`, before any record is restored."""
         with self._waiter.lock:
             self._queue.saw_model(max(self._queue.newest_model, state.newest_model))
