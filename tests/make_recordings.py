@@ -149,7 +149,7 @@ def record(name: str) -> None:
         while (passed := time.monotonic() - began) <= plan["last"] + 1.0:
             if passed >= EVENT and name in events:
                 events.pop(name)()
-            seen = watch.turn(EVERY)
+            seen = watch.poll(EVERY)
             print(f"{name} {passed:.0f}: {', '.join(each.code for each in seen.verdicts)}", flush=True)
             time.sleep(max(0.0, EVERY - (time.monotonic() - began) % EVERY))
         watch.close()

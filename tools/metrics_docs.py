@@ -17,7 +17,7 @@ from memoire.nodes.metrics import BUILD_INFO, ScrapedNode, by_table
 from memoire.prompts.table import PromptStats
 from memoire.proxy.proxy import ProxyStats
 from memoire.reader.reader import ReaderStats
-from memoire.rl.step_clock import TrainerStanding, WorkerStanding
+from memoire.rl.step_clock import TrainerStats, WorkerStats
 from memoire.server.stats import ServerStats
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -35,8 +35,8 @@ SECTIONS = {
     "actor": ("Actors", ClientStats),
     "learner": ("Learners far away", ReaderStats),
     "inference": ("Inference nodes", InferenceStats),
-    "worker": ("Rollout workers, beside those of actors", WorkerStanding),
-    "trainer": ("Trainers, beside those of learners far away", TrainerStanding),
+    "worker": ("Rollout workers, beside those of actors", WorkerStats),
+    "trainer": ("Trainers, beside those of learners far away", TrainerStats),
 }
 """Title of the section and stats class with the figures, by role or program."""
 

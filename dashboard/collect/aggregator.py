@@ -311,7 +311,7 @@ class Aggregator:
             began = time.monotonic()
             self._turn_start = began
             try:
-                self.turn(self.settings.poll_every)
+                self.poll(self.settings.poll_every)
             except Exception:
                 _log.exception("polling the nodes failed")
             self._stopping.wait(max(0.01, self.settings.poll_every - (time.monotonic() - began)))
@@ -321,7 +321,7 @@ class Aggregator:
         self._addresses.look()
         self._addresses.begin()
 
-    def turn(self, patience: float) -> Overview:
+    def poll(self, patience: float) -> Overview:
         """Query all nodes, wait at most `patience` seconds for their answers, and return the new overview."""
         urls = self._addresses.now()
         with self._lock:

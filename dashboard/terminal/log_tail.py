@@ -318,7 +318,7 @@ def report(
     with closing(Aggregator(settings, History(None))) as watch:
         first_poll(watch, nodes)
         time.sleep(FIRST_RATES)
-        watch.turn(settings.poll_every)
+        watch.poll(settings.poll_every)
         while True:
             status, is_over = _follow(watch, open_logger, every, only, once, say)
             if is_over:
@@ -334,7 +334,7 @@ def _follow(
     say: Callable[[str], object],
 ) -> tuple[int, bool]:
     """Write the figures of one run until it ends; return the exit status, and True if reporting is done."""
-    seen = watch.turn(watch.settings.poll_every)
+    seen = watch.poll(watch.settings.poll_every)
     run, looks = seen.run, 0
     with closing(open_logger(run)) as logger:
         say(f"run {run!r}: reporting every {every:g} s")
@@ -346,7 +346,7 @@ def _follow(
                 say(f"run {run!r}: {'finished' if seen.finished else 'reported'}, {looks} looks")
                 return INCOMPLETE if seen.missing else 0, True
             time.sleep(every)
-            seen = watch.turn(watch.settings.poll_every)
+            seen = watch.poll(watch.settings.poll_every)
     say(f"run {run!r}: over, {looks} looks")
     return 0, False
 

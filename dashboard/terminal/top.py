@@ -169,7 +169,7 @@ def top(
     try:
         first_poll(watch, nodes)
         time.sleep(FIRST_RATES)
-        watch.turn(every)  # the waiting share of a learner needs two polls
+        watch.poll(every)  # the waiting share of a learner needs two polls
         if once:
             return _print(watch, actors, say)
         if say is print and sys.stdout.isatty() and _has_rich():
@@ -189,7 +189,7 @@ def first_poll(watch: Aggregator, nodes: Sequence[str]) -> None:
         EndpointError: No node answers.
     """
     watch.look_up()
-    first = watch.turn(TIMEOUT)
+    first = watch.poll(TIMEOUT)
     if not any(node.state != "down" for node in first.nodes):
         raise _no_answer(nodes, first)
     watch.actors()
@@ -201,7 +201,7 @@ def _no_answer(nodes: Sequence[str], seen: Overview) -> EndpointError:
 
 
 def _print(watch: Aggregator, actors: int, say: Callable[[str], object]) -> int:
-    seen = watch.turn(watch.settings.poll_every)
+    seen = watch.poll(watch.settings.poll_every)
     for line in lines(seen, watch.actors(), actors):
         say(line.text)
     if sys.stdout is not None:
@@ -224,7 +224,7 @@ def _refresh(watch: Aggregator, every: float, actors: int) -> None:
 
     with Live(screen=True, auto_refresh=False) as screen:
         while True:
-            seen = watch.turn(every)
+            seen = watch.poll(every)
             shown = lines(seen, watch.actors(), actors)
             text = Text("\n", no_wrap=True, overflow="ellipsis").join(Text(line.text, line.style) for line in shown)
             screen.update(text, refresh=True)

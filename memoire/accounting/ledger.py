@@ -342,8 +342,8 @@ class Ledger:
     ) -> Account | None:
         """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache.
 
-        Return None, and count the cache in `misdirected_caches` alone, if it belongs to a former account (another `since`). The
-        client does not count such a cache any more either.
+        Return None, and count the cache in `misdirected_caches` alone, if it belongs to a former account (another
+        `since`). The client does not count such a cache any more either.
 
         Raises:
             ProtocolError: too many accounts are opened at once; nothing was changed.

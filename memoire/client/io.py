@@ -474,9 +474,8 @@ class Connection:
 
     def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
         """Reopen the sockets for caches and notices if the home names other endpoints, or its address has changed."""
-        session, welcome = self._session, welcomed.welcome
-        is_other = not session.has_welcome or welcome.endpoints != session.welcome.endpoints
-        if is_other or self.channel.renewals != self._renewals:
+        former, welcome = self._session.welcome if self._session.has_welcome else None, welcomed.welcome
+        if former is None or welcome.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             usual = self._local.choose_side(welcome.storage).usual_bytes(welcomed.schema, welcomed.parameters)
             if self.data.open(welcome.endpoints, usual):

@@ -221,8 +221,10 @@ class Session:
         )
         self.schedule = UpdateSchedule(limits.tuning.update_every, rng)
         self.watch = HomeWatch(now)
-        self._welcome: messages.Welcome | None = None
-        """Newest accepted WELCOME; None before the first."""
+        self.has_welcome = False
+        """True if a WELCOME was accepted: always once `connect` has returned."""
+        self.welcome: messages.Welcome
+        """Newest accepted WELCOME; not set before the first."""
         self.put_off: Refused | None = None
         """Refusal of the newest HELLO by a busy home; None otherwise."""
         self.run = self.home = self.table = self.fingerprint = 0
@@ -256,17 +258,6 @@ class Session:
         """Schema of the table's entries, from the home."""
         assert self._schema is not None
         return self._schema
-
-    @property
-    def has_welcome(self) -> bool:
-        """True if a WELCOME was accepted."""
-        return self._welcome is not None
-
-    @property
-    def welcome(self) -> messages.Welcome:
-        """Newest accepted WELCOME, which exists once `connect` has returned."""
-        assert self._welcome is not None
-        return self._welcome
 
     @property
     def window(self) -> PushWindow:
@@ -375,14 +366,14 @@ class Session:
 
     def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
         """Enter the home and run of a WELCOME; returns what changes with that."""
-        header, welcome, former = welcomed.header, welcomed.welcome, self._welcome
+        header, welcome, former = welcomed.header, welcomed.welcome, self.welcome if self.has_welcome else None
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
         self.inserts.grant(welcome.granted_steps, "")
         self.windows.belong(header.run, header.home, welcome.since)
         self.windows.grant(welcome.credit)
         self.run, self.home, self.table, self.fingerprint = header.run, header.home, welcome.table, header.fingerprint
-        self.is_finished, self._welcome, self.schedule.is_dirty = welcome.finished, welcome, True
+        self.welcome, self.has_welcome, self.is_finished, self.schedule.is_dirty = welcome, True, welcome.finished, True
         change = self.watch.acknowledged(now)
         if former is None:
             self.feedback_through = 0

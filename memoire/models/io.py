@@ -54,9 +54,7 @@ class Feed:
         channel: Channel for requests to the same node.
     """
 
-    def __init__(
-        self, poller: Poller, channel: Channel, *, context: Context, limits: Limits, keys: Keys | None
-    ) -> None:
+    def __init__(self, poller: Poller, channel: Channel, context: Context, limits: Limits, keys: Keys | None) -> None:
         self._poller, self._channel, self._context, self._limits, self._keys = poller, channel, context, limits, keys
         self._socket: Socket | None = None
 

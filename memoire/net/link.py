@@ -59,7 +59,7 @@ _REFUSED = (
 REFUSED_PAUSE, MAX_REFUSED_PAUSE = 0.5, 8.0
 """First and longest pause, in seconds, before an address that refused this process is dialled again."""
 ANYWHERE = ""
-"""Entry of `Keys.met` with the newest known key: the next address is often another server of the same cluster."""
+"""Newest entry of `Keys.server_keys_by_address`: the next address is often another server of the same cluster."""
 
 
 class DialKeys:
@@ -115,7 +115,7 @@ class DialKeys:
         self._dial_at = float("inf")
         self._own_key, self._servers, self._address = self.keys.own, self.keys.servers, address
         known = [key.public for key in self._servers]
-        recent = [self.keys.met.get(place) for place in (address, _host(address), ANYWHERE)]
+        recent = [self.keys.server_keys_by_address.get(place) for place in (address, _host(address), ANYWHERE)]
         order = [public for public in (*recent, *known) if public in known and public not in self._wrong_keys]
         self.expected = order[0] if order else known[0]
         assert self._own_key.secret is not None
@@ -144,7 +144,7 @@ class DialKeys:
             return AuthError(self._endpoint, "the node uses no keys, so its identity cannot be verified", advice)
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
             return None
-        if self.expected == self.keys.met.get(self._address) and not self._is_in_doubt:
+        if self.expected == self.keys.server_keys_by_address.get(self._address) and not self._is_in_doubt:
             self._is_in_doubt = True  # a peer that starts or ends hangs up, too: ZeroMQ dials again by itself
             return None
         self._wrong_keys.add(self.expected)
@@ -163,7 +163,9 @@ class DialKeys:
 
     def _record_key(self) -> None:
         """Remember the expected key as that of the address and its host."""
-        self.keys.met |= dict.fromkeys((self._address, _host(self._address), ANYWHERE), self.expected)
+        self.keys.server_keys_by_address |= dict.fromkeys(
+            (self._address, _host(self._address), ANYWHERE), self.expected
+        )
 
     def _pause(self, now: float) -> None:
         seconds = min(MAX_REFUSED_PAUSE, REFUSED_PAUSE * 2.0 ** min(self._refusals, 30))

@@ -80,9 +80,9 @@ class PromptBook:
         self.dirty: dict[Key, PromptRow] = {}
         """Prompts that changed since the last save."""
         self.has_new_facts = False
-        self.gone: list[Key] = []
+        self.removed: list[Key] = []
         """Names of removed prompts; the caller frees their bytes and clears this list."""
-        self.let_go: list[PromptRow] = []
+        self.released: list[PromptRow] = []
         """Prompts whose answers' columns are not needed any more; the caller frees the bytes and clears this list."""
         self.numbers = itertools.count(first)
         self._newest_order = 0
@@ -216,7 +216,7 @@ class PromptBook:
         """Mark the columns of a prompt's answers as not needed any more."""
         if row.has_columns:
             row.has_columns = False
-            self.let_go.append(row)
+            self.released.append(row)
             self.touch(row)
 
     def training(self, state: PromptState) -> int:
@@ -295,7 +295,7 @@ class PromptBook:
         self.bytes -= row.counted
         row.changed = 0
         self.dirty.pop(row.key, None)
-        self.gone.append(row.key)
+        self.removed.append(row.key)
 
     @property
     def forgotten(self) -> int:

@@ -342,7 +342,7 @@ class PromptBytes:
         amended = unpacked(self._schema, pieces.get(AMENDED, NOTHING))
         return joined(self._schema, [pieces[number] for number in sorted(pieces) if number != AMENDED]) | amended
 
-    def let_go(self, key: Key, index: int | None = None) -> None:
+    def release(self, key: Key, index: int | None = None) -> None:
         """Drop the columns of an answer, or of all answers to a prompt."""
         answers = self._answers.get(key, {})
         for each in [index] if index is not None else list(answers):
@@ -354,7 +354,7 @@ class PromptBytes:
 
     def forget(self, key: Key) -> None:
         """Drop the payload and the answers of a prompt that left the table."""
-        self.let_go(key)
+        self.release(key)
         payload = self._payloads.pop(key, None)
         self._count_payload(0 if payload is None else -PIECE_BYTES - len(payload))
         self._save(PAYLOAD, packed_key(*key), None)

@@ -263,7 +263,7 @@ def _is_incomplete(table: PromptTable, row: PromptRow, lost: set[int]) -> bool:
     if has_payload and not missing:
         return False
     for index in missing:
-        store.let_go(row.key, index)
+        store.release(row.key, index)
     if not has_payload:
         row.state, row.reason, row.size = PromptState.DROPPED, NO_PAYLOAD, 0
     is_over = row.state in (PromptState.COMMITTED, PromptState.DROPPED)
@@ -271,7 +271,7 @@ def _is_incomplete(table: PromptTable, row: PromptRow, lost: set[int]) -> bool:
     row.lease, row.worker, row.until, row.given_up = 0, b"", math.inf, []
     if is_over:
         row.has_columns = False
-        store.let_go(row.key)
+        store.release(row.key)
     else:
         for index in missing:
             row.answers[index] = AnswerRow()

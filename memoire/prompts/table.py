@@ -237,7 +237,7 @@ class PromptTable:
         outcome = self.leases.fail(row, lease, index, reason, is_again)
         if outcome == "taken":
             if not is_again:
-                self.store.let_go(row.key, index)
+                self.store.release(row.key, index)
                 self.book.recount(row)
             self.bring_on(row)
         return outcome
@@ -246,7 +246,7 @@ class PromptTable:
         """Move a prompt to its next state after its answers changed."""
         self.book.touch(row)
         self.leases.settle(row)
-        if self.book.let_go:
+        if self.book.released:
             self.tidy()
 
     def expire(self, now: float) -> int:
@@ -315,11 +315,11 @@ class PromptTable:
     def tidy(self) -> None:
         """Free the bytes of removed prompts, released columns and old plans."""
         book = self.book
-        while book.let_go:
-            row = book.let_go.pop()
-            self.store.let_go(row.key)
-        while book.gone:
-            key = book.gone.pop()
+        while book.released:
+            row = book.released.pop()
+            self.store.release(row.key)
+        while book.removed:
+            key = book.removed.pop()
             self.store.forget(key)
             self.steps.ring.discard(key)
             if self.store.saves is not None:

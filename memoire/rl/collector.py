@@ -37,7 +37,7 @@ from .policies import (
     MEMORY,
     TOPIC,
     VERSION,
-    Asks,
+    AsyncPolicy,
     LoadsModels,
     MlpPolicy,
     Policy,
@@ -188,7 +188,7 @@ class Collector(ClosingContext):
     Args:
         url: Address of the learner's server, or of a proxy in front of it.
         envs: A Gymnasium vector environment with autoreset, or a sequence of them (groups). If the policy answers
-            asynchronously (see `Asks`), other groups step while one waits for its actions.
+            asynchronously (see `AsyncPolicy`), other groups step while one waits for its actions.
         policy: Policy that acts. None is a `RemoteActor` if the server has inference nodes, else an `MlpPolicy`. A
             policy with a method `load(body, version)` gets the newest model.
         table, keys, name: As of `memoire.connect`.
@@ -235,7 +235,7 @@ class Collector(ClosingContext):
             self.policy: Policy = self._usual_policy(seed, keys) if policy is None else policy
             # Checked once: isinstance of a protocol takes as long as a small network.
             self._loads = self.policy if isinstance(self.policy, LoadsModels) else None
-            self._asks = self.policy if isinstance(self.policy, Asks) else None
+            self._asks = self.policy if isinstance(self.policy, AsyncPolicy) else None
             if self._loads is not None:
                 check_model_topic(self.client.parameters, topic)
             self._model = self.client.model(topic)

@@ -208,7 +208,7 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Asks(Protocol):
+class AsyncPolicy(Protocol):
     """Policy that computes elsewhere, while its caller steps other environments."""
 
     def ask(self, observations: Any, *, min_version: int = 0) -> Any:

@@ -176,7 +176,7 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStanding:
+class WorkerStats:
     """Figures of a worker: its episodes, its model and its real-time clock."""
 
     # fmt: off
@@ -195,7 +195,7 @@ class WorkerStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerStanding:
+class TrainerStats:
     """Figures of a trainer: its progress, and the reason for which it waits."""
 
     # fmt: off

@@ -28,7 +28,7 @@ from .policies import TOPIC
 from .recording import connected
 from .saving import form_of, load_agent, save_agent, unsaved, warn_of_told
 from .spaces import with_actions
-from .step_clock import TrainerStanding
+from .step_clock import TrainerStats
 from .training import (
     MAX_LEAD_STEPS,
     REASONS,
@@ -211,7 +211,7 @@ class Trainer(ClosingContext):
             self._resources.callback(self.experience.close)
             self.loop = TrainingLoop(agent, self.experience, self._publish, plan, is_over=lambda: self.is_stopping)
             self._resume()
-            self.reader.program = self.standing
+            self.reader.program = self.stats
         except BaseException:
             self.close()
             raise
@@ -337,10 +337,10 @@ class Trainer(ClosingContext):
         """Checks that compare rebuilt transitions with the recorded ones; None without checks."""
         return getattr(getattr(self.experience, "memory", None), "checks", None)
 
-    def standing(self) -> TrainerStanding:
+    def stats(self) -> TrainerStats:
         """Return the trainer's progress and the reason for its pause, as /metrics shows them."""
         loop, checks = self.loop, self._checks
-        return TrainerStanding(
+        return TrainerStats(
             loop.state.updates, loop.samples, loop.state.epoch, loop.gate.ratio(self.experience.received),
             dict(loop.idle), {reason: float(loop.reason == reason) for reason in REASONS},
             getattr(checks, "passed", 0), getattr(checks, "failed", 0),

@@ -38,7 +38,7 @@ from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, 
 from .policies import TOPIC
 from .recording import CONNECT_INTERVAL, Columns, Recorder, Step, connected, limit_of
 from .spaces import check_actions, default_action, pin, reset_result, step_result
-from .step_clock import WorkerStanding, times_of
+from .step_clock import WorkerStats, times_of
 from .training import check_model_topic
 from .weights import ModelFiles, read_model
 
@@ -144,7 +144,7 @@ class RolloutWorker(ClosingContext):
             self._follower: ModelFollower | None = None
             if url is not None:
                 self._connect(url, timeout, topic, recording, table=table, keys=keys, name=name)
-                self.node.program = self.standing
+                self.node.program = self.stats
         except BaseException:
             self._files.close()
             raise
@@ -197,11 +197,11 @@ class RolloutWorker(ClosingContext):
         assert self.client is not None, "a worker without a server has no pages"
         return self.client
 
-    def standing(self) -> WorkerStanding:
+    def stats(self) -> WorkerStats:
         """Return the worker's counts and step times, as /metrics shows them."""
         times = copy.deepcopy(times_of(self.env))
         late = {} if times is None else times.late
-        return WorkerStanding(self.episodes, self.steps, self.tests, self.version, times, late)
+        return WorkerStats(self.episodes, self.steps, self.tests, self.version, times, late)
 
     # ---------------------------------------------------------------------------------------------- one episode
 

@@ -285,7 +285,7 @@ class Keys:
         """Key of this process, with its secret half."""
         self.servers: tuple[Key, ...] = ()
         """Public keys of the servers that this process dials."""
-        self.met: dict[str, bytes] = {}
+        self.server_keys_by_address: dict[str, bytes] = {}
         """Key that was used at an address, at a host, and (by "") last."""
         self.authorized: Mapping[bytes, Key] = {}
         """Keys of admitted clients, by public key."""

@@ -47,7 +47,7 @@ from memoire.wire.frames import reply as encode_reply
 from . import state as recovery
 from .handlers.accounts import AccountsHandler, FeedbackHandler, Pieces, by_client
 from .handlers.clients import ClientsHandler, DrawsHandler, IntakeHandler
-from .handlers.control import ControlHandler, ModelsHandler, made
+from .handlers.control import ControlHandler, ModelsHandler, model_from
 from .state import ClientOwners, Committer, Credits, ServerState
 
 KEPT_ROWS = 64
@@ -453,7 +453,7 @@ class Dispatcher:
 
     def publish(self, topic: str, content: bytes | bytearray | memoryview | str, version: int = 0) -> Model:
         """Store a new version of a model and notify subscribers: see `ModelsHandler.publish`."""
-        model = made(topic, content, self.limits)  # the checksum is computed without the lock
+        model = model_from(topic, content, self.limits)  # the checksum is computed without the lock
         with Held(self._lock):
             return self._models.publish(model, version)
 

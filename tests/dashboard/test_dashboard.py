@@ -472,7 +472,7 @@ def test_before_the_first_look_it_is_alive_and_not_ready():
 
     aggregator = Aggregator(Settings(nodes=("http://127.0.0.1:1",)), History(None))
     assert aggregator.liveness() == [] and aggregator.readiness() == ["starting: the nodes have not been asked yet"]
-    assert aggregator.turn(5.0).verdicts[0].code == "no_node"
+    assert aggregator.poll(5.0).verdicts[0].code == "no_node"
     assert aggregator.readiness() == []
     aggregator.close()
 

@@ -161,16 +161,16 @@ class Crowded:
             peer.connect("inproc://crowded")
             peer.send(b"here")
             self.router.recv_multipart()
-        self.send_queues = SendQueues(**bounds)
+        self.queues = SendQueues(**bounds)
         self.clock = itertools.count(1.0)
 
     def send(self, peer, *numbers):
         for number in numbers:
-            self.send_queues.send(self.router, [b"peer%d" % peer, b"%8d" % number], 0.0)
+            self.queues.send(self.router, [b"peer%d" % peer, b"%8d" % number], 0.0)
 
     def turn(self):
         sockets.receive(self.router)  # as each owner does: ZeroMQ looks at nothing else meanwhile
-        self.send_queues.turn(next(self.clock))
+        self.queues.turn(next(self.clock))
 
     def hear(self, peer, count):
         heard = []
@@ -186,41 +186,37 @@ def test_a_large_payload_counts_until_its_peer_has_read_it(cluster):
     crowded = Crowded(cluster, 2, room=room)
 
     def send(peer):
-        crowded.send_queues.send(crowded.router, [b"peer%d" % peer, bytes(size)], 0.0)
+        crowded.queues.send(crowded.router, [b"peer%d" % peer, bytes(size)], 0.0)
 
     send(0)
-    assert (room.bytes, len(crowded.send_queues)) == (size, 0)
+    assert (room.bytes, len(crowded.queues)) == (size, 0)
     send(0)
-    assert len(crowded.send_queues) == 1, "its connection has room for two messages, but the budget has not"
+    assert len(crowded.queues) == 1, "its connection has room for two messages, but the budget has not"
     send(1)
-    assert len(crowded.send_queues) == 1, "each connection may have one on its way"
+    assert len(crowded.queues) == 1, "each connection may have one on its way"
     for peer in (0, 1, 0):
         until(lambda peer=peer: crowded.turn() or crowded.peers[peer].poll(0))
         assert len(crowded.peers[peer].recv()) == size
     until(lambda: crowded.turn() or not room.bytes)
-    assert (len(crowded.send_queues), crowded.send_queues.dropped) == (0, 0)
+    assert (len(crowded.queues), crowded.queues.dropped) == (0, 0)
 
 
 def test_what_has_no_room_waits_and_goes_out_in_order(cluster):
     crowded = Crowded(cluster, 2)
     crowded.send(0, *range(10))
-    assert len(crowded.send_queues) == 8, "a ROUTER of its own would have dropped them"
+    assert len(crowded.queues) == 8, "a ROUTER of its own would have dropped them"
     crowded.send(1, 100)
     assert crowded.hear(1, 1) == [100], "other connections do not wait"
     crowded.send(0, 10)
     assert crowded.hear(0, 11) == list(range(11))
-    assert (len(crowded.send_queues), crowded.send_queues.dropped, crowded.send_queues.next_time()) == (
-        0,
-        0,
-        float("inf"),
-    )
+    assert (len(crowded.queues), crowded.queues.dropped, crowded.queues.next_time()) == (0, 0, float("inf"))
 
 
 def test_beyond_all_bytes_the_connection_that_is_stuck_for_longest_loses_its_oldest(cluster):
     crowded = Crowded(cluster, 2, all_bytes=39)
     crowded.send(0, *range(4))
     crowded.send(1, *range(4))
-    assert (len(crowded.send_queues), crowded.send_queues.dropped) == (3, 1)
+    assert (len(crowded.queues), crowded.queues.dropped) == (3, 1)
     assert (crowded.hear(0, 3), crowded.hear(1, 4)) == ([0, 1, 3], [0, 1, 2, 3])
 
 

@@ -19,7 +19,7 @@ from memoire.nodes.settings import make_envs
 from memoire.replay.columns import Column
 from memoire.rl import weights
 from memoire.rl.collector import Collector, RemoteActor
-from memoire.rl.policies import Asks, LoadsModels, MlpPolicy, Moments, Policy, policy_rows, rollout_schema
+from memoire.rl.policies import AsyncPolicy, LoadsModels, MlpPolicy, Moments, Policy, policy_rows, rollout_schema
 from memoire.tables.table import Table
 from netkit import QUICK, in_thread
 
@@ -187,7 +187,7 @@ def arguments_of(*functions):
     return {name for each in functions for name in inspect.signature(each).parameters} - {"args", "kwargs"}
 
 
-NAMES = arguments_of(RemoteActor.ask, RemoteActor.act, Policy.act, Asks.ask, MlpPolicy.act) | {
+NAMES = arguments_of(RemoteActor.ask, RemoteActor.act, Policy.act, AsyncPolicy.ask, MlpPolicy.act) | {
     "observations", "min_version", "columns", "extras", "inputs", "terminated", "truncated", "version", "lane", "name",
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ def test_a_test_episode_comes_before_training_episodes_and_is_no_sample(queue: S
         assert until(lambda: [(each.kind, each.length, each.returned) for _, each in queue.episodes()] == expected)
         stats = queue.stats()
         assert (stats.recent.count, stats.tested.count, stats.tested.return_mean) == (3, 2, 5.0)
-        assert worker.standing().tests == 2
+        assert worker.stats().tests == 2
     samples = taken(queue, 18)
     assert [each.is_reset for each in samples] == ([True] + [False] * 5) * 3
     assert [each.test_length for each in samples if each.is_reset] == [5, 0, 5]

@@ -9,7 +9,7 @@ from memoire.limits import Limits
 from memoire.models.model import StaleVersion
 from memoire.replay.parameters import Parameters
 from memoire.server.handlers.clients import DrawsHandler
-from memoire.server.handlers.control import made
+from memoire.server.handlers.control import model_from
 from memoire.tables.table import Table
 from memoire.wire import _bytes, compression, containers, messages
 from memoire.wire.rows import unpack_sums
@@ -151,14 +151,14 @@ def shown(ends):
 
 def test_a_model_that_is_too_large_is_refused():
     with pytest.raises(ParameterError, match=r"The model has 1001 bytes; the limit is 1000"):
-        made("t", bytes(1001), LIMITS)
+        model_from("t", bytes(1001), LIMITS)
 
 
 def test_a_model_is_shown_with_the_next_version_and_versions_never_go_back(ends):
-    assert [ends.models.publish(made("t", b"x", LIMITS)).version for _ in range(2)] == [1, 2]
-    assert ends.models.publish(made("t", b"y", LIMITS), 9).version == 9
+    assert [ends.models.publish(model_from("t", b"x", LIMITS)).version for _ in range(2)] == [1, 2]
+    assert ends.models.publish(model_from("t", b"y", LIMITS), 9).version == 9
     with pytest.raises(StaleVersion):
-        ends.models.publish(made("t", b"z", LIMITS), 9)
+        ends.models.publish(model_from("t", b"z", LIMITS), 9)
     assert shown(ends) == [(1, b"x"), (2, b"x"), (9, b"y")]
 
 
@@ -172,7 +172,7 @@ def test_a_model_from_far_away_is_published_when_it_is_whole(ends, body):
 def test_a_version_that_is_here_is_taken_again_at_once(ends):
     """A reader publishes its models to a restarted server, which may already have them from its disk."""
     publish(ends)
-    ends.models.publish(made("t", BODY, LIMITS), 4)
+    ends.models.publish(model_from("t", BODY, LIMITS), 4)
     reply = publish(ends, version=4)
     assert (reply.body.received, reply.body.version, reply.until_saved) == (len(BODY), 4, True)
     with pytest.raises(ProtocolError, match="belongs to no upload"):
@@ -183,10 +183,10 @@ def test_a_version_that_is_here_is_taken_again_at_once(ends):
 
 
 def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(roomy, disk):
-    roomy.models.publish(made("t", b"x", LIMITS))
+    roomy.models.publish(model_from("t", b"x", LIMITS))
     group = roomy.state.committer.collect(roomy.state.runs)
     roomy.models.collected()
-    roomy.models.publish(made("t", b"y", LIMITS))
+    roomy.models.publish(model_from("t", b"y", LIMITS))
     for ticket in group.tickets:
         ticket()
     roomy.state.committer.mark_saved(roomy.state.runs)
@@ -198,19 +198,19 @@ def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(roomy, 
 def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
     limits = roomy.state.limits
     for _ in range(6):
-        roomy.models.publish(made("t", bytes(1 << 20), limits))
-    roomy.models.publish(made("large", bytes(9 << 20), limits))
+        roomy.models.publish(model_from("t", bytes(1 << 20), limits))
+    roomy.models.publish(model_from("large", bytes(9 << 20), limits))
     save(roomy.state, disk)
     assert [(model.topic, model.version) for model in roomy.shown] == [("large", 1)]
     roomy.models.collected()
     for _ in range(6):
-        roomy.models.publish(made("t", bytes(1 << 20), limits))
+        roomy.models.publish(model_from("t", bytes(1 << 20), limits))
     save(roomy.state, disk)
     assert [model.version for model in roomy.shown[1:]] == [9, 10, 11, 12]
 
 
 def test_a_version_that_was_overtaken_is_missing_and_nothing_is_wrong(ends):
-    ends.models.publish(made("t", b"x", LIMITS), 4)
+    ends.models.publish(model_from("t", b"x", LIMITS), 4)
     missing = fetch(ends, version=3).body
     assert (missing.code, missing.text) == ("missing", "version 3 of topic 't' was replaced by version 4")
     with pytest.raises(ProtocolError):

@@ -124,7 +124,7 @@ class Uploads:
             self.drop(*key)
 
 
-def made(topic: str, content: bytes | bytearray | memoryview | str, limits: Limits) -> Model:
+def model_from(topic: str, content: bytes | bytearray | memoryview | str, limits: Limits) -> Model:
     """Return a model of this content, without a version. Computes the checksum; needs no lock.
 
     Raises:

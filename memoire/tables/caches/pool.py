@@ -427,7 +427,7 @@ class Pool(
         return PutBack(is_new, evicted, counts, client.id)
 
     def _register_saved(self, kept: ClientRecord, heard: float) -> HeldClient:
-        """Register a saved client with its sums; `record_contact` is the last message's time for a client that is new."""
+        """Register a saved client with its sums; `heard` is the last message's time for a client that is new."""
         client = self.clients.get(kept.id)
         if client is None:
             client = self._register(kept.id)
