@@ -59,7 +59,7 @@ _REFUSED = (
 REFUSED_PAUSE, MAX_REFUSED_PAUSE = 0.5, 8.0
 """First and longest pause, in seconds, before an address that refused this process is dialled again."""
 ANYWHERE = ""
-"""Newest entry of `Keys.server_keys_by_address`: the next address is often another server of the same cluster."""
+"""Newest key's place in `Keys.server_keys_by_address`: the next address is often another server of the same cluster."""
 
 
 class DialKeys:
@@ -163,9 +163,8 @@ class DialKeys:
 
     def _record_key(self) -> None:
         """Remember the expected key as that of the address and its host."""
-        self.keys.server_keys_by_address |= dict.fromkeys(
-            (self._address, _host(self._address), ANYWHERE), self.expected
-        )
+        for place in (self._address, _host(self._address), ANYWHERE):
+            self.keys.server_keys_by_address[place] = self.expected
 
     def _pause(self, now: float) -> None:
         seconds = min(MAX_REFUSED_PAUSE, REFUSED_PAUSE * 2.0 ** min(self._refusals, 30))

@@ -17,17 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.kinds import (
-    Body,
-    Handler,
-    HandlerContext,
-    MessageHeader,
-    Reply,
-    ReplyPage,
-    encoded_bytes,
-    too_large,
-    types,
-)
+from memoire.kinds import Body, Handler, HandlerContext, MessageHeader, Reply, ReplyPage, encoded_bytes, too_large
 
 from . import messages
 from .columns import NOTHING, PIECE_BYTES, Key, Packed, checked
@@ -275,7 +265,7 @@ class PromptsHandler:
 
     def _page(self, client: bytes) -> ReplyPage:
         """Return an empty reply to a client, with the room that its limits leave."""
-        return self._context.page(client, types.PROMPTED)
+        return self._context.page(client, messages.Prompted.type)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **fields: Any) -> Reply:
         committed = table.book.facts.committed
