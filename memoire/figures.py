@@ -425,12 +425,12 @@ class Timings:
         self._seconds = dict.fromkeys(kinds, 0.0)
         self._counts = {kind: [0] * (len(BOUNDS) + 1) for kind in self._seconds}
 
-    def saw(self, kind: str, seconds: float) -> None:
+    def record(self, kind: str, seconds: float) -> None:
         """Count a duration."""
         self._seconds[kind] += seconds
         self._counts[kind][bisect.bisect_left(BOUNDS, seconds)] += 1
 
-    def saw_all(self, kind: str, seconds: NDArray[np.float64]) -> None:
+    def record_many(self, kind: str, seconds: NDArray[np.float64]) -> None:
         """Count many durations, [N]."""
         self._seconds[kind] += float(seconds.sum())
         new_counts = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)

@@ -260,7 +260,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.batch = self.source.get_batch(batch_size, self._timeout)
             return self._samples(self.batch, env)
         # The newest steps can be drawn before the next ones are stored. Rewards are read after the draw.
-        with self.memory.memory.cut_for_now(self._writer.left()):
+        with self.memory.memory.cut_for_now(self._writer.last_states()):
             self.batch = self.memory.sample(batch_size)
             return self._samples(self.batch, env)
 

@@ -263,7 +263,7 @@ class CounterSums:
         self._last: dict[tuple[str, str], tuple[object, float]] = {}
         self.values: dict[str, float] = {}
 
-    def saw(self, who: str, life: object, name: str, value: float) -> None:
+    def add_report(self, who: str, life: object, name: str, value: float) -> None:
         """Add the growth of a counter since the last report of `who`. The first report adds nothing; a new `life`
         counts from zero. With `life` None a smaller value is an outdated report and is ignored.
         """
@@ -300,20 +300,20 @@ class Counters:
             for place, count in enumerate(kind["counts"]):
                 counted[f"request {place}"] = counted.get(f"request {place}", 0) + count
         for name, value in counted.items():
-            self._sums.saw(node.url, life, name, value)
+            self._sums.add_report(node.url, life, name, value)
         for name, table in tables.items():
-            self._sums.saw(node.url, life, f"samples of {name}", table["samples"])
-            self._sums.saw(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
+            self._sums.add_report(node.url, life, f"samples of {name}", table["samples"])
+            self._sums.add_report(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
             # Clients report the same steps again to a server that was restarted.
-            self._sums.saw(node.url, None, f"steps of {name}", table.get("steps", 0))
+            self._sums.add_report(node.url, None, f"steps of {name}", table.get("steps", 0))
 
     def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:
         """Record the current sums, totals and learners' waits. `up`: the servers that answer."""
         lives = {embedded(node): node.stats.get("epoch") for node in up}
         for row in learners:  # remote learners count their own batches and get a new id in each life
             life = lives.get(row.learner)
-            self._sums.saw(f"learner {row.learner}", life, "batches", row.batches)
-            self._waits.saw("", life, row.learner, row.waited)
+            self._sums.add_report(f"learner {row.learner}", life, "batches", row.batches)
+            self._waits.add_report("", life, row.learner, row.waited)
         values = self._sums.values | asdict(totals)
         values |= {waited(row.learner): self._waits.values[row.learner] for row in learners}
         self._ring.add(now, values)

@@ -259,7 +259,7 @@ def _argparse_options(each: Declared, read: Callable[[str], Any] | None) -> dict
     return options | ({"choices": setting.choices} if setting.choices else {})
 
 
-def said_of(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
+def changed_settings(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
     """Return the settings that a class declares, by name, without those that equal their defaults."""
     return {name: value for name, value in all_of(args, kind).items() if value != declared(kind)[name].default}  # type: ignore[arg-type]
 

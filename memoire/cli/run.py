@@ -21,10 +21,10 @@ from .options import (
     add_keys,
     add_settings,
     all_of,
+    changed_settings,
     check_endpoint,
     endpoint_of,
     page_options,
-    said_of,
     storage,
 )
 
@@ -72,7 +72,7 @@ def _launch(args: argparse.Namespace) -> int:
             keys=args.keys,
             state_dir=args.state_dir,
             dashboard=not args.no_dashboard,
-            **said_of(args, LaunchSettings),
+            **changed_settings(args, LaunchSettings),
         )
     )
 
@@ -97,7 +97,7 @@ def nodes_of(args: argparse.Namespace, host: str = "127.0.0.1", *, insecure: boo
         schema=None if tables_of(args) else roles.schema_of(args.schema, args.env),
         settings=args.set,
         tables=args.tables,
-        **said_of(args, ClusterCounts),
+        **changed_settings(args, ClusterCounts),
         host=host,
         port=args.port,
         run=args.run,
@@ -246,7 +246,7 @@ def _server(args: argparse.Namespace) -> int:
         tables=tables,
         run=args.run,
         name=args.name,
-        room=said_of(args, Room),
+        room=changed_settings(args, Room),
         inference=args.inference,
         state=state_of(args),
         restore=args.restore,
@@ -262,7 +262,7 @@ def _server(args: argparse.Namespace) -> int:
 
 def state_of(args: argparse.Namespace) -> State | None:
     """Return the state folder's settings, or None without --state-dir."""
-    options = said_of(args, State)
+    options = changed_settings(args, State)
     if options and "folder" not in options:
         name = next(iter(options))
         raise ParameterError.with_text(

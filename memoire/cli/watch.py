@@ -19,9 +19,9 @@ from .options import (
     add_keys,
     add_settings,
     all_of,
+    changed_settings,
     endpoint_of,
     pages_of,
-    said_of,
     tokens,
 )
 
@@ -72,7 +72,7 @@ def _dashboard(args: argparse.Namespace) -> int:
             node_token=tokens(args.node_token_file),
             hosts=tuple(args.allow_host),
             open=args.open,
-            **said_of(args, Settings),
+            **changed_settings(args, Settings),
         )
     )
 

@@ -98,7 +98,7 @@ class CachesSide(ActorSide):
         deadline = pusher.waiting.now() + patience
         if not pusher.is_granted(deadline):
             return pusher.skip(HELD_BACK)
-        return self.push_granted(pusher.waiting.left(deadline))
+        return self.push_granted(pusher.waiting.remaining(deadline))
 
     def push_granted(self, patience: float, with_it: Callable[[], Changes] = list) -> bool:
         """Draw and push a cache of granted entries; the changes of `with_it` are made together with a push or skip."""

@@ -289,7 +289,7 @@ class Client(Node):
         2**53 - 1 if there is no limit.
         """
         with self._waiting.changed:
-            return self._session.inserts.left
+            return self._session.inserts.remaining
 
     def sync(self, capacity: int | None = None, timeout: float | None = None, *, overrides: bool = False) -> None:
         """Ask the server for schema and parameters again, and begin with an empty memory; totals go on. Existing

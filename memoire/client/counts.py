@@ -139,7 +139,7 @@ class RunCounts(EntryCounts):
         return self.sums - self.acknowledged
 
     @property
-    def told(self) -> ClientCounts:
+    def reported(self) -> ClientCounts:
         """Counts that UPDATE reports: those of its run, up to the boundary if there is one."""
         return self._already + self.reach - self._entered
 
@@ -194,7 +194,7 @@ class RunCounts(EntryCounts):
     def enter_run(self, run: int) -> None:
         """Count for the run with this hash from now on, or from the boundary on."""
         if self._run is not None and run != self._run:
-            self._former[self._run] = self.told
+            self._former[self._run] = self.reported
             self._count_from(self._former.pop(run, ClientCounts()))
         self._run, self.boundary = run, None
 
@@ -237,7 +237,7 @@ class InsertGrant:
         self._undecided = 0  # passed steps that may become inserts
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Entries that may be inserted before the home is asked again; negative if too many are inserted already."""
         counts = self._counts
         return NO_LIMIT if counts.granted == NO_LIMIT else counts.granted - counts.inserted
@@ -245,21 +245,21 @@ class InsertGrant:
     @property
     def held_back(self) -> str:
         """Reason why no entry may be inserted now; "" if one may."""
-        return self.reason if self.left <= 0 else ""
+        return self.reason if self.remaining <= 0 else ""
 
     @property
     def is_half_used(self) -> bool:
         """True if half of the grant is used: the client asks for more before the rest is."""
-        return self._counts.granted < NO_LIMIT and 0 < 2 * self.left < self._size
+        return self._counts.granted < NO_LIMIT and 0 < 2 * self.remaining < self._size
 
     def grant(self, granted: int, reason: str) -> None:
         """Set the total number of entries of this run that may be inserted, and the home's reason for no more."""
         is_more, was_free = granted > self._counts.granted, self._counts.granted == NO_LIMIT
         was_asked, self.is_short = self.is_short or self.waiting > 0, False
         self._counts.granted, self.reason = granted, reason
-        is_refused = was_asked and not is_more and self.left <= 0
+        is_refused = was_asked and not is_more and self.remaining <= 0
         self.pause = min(max(2 * self.pause, MIN_PAUSE), self._longest_pause) if is_refused else MIN_PAUSE
-        self._size = self.left if is_more or was_free else self._size
+        self._size = self.remaining if is_more or was_free else self._size
 
     def expect(self) -> None:
         """End the pause: the home has announced a model, which may give room, so waiting calls ask again at once."""
@@ -272,7 +272,7 @@ class InsertGrant:
 
     def admitted(self, entries: int) -> int:
         """Return how many of `entries` recorded entries the home lets be inserts now."""
-        return max(0, min(entries, self.left))
+        return max(0, min(entries, self.remaining))
 
     def settling(self, entries: int, inserted: int) -> Changes:
         """Return the changes that make inserts of `inserted` among `entries` recorded entries; the rest stay passed."""

@@ -399,8 +399,8 @@ class RolloutsObserver(WriterObserver):
         self._waiting.check_process()
         inserts, counts, session = self._session.inserts, self._session.counts, self._session
         with self._waiting.changed:
-            entries, has_room = writer._untold, inserts.left > 0
-            is_enough = inserts.left > entries or session.is_finished
+            entries, has_room = writer._untold, inserts.remaining > 0
+            is_enough = inserts.remaining > entries or session.is_finished
             changes = session.recording(entries) + setting(counts, passed=counts.passed + entries * (not has_room))
             answer: AfterStep = "discard" if not has_room else "" if is_enough else "wait"
             _core.at_once(changes + setting(writer, _untold=0, _answer=answer))

@@ -154,8 +154,8 @@ class Pusher:
         """Wait until at least one entry may be inserted; False at the deadline, or if the run is over."""
         session = self.session
         with self.waiting.changed:
-            self._hold_until(lambda: session.inserts.left > 0 or session.is_finished, deadline)
-            return session.inserts.left > 0
+            self._hold_until(lambda: session.inserts.remaining > 0 or session.is_finished, deadline)
+            return session.inserts.remaining > 0
 
     def _hold_until(self, is_done: Callable[[], bool], deadline: float) -> None:
         """Wait for the home to grant more, until `is_done` returns True or the deadline. Called under the lock."""

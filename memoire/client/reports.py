@@ -227,7 +227,7 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
     Args:
         models: Newest version of each topic that the client has.
     """
-    boundary, counts, welcome = session.counts.boundary, session.counts.told, session.welcome
+    boundary, counts, welcome = session.counts.boundary, session.counts.reported, session.welcome
     is_home = session.home == name_hash(welcome.home_name)
     last_line = None if boundary is None else boundary.line
     return messages.Update(

@@ -232,7 +232,7 @@ class Batching:
             client.early += rows
             self.early += rows
 
-    def left(self, client: bytes) -> None:
+    def remove_client(self, client: bytes) -> None:
         """Stop waiting for the next request of a client whose connection has ended. Its present requests stay: the
         client may connect again and resend them.
         """

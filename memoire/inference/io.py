@@ -121,7 +121,7 @@ class NodeService(Protocol):
     def check(self, client: bytes, job: int, now: float) -> None:
         """Raise ProtocolError (code "cancelled") if rows belong to a job that is not wanted any more."""
 
-    def left(self, descriptor: int) -> None:
+    def handle_disconnect(self, descriptor: int) -> None:
         """Handle the end of a connection."""
 
     def next_time(self) -> float:
@@ -395,9 +395,9 @@ class InferenceThread:
 
     def _hung_up(self, descriptor: int) -> None:
         for client in self._clients_of.pop(descriptor, ()):
-            self.batching.left(client)
+            self.batching.remove_client(client)
         if self.service is not None:
-            self.service.left(descriptor)
+            self.service.handle_disconnect(descriptor)
 
     # Batches
 
@@ -450,8 +450,8 @@ class InferenceThread:
             body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
             frames, kept = self._answer_to(request, asked, body, outputs, first)
             self.batching.answered(request, kept)
-            counts.waits.saw(batch.reason, fired - request.arrived)
-            counts.durations.saw(batch.reason, now - request.arrived)
+            counts.waits.record(batch.reason, fired - request.arrived)
+            counts.durations.record(batch.reason, now - request.arrived)
             self.send([*asked.envelope, *frames])
             first += request.rows
         if isinstance(outputs, dict):
@@ -509,5 +509,5 @@ class _HangUps(ConnectionWatcher):
         self._hung_up = hung_up
         self.watch(zmq.EVENT_DISCONNECTED)
 
-    def happened(self, event: int, value: int, address: str) -> None:
+    def handle_event(self, event: int, value: int, address: str) -> None:
         self._hung_up(value)

@@ -39,7 +39,7 @@ class KeyedHandler:
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """Return the pool of the requested table. Raise ProtocolError (code "table")."""
-        pool: KeyedPool = self._context.table(header).asked(KeyedPool, header.type.name).rows(header.client)
+        pool: KeyedPool = self._context.table(header).require_for(KeyedPool, header.type.name).rows(header.client)
         return pool
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:

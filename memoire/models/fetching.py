@@ -137,7 +137,7 @@ class TopicFetcher:
         return self._take_steps()
 
     @property
-    def heard(self) -> int:
+    def newest_announced(self) -> int:
         """Newest version that was announced, fetched or not; 0 before any."""
         return self._heard
 

@@ -338,7 +338,7 @@ class Topics(ReceivedModels):
     def published(self, name: str) -> int:
         """Return the newest version that the server announced, or 0; its body may be on its way."""
         topic = self._topics.get(name)
-        return 0 if topic is None else topic.fetcher.heard
+        return 0 if topic is None else topic.fetcher.newest_announced
 
     # Inside of the thread
 

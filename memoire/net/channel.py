@@ -367,7 +367,7 @@ class Channel:
     def _notice_endings(self) -> None:
         """Take connection events: the next message goes to the connection known now, or after HELLO to a newer one."""
         if self._introduces and self.link.monitor is not None:
-            self.link.heard()
+            self.link.read_events()
             self._is_unknown = self._is_unknown or self.link.is_down or self.link.connections != self._seen
 
     def _introduce(self) -> bool:

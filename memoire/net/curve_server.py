@@ -323,7 +323,7 @@ class _GuardedAddress(ConnectionWatcher):
             self._wrong_keys.popleft()
             self._gate.refuse("server_key")
 
-    def happened(self, event: int, value: int, address: str) -> None:
+    def handle_event(self, event: int, value: int, address: str) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._accepted += 1
             self._handshakes[value] = time.monotonic()

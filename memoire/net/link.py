@@ -245,7 +245,7 @@ class Link(ConnectionWatcher):
         follower = self._followers.get(socket)
         if follower is None:
             return 0
-        follower.heard()
+        follower.read_events()
         return follower.endings
 
     @property
@@ -304,7 +304,7 @@ class Link(ConnectionWatcher):
         self._name_at = float("inf")
         super().close()
 
-    def happened(self, event: int, value: int, address: str) -> None:
+    def handle_event(self, event: int, value: int, address: str) -> None:
         """Apply one event of the monitor."""
         if self._host and _normalized(address) != _normalized(self.address):
             return  # a late event of a former address
@@ -446,7 +446,7 @@ class _FollowingSocket(ConnectionWatcher):
         super().__init__(socket)
         self.keys = None if keys is None else DialKeys(keys.keys, socket, link.endpoint)
         self.endings = 0
-        """Number of ended connections, as of the newest call of `heard`."""
+        """Number of ended connections, as of the newest call of `read_events`."""
         self._link = link
         self.watch(_WANTED)
 
@@ -458,7 +458,7 @@ class _FollowingSocket(ConnectionWatcher):
         if self.keys is not None and self.keys.is_due(now):
             self._link.dial_again(self._socket)
 
-    def happened(self, event: int, value: int, address: str) -> None:
+    def handle_event(self, event: int, value: int, address: str) -> None:
         self.endings += event == zmq.EVENT_DISCONNECTED
         if self.keys is not None and event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.keys.succeeded()

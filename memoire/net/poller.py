@@ -64,13 +64,13 @@ class ConnectionWatcher:
     def turn(self, now: float) -> None:
         """Do periodic work; called when `look_at` has come."""
 
-    def heard(self) -> None:
+    def read_events(self) -> None:
         """Take the events that the monitor has received."""
         assert self.monitor is not None
         for event, value, address in sockets.events(self.monitor):
-            self.happened(event, value, address)
+            self.handle_event(event, value, address)
 
-    def happened(self, event: int, value: int, address: str) -> None:
+    def handle_event(self, event: int, value: int, address: str) -> None:
         """Handle one event, with its value and address."""
 
     def leave(self, socket: Socket) -> None:
@@ -233,7 +233,7 @@ class Poller:
         if ready:
             for monitor in [socket for socket in ready if socket in self._monitors]:
                 del ready[monitor]
-                self._monitors[monitor].heard()
+                self._monitors[monitor].read_events()
         now = time.monotonic()
         if now >= look_at:
             for watcher in self._watchers.values():

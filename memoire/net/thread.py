@@ -66,7 +66,7 @@ class NodeLock:
         """Return the time in seconds, by the monotonic clock of all times of the node."""
         return time.monotonic()
 
-    def left(self, deadline: float) -> float:
+    def remaining(self, deadline: float) -> float:
         """Return the seconds until a deadline; 0 after it."""
         return max(0.0, deadline - time.monotonic())
 
@@ -93,7 +93,7 @@ class NodeLock:
             interval: Seconds after which `is_done` is called again without a notification.
         """
         while not is_done():
-            remaining = self.left(deadline)
+            remaining = self.remaining(deadline)
             if remaining <= 0.0:
                 return False
             (before or self.wake)()

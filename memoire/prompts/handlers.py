@@ -275,7 +275,7 @@ class PromptsHandler:
         return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
-        return self._context.table(header).asked(PromptPool, header.type.name)
+        return self._context.table(header).require_for(PromptPool, header.type.name)
 
 
 def _key_of(key: messages.PromptKey) -> Key:

@@ -254,12 +254,12 @@ class Directory:
                 dropped.append(self.servers.pop(server.name))
         return dropped
 
-    def met(self, server: RemoteServer, epoch: int) -> bool:
+    def record_epoch(self, server: RemoteServer, epoch: int) -> bool:
         """Record a server's epoch; return True if it changed: a restarted server knows nothing of this reader."""
         former, server.epoch = server.epoch, epoch
         return former != epoch
 
-    def reported(self, server: TableServer, is_finished: bool) -> None:
+    def record_finished(self, server: TableServer, is_finished: bool) -> None:
         """Record if a server reports the end of the run; the run is over after all servers have reported it."""
         server.is_finished = is_finished
         self.is_finished = self.is_finished or all(other.is_finished for other in self.servers.values())

@@ -273,7 +273,7 @@ class ReaderThread:
             self._met(server, welcome.epoch)
 
     def _met(self, server: RemoteServer, epoch: int) -> None:
-        self.publisher.met(server, has_restarted=self.directory.met(server, epoch))
+        self.publisher.send_missing(server, has_restarted=self.directory.record_epoch(server, epoch))
 
     def _welcomed(self, address: Address, answer: Answer) -> None:
         address.hello.answered()
@@ -393,7 +393,7 @@ class Sides:
                 raise NotEnoughSamples(
                     wanted.steps, 0, 0, 0, patience, "another thread's take of this reader is waiting"
                 )
-            return self._take(side, wanted, patience, self._monitor.left(deadline))
+            return self._take(side, wanted, patience, self._monitor.remaining(deadline))
 
     def _take(self, side: LearnerSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
         taken: list[Any] = []
@@ -515,10 +515,10 @@ class ModelSender:
 
     # In the thread
 
-    def met(self, server: RemoteServer, *, has_restarted: bool) -> None:
+    def send_missing(self, server: RemoteServer, *, has_restarted: bool) -> None:
         """Send the models that a server lacks, after an answer of the server."""
         with self._monitor.changed:
-            sends = self._publishing.met(server, has_restarted)
+            sends = self._publishing.missing_chunks(server, has_restarted)
         self._send(sends)
 
     def _start(self, model: Model, began: float, orders: list[PublishOrder]) -> None:

@@ -147,7 +147,7 @@ class Publishing:
         for topic, version in models.items():
             self.versions[topic] = max(version, self.versions.get(topic, 0))
 
-    def met(self, server: RemoteServer, has_restarted: bool) -> list[Send]:
+    def missing_chunks(self, server: RemoteServer, has_restarted: bool) -> list[Send]:
         """Return chunks for a server that answers: of models that it lacks, or of all models after its restart."""
         if has_restarted:
             self._delivery(server).taken.clear()

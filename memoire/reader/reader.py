@@ -281,7 +281,7 @@ class Reader(ClusterOrders):
             self._thread.worker.wake()
         if self._delivered.is_due(time.monotonic()):
             newest = self._thread.newest_model
-            self._delivered.saw(drawn.gathered, drawn.importance, drawn.left_out, newest)
+            self._delivered.record_batch(drawn.gathered, drawn.importance, drawn.left_out, newest)
         return batch
 
     @checked_names()
@@ -328,7 +328,7 @@ class Reader(ClusterOrders):
                 self._delivered.batches += bool(taken)
         rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
         if self._delivered.is_due(time.monotonic()):
-            self._delivered.took(rollouts.age, rollouts.model_version, self._thread.newest_model)
+            self._delivered.record_rollouts(rollouts.age, rollouts.model_version, self._thread.newest_model)
         return rollouts
 
     @overload

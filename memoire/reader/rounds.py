@@ -183,7 +183,7 @@ class RateTracker:
         self._places.clear()
         self._surplus = None
 
-    def heard(self, server: str, epoch: int, standing: ServerRate | None, entries: int, clients: int) -> None:
+    def record_report(self, server: str, epoch: int, standing: ServerRate | None, entries: int, clients: int) -> None:
         """Record a server's report, and update the surplus of draws."""
         self._places[server] = entries, clients
         if standing is None:
@@ -520,8 +520,8 @@ class Rounds:
             ask.stock.server.fingerprint = body.parameters
             if table is not None:
                 entries = ask.stock.report(table, now)
-                self.balance.heard(ask.stock.server.name, body.epoch, body.standing, entries, len(table))
-                self._directory.reported(ask.stock.server, body.finished)
+                self.balance.record_report(ask.stock.server.name, body.epoch, body.standing, entries, len(table))
+                self._directory.record_finished(ask.stock.server, body.finished)
         else:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:

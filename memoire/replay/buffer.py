@@ -307,7 +307,7 @@ class Buffer(StrictAttributes):
             "annealing": self._annealing.state(),
             "limiter": self._limiter.state_of(_WRITERS),
             "lineage": self._lineage.next_save(),
-            "writers": self._writers.told(self._memory.open_length),
+            "writers": self._writers.state(self._memory.open_length),
         }
 
     @classmethod

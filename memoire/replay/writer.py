@@ -32,7 +32,7 @@ from memoire.errors import (
 from .memory import Memory
 from .parameters import never_copied
 from .steps import End, ResetCheck, State, StepConverter, autoreset_mode, digest
-from .writing import AfterStep, Changes, EntryObserver, ExactObserver, ToldObserver, WriterState, packed, putting
+from .writing import AfterStep, Changes, EntryObserver, ExactObserver, OnceObserver, WriterState, packed, putting
 
 
 class Writer(_core.StepCounter, ClosingContext):
@@ -105,7 +105,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._observer: ExactObserver | None = None
         if observer is not None:
             is_exact = hasattr(observer, "take_entries")
-            self._observer = cast(ExactObserver, observer) if is_exact else ToldObserver(cast(EntryObserver, observer))
+            self._observer = cast(ExactObserver, observer) if is_exact else OnceObserver(cast(EntryObserver, observer))
         self._schema = schema = memory.schema
         self._converter = StepConverter(schema, None if self._single else count)
         self._extras = self._converter.extras  # an attribute, since each step compares it
@@ -269,11 +269,11 @@ class Writer(_core.StepCounter, ClosingContext):
                 raise Closed(self._closed)
             return self._cut_here(1)
 
-    def left(self) -> dict[int, State]:
+    def last_states(self) -> dict[int, State]:
         """Return the state after the last step of each episode with entries, by lane, for `Memory.cut_for_now`. Unknown
         states are left out.
         """
-        with self._alone("left"):
+        with self._alone("last_states"):
             going = np.flatnonzero(self._opened < self._clock).tolist()
             return {int(self.lanes[i]): state for i in going if (state := self._last_state(i)) is not None}
 

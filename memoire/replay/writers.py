@@ -169,7 +169,7 @@ class WriterRegistry:
                 stack.enter_context(writer.still())
             yield
 
-    def told(self, length_of: Callable[[int], int]) -> dict[str, Any]:
+    def state(self, length_of: Callable[[int], int]) -> dict[str, Any]:
         """Return lanes and writers as JSON carries them. Call it within `still` and while the memory is held.
 
         Args:
@@ -187,7 +187,7 @@ class WriterRegistry:
         }
 
     def adopt(self, saved: Mapping[str, Any] | None, lanes: int, length_of: Callable[[int], int]) -> None:
-        """Restore lanes and writers of a loaded memory with so many lanes, from the result of `told`.
+        """Restore lanes and writers of a loaded memory with so many lanes, from the result of `state`.
 
         `make(resume=True)` continues the open episodes; any other `make` ends them.
 

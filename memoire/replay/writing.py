@@ -78,7 +78,7 @@ class ExactObserver(Protocol):
         """Wait as `Observer.pause` does, and clear the writer's `_answer`."""
 
 
-class ToldObserver:
+class OnceObserver:
     """Adapter that calls an `Observer` exactly once for each count of entries and each episode."""
 
     def __init__(self, observer: EntryObserver) -> None:

@@ -191,7 +191,7 @@ class Jobs:
         settle(job.future, result, error)
         return True
 
-    def left(self, worker: bytes, now: float) -> None:
+    def disconnect_worker(self, worker: bytes, now: float) -> None:
         """Let the leases of a worker expire in RECONNECT_TIMEOUT seconds, because its connection has ended."""
         for number in self._leased.get(worker, ()):
             job = self._jobs[number]
@@ -443,14 +443,14 @@ class JobService:
             self._keep(worker, header.sequence, frames)
         self.send([*envelope, *frames])
 
-    def left(self, descriptor: int) -> None:
+    def handle_disconnect(self, descriptor: int) -> None:
         """Let the leases of a connection's clients expire soon, because the connection has ended."""
         now = time.monotonic()
         for client, worker in self._workers.items():
             if worker.descriptor == descriptor:
                 worker.descriptor = -1
                 self._waiting.pop(client, None)
-                self.jobs.left(client, now)
+                self.jobs.disconnect_worker(client, now)
 
     def next_time(self) -> float:
         """Return the time at which `turn` has to run next."""

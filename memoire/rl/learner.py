@@ -46,7 +46,7 @@ from .collector import address_of_rank, beside, for_space
 from .networks import ActorCritic, RecurrentActorCritic, World, flat_tensor
 from .policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from .ppo import PPO, check_correction
-from .saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved, warn_of_told
+from .saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved, warn_of_changed_settings
 from .spaces import with_actions
 from .training import check_gamma
 
@@ -493,7 +493,7 @@ class OnPolicyLearner:
             raise ParameterError("ranks", self.world.size, expected)
         if newest < 0 or saved is None:  # a rank died before it had written its first checkpoint
             return None
-        warn_of_told(self.settings, saved.settings, "learner")
+        warn_of_changed_settings(self.settings, saved.settings, "learner")
         saved.restore_net(self._plain)
         self.steps, self.iterations = saved.steps, saved.iterations
         # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 of them.

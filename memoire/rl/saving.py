@@ -107,7 +107,7 @@ def readable(path: str, problem: str) -> Iterator[None]:
         raise DataError(path, f"{problem} ({(str(error) or type(error).__name__).splitlines()[0]})") from error
 
 
-def warn_of_told(settings: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
+def warn_of_changed_settings(settings: Mapping[str, Any], saved: Mapping[str, Any], who: str) -> None:
     """Warn of each setting of a trainer or learner that differs from its checkpoint; the new setting is used."""
     for name, value in settings.items():
         if name in saved and not _same(saved[name], value):

@@ -39,7 +39,7 @@ from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterErro
 from memoire.kinds import MAX_LINEAGE, StartsStats, unpack
 
 from . import weights
-from .saving import packed_tree, warn_of_told
+from .saving import packed_tree, warn_of_changed_settings
 
 
 class Origin(Protocol):
@@ -386,7 +386,7 @@ class StartStates:
         if self.settings["seed"] not in (None, seed):
             raise ParameterError("seed", self.settings["seed"], f"{seed}, as in the checkpoint, or left out")
         added = self._take(arrays)
-        warn_of_told({**self.settings, "seed": seed}, settings, f"StartStates {self.name!r}")
+        warn_of_changed_settings({**self.settings, "seed": seed}, settings, f"StartStates {self.name!r}")
         self.settings["seed"] = seed
         self._rng.bit_generator.state = generator.bit_generator.state
         return added

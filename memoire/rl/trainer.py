@@ -26,7 +26,7 @@ from memoire.loggers import Logger
 from . import weights
 from .policies import TOPIC
 from .recording import connected
-from .saving import form_of, load_agent, save_agent, unsaved, warn_of_told
+from .saving import form_of, load_agent, save_agent, unsaved, warn_of_changed_settings
 from .spaces import with_actions
 from .step_clock import TrainerStats
 from .training import (
@@ -421,7 +421,7 @@ class Trainer(ClosingContext):
         if facts is not None:
             self.loop.state = TrainingState(**facts["state"])
             _log.info("resuming at epoch %d, after %d training steps", self.loop.state.epoch, self.loop.state.updates)
-            warn_of_told(_settings(self.loop.plan), facts["plan"], "trainer")
+            warn_of_changed_settings(_settings(self.loop.plan), facts["plan"], "trainer")
         self._begin_count(facts)
 
     def _begin_count(self, facts: Mapping[str, Any] | None) -> None:

@@ -52,7 +52,7 @@ class TokenBuckets:
 
     def take(self, key: Hashable, now: float) -> bool:
         """Take a token. Return False if the bucket is empty."""
-        tokens = self.left(key, now)
+        tokens = self.available(key, now)
         is_taken = tokens >= 1.0
         self._buckets[key] = tokens - is_taken, now
         self._buckets.move_to_end(key)
@@ -60,14 +60,14 @@ class TokenBuckets:
             self._buckets.popitem(last=False)
         return is_taken
 
-    def left(self, key: Hashable, now: float) -> float:
+    def available(self, key: Hashable, now: float) -> float:
         """Return the number of tokens in a bucket. A clock that goes back adds none."""
         tokens, then = self._buckets.get(key, (float(self.burst), now))
         return min(float(self.burst), tokens + max(0.0, now - then) * self.rate)
 
     def least(self, now: float) -> float:
         """Return the number of tokens in the emptiest bucket."""
-        return min((self.left(key, now) for key in self._buckets), default=float(self.burst))
+        return min((self.available(key, now) for key in self._buckets), default=float(self.burst))
 
 
 class ConnectionClients:

@@ -287,7 +287,7 @@ class RequestThread:
             return  # a reply would make the server look healthy: clients should use other servers until its restart
         began = time.perf_counter()
         reply = self._answer(message)
-        self.timings.saw(message.type.name, time.perf_counter() - began)
+        self.timings.record(message.type.name, time.perf_counter() - began)
         send = functools.partial(self._send, socket, request.envelope, message.header)
         self._dispatcher.send(message.header, reply, send)
 

@@ -60,7 +60,7 @@ class Learners:
         self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # in order of the last HELLO
         self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
 
-    def met(self, learner: bytes, hello: Hello, now: float, table: str = "") -> None:
+    def record_hello(self, learner: bytes, hello: Hello, now: float, table: str = "") -> None:
         """Record the HELLO of a reader.
 
         Raises:

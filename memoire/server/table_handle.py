@@ -106,11 +106,11 @@ class TableHandle(StrictAttributes):
         size = whole("batch_size", batch_size, 1, MAX_BATCH)
         if not isinstance(out, Mapping | None):
             raise WrongType("out", "arrays by their names in a batch", type(out).__name__)
-        pool = self._table.draws or self._table.offered(DrawsBatches)
+        pool = self._table.draws or self._table.require(DrawsBatches)
         patience = seconds(timeout, 0.0)
         drawn = self._counted(lambda: self._in_band(size, patience, lambda wait: pool.get(size, timeout=wait, out=out)))
         if self._freshness.is_due(time.monotonic()):
-            self._freshness.saw(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
+            self._freshness.record_batch(drawn.gathered, drawn.importance, drawn.left_out, self._newest_model())
         batch = drawn.batch(self.schema, self.update_priorities)
         return batch if out is None else batch.copy_into(out)
 
@@ -130,7 +130,7 @@ class TableHandle(StrictAttributes):
             ParameterError: an argument is out of its range, or this table does not store episodes.
             NotEnoughSamples: no episode, or no complete group, came within `timeout`.
         """
-        draws, patience = self._table.offered(DrawsEpisodes), seconds(timeout, 0.0)
+        draws, patience = self._table.require(DrawsEpisodes), seconds(timeout, 0.0)
         draw = functools.partial(
             draws.sample_episodes, count, self.update_priorities, group=group, group_size=group_size
         )
@@ -167,7 +167,7 @@ class TableHandle(StrictAttributes):
             NotEnoughSamples: too few entries came within `timeout`; the error says what was missing.
             Closed: the server was closed, also from another thread while waiting.
         """
-        pool, wanted = self._table.offered(DeliversOnce), TakeRequest(steps, exact, min_clients, release)
+        pool, wanted = self._table.require(DeliversOnce), TakeRequest(steps, exact, min_clients, release)
         patience = seconds(timeout, 0.0)
         taken = self._counted(
             lambda: self._in_stretches(
@@ -175,7 +175,7 @@ class TableHandle(StrictAttributes):
             )
         )
         if self._freshness.is_due(time.monotonic()):
-            self._freshness.took(taken.age, taken.model_version, self._newest_model())
+            self._freshness.record_rollouts(taken.age, taken.model_version, self._newest_model())
         return taken
 
     def _counted(self, draw: Callable[[], T]) -> T:
@@ -308,7 +308,7 @@ class TableHandle(StrictAttributes):
             ParameterError: this kind of table has no calls of its own.
         """
         transport = DirectTransport(self._dispatcher, self._table, self._check_open)
-        return self._table.offered(HasCalls).calls(transport, **options)
+        return self._table.require(HasCalls).calls(transport, **options)
 
     def distribution(self) -> Distribution:
         """Return how weights and ages of held samples are distributed. Reads some tens of thousands of samples, which

@@ -374,5 +374,5 @@ class TableServers(Protocol):
     def ask_soon(self) -> None:
         """Query the current state of every address at once, because the state may have changed."""
 
-    def reported(self, server: TableServer, is_finished: bool) -> None:
+    def record_finished(self, server: TableServer, is_finished: bool) -> None:
         """Record a server's report of whether the run is over."""

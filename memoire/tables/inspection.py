@@ -241,11 +241,11 @@ class FreshnessMonitor:
                 self._next = now + SAMPLE_INTERVAL
             return is_mine
 
-    def saw(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
+    def record_batch(self, drawn: GatheredSamples, importance: NDArray[Any], left_out: float, newest: int) -> None:
         """Record the freshness of a batch: importance is [B], `newest` is the newest version of a model."""
         self._keep(drawn.age, drawn.model_version, drawn.weight, importance, left_out, newest)
 
-    def took(self, age: NDArray[Any], model_version: NDArray[Any], newest: int) -> None:
+    def record_rollouts(self, age: NDArray[Any], model_version: NDArray[Any], newest: int) -> None:
         """Record the freshness of taken rollouts from ages and versions of the entries [N]; each entry counts alike."""
         alike = np.ones(len(age), np.float32)
         self._keep(age, model_version, alike, alike, 0.0, newest)

@@ -30,7 +30,7 @@ class PoolLock:
     """Lock of a pool, with a condition on which draws wait for changes."""
 
     def __init__(self) -> None:
-        self.told = _core.Condition()
+        self.changed = _core.Condition()
         """Condition that owns the lock. Hot paths pass the condition to `_core.Held` themselves."""
         # Everything below belongs to the lock.
         self.waiting = 0
@@ -42,13 +42,13 @@ class PoolLock:
     @property
     def lock(self) -> _core.Held:
         """Context manager that holds the lock, and releases the lock even if a signal interrupts the thread."""
-        return self.told.held()
+        return self.changed.held()
 
     def tell(self) -> None:
         """Wake the waiting threads, because a draw may now have another result. Call under the lock."""
         self.changes += 1
         if self.waiting:
-            self.told.notify_all()
+            self.changed.notify_all()
 
     def wait(self, deadline: float, at_most: float = math.inf) -> bool:
         """Release the lock until `tell` is called, `at_most` seconds have passed or the deadline is reached. Return
@@ -62,7 +62,7 @@ class PoolLock:
             return False
         self.waiting += 1
         try:
-            self.told.wait(min(remaining, at_most))
+            self.changed.wait(min(remaining, at_most))
         finally:
             self.waiting -= 1
         return True

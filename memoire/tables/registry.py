@@ -60,7 +60,7 @@ class TableView(Protocol):
 
     limiter: Limiter
 
-    def asked(self, capability: type[C], what: str) -> C:
+    def require_for(self, capability: type[C], what: str) -> C:
         """Return the pool if it has this capability, else raise ProtocolError; `what` names the message."""
 
 

@@ -207,7 +207,7 @@ class OpenTable:
         """Settings, beside the parameters, that content is made with: plain values, by name."""
         return self.kind.making(self.settings)
 
-    def offered(self, capability: type[C]) -> C:
+    def require(self, capability: type[C]) -> C:
         """Return the pool if it has this capability.
 
         Raises:
@@ -219,7 +219,7 @@ class OpenTable:
             raise ParameterError("storage", self.storage, expected)
         return self.pool
 
-    def asked(self, capability: type[C], what: str) -> C:
+    def require_for(self, capability: type[C], what: str) -> C:
         """Return the pool for a message named by `what`. Raise ProtocolError (code "table") without the capability."""
         if not isinstance(self.pool, capability):
             names = " and ".join(kinds.names_of(capability))

@@ -28,7 +28,7 @@ from memoire.limits import Limits
 from memoire.rl.crc import Marks
 from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleJournal, SampleTaker, samples_table
-from memoire.rl.saving import SETTINGS, form_of, readable, restore, state_of, warn_of_told
+from memoire.rl.saving import SETTINGS, form_of, readable, restore, state_of, warn_of_changed_settings
 from memoire.rl.trainer import Trainer as NativeTrainer
 from memoire.rl.trainer import checked_resume, put_aside
 from memoire.rl.training import Experience, RoundStats, Training, TrainingState
@@ -508,7 +508,7 @@ def _apply_settings(training: Any, training_cls: Any) -> None:
         _apply_agent_settings(training, agent_cls)
     known = {name: value for name, value in settings.items() if hasattr(training, name)}
     plain = {name: value for name, value in known.items() if type(value) in SETTINGS}
-    warn_of_told(plain, {name: getattr(training, name) for name in plain}, "trainer")
+    warn_of_changed_settings(plain, {name: getattr(training, name) for name in plain}, "trainer")
     for name, value in known.items():
         if name in plain or name == "agent_scheduler":
             setattr(training, name, value)

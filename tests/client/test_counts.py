@@ -38,10 +38,10 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
             expected[number] += later
             run, later, is_over = number, 0, False
             counts.enter_run(number)
-        assert counts.told.steps == expected[run]
-        assert counts.told.generated_bytes == 8 * expected[run]
+        assert counts.reported.steps == expected[run]
+        assert counts.reported.generated_bytes == 8 * expected[run]
     assert counts.steps == sum(expected.values()) + later
-    assert counts.inserted == counts.told.inserted + (counts.sums - counts.reach).inserted
+    assert counts.inserted == counts.reported.inserted + (counts.sums - counts.reach).inserted
 
 
 def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():

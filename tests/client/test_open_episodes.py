@@ -236,7 +236,7 @@ class Actor:
             "counts": session.counts.sums,
             "episodes": [(row.length, row.returned) for row in session.counts.oldest_episodes(100)],
             "dropped": session.counts.dropped_returns,
-            "left": (session.inserts.left, session.inserts._undecided),
+            "left": (session.inserts.remaining, session.inserts._undecided),
             "is short": session.inserts.is_short,
             "not pushed": (self.pusher.not_pushed, self.pusher.reason),
             "busy": (session.inserts.waiting, session.schedule.pressed, session.schedule.is_dirty),

@@ -89,7 +89,7 @@ def test_a_welcome_says_where_the_client_belongs(session, home):
     entered = join(session, home, credit=777, granted_steps=40, limits={"message_bytes": 12345}, finished=True)
     assert entered == ("", False, False)
     assert (session.run, session.home, session.table, session.fingerprint) == (RUN, ONE, 3, 5)
-    assert (session.schema, session.window.credit, session.inserts.left) == (SCHEMA, 777, 40)
+    assert (session.schema, session.window.credit, session.inserts.remaining) == (SCHEMA, 777, 40)
     assert (session.most_bytes, session.is_finished, session.schedule.is_dirty) == (12345, True, True)
     at_once(session.recording(10))
     assert session.counts.generated_bytes == 10 * SCHEMA.entry_bytes
@@ -171,7 +171,7 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert session.updated(answer, asked, 2.0) == "update"
     assert session.counts.missing.steps == 5 and not session.has_remainder
     assert (session.schedule.answered, session.updates, session.trouble) == (ticket, 1, "")
-    assert (session.window.in_flight_bytes, session.window.credit, session.inserts.left) == (0, 500, 90 - 25)
+    assert (session.window.in_flight_bytes, session.window.credit, session.inserts.remaining) == (0, 500, 90 - 25)
 
 
 def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
@@ -180,7 +180,7 @@ def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     home.epoch = 8
     _, step = tell(session, home, 1.0, caches=1, received_bytes=50, granted_steps=3)
     assert step == "hello" and session.is_between
-    assert session.window.in_flight_bytes == 50 and session.inserts.left > 3, "its account of caches is another one"
+    assert session.window.in_flight_bytes == 50 and session.inserts.remaining > 3, "its account of caches differs"
     join(session, home, now=2.0)
     assert not session.is_between
 
@@ -240,7 +240,7 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
     at_once(session.recording(3))
     update, step = tell(session, home, 1.0)
     assert (update.steps, update.epoch, update.caches, step) == (10, 0, 0, "hello")
-    assert join(session, home).is_new_run and session.counts.told.steps == 3
+    assert join(session, home).is_new_run and session.counts.reported.steps == 3
 
 
 def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(session, home):
@@ -253,7 +253,7 @@ def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(sess
     home.run = "run"
     assert session.updated(home.updated(), asked, 2.0) == "update"
     session.schedule.is_open = False
-    assert not session.is_between and session.counts.told.steps == 15
+    assert not session.is_between and session.counts.reported.steps == 15
     assert session.update_due() > 2.0, "not again and again"
 
 
@@ -265,7 +265,7 @@ def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
     assert session.update_refused(Refused("tcp://there", "run", "unknown"), 1.0) == "hello"
     assert session.update_due() == NEVER
     home.run = "next"
-    assert join(session, home, now=2.0).is_new_run and session.counts.told.steps == 0
+    assert join(session, home, now=2.0).is_new_run and session.counts.reported.steps == 0
     assert asked.boundary is None
 
 
@@ -421,7 +421,7 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
         if is_settled:
             at_once(inserts.settling(entries - admitted, 0))
         assert (counts.inserted, counts.passed) == (inserted, total - inserted)
-        assert inserts.left == granted - inserted >= 0
+        assert inserts.remaining == granted - inserted >= 0
 
 
 # --- A client's log lines until its home has them

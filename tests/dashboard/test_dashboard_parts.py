@@ -124,11 +124,11 @@ def test_an_exported_event_file_has_the_means_at_their_steps(history):
 def test_counters_of_nodes_add_up_over_their_restarts():
     sums = CounterSums()
     for life, value in ((1, 100), (1, 150), (2, 30), (2, 30), (2, 40), (3, 400)):
-        sums.saw("a", life, "x", value)
-    sums.saw("b", 1, "x", 1000)  # counts before the first observation are not new
+        sums.add_report("a", life, "x", value)
+    sums.add_report("b", 1, "x", 1000)  # counts before the first observation are not new
     assert sums.values["x"] == 50 + 30 + 10 + 400
     for value in (10, 30, 20, 40):  # 20: an older count
-        sums.saw("far", None, "y", value)
+        sums.add_report("far", None, "y", value)
     assert sums.values["y"] == 30
 
 

@@ -162,7 +162,7 @@ class BatchingMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(1, 4))
     def leaves(self, who):
-        self.batches.left(client(who))
+        self.batches.remove_client(client(who))
 
     @rule()
     def learns(self):

@@ -98,7 +98,7 @@ INNER = {  # called by those above, or statistics of draws
     "memoire.replay.conversion.version_of", "memoire.replay.memory.Memory.checked_version",
     "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
     "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.containers.pack_episode",
-    "memoire.tables.inspection.FreshnessMonitor.took",
+    "memoire.tables.inspection.FreshnessMonitor.record_rollouts",
 }  # fmt: skip
 SHOWN = re.compile(r"\.dashboard\.|\.__init__$")  # rows and records of the present state; a protocol
 

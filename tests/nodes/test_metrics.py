@@ -156,7 +156,7 @@ def test_names_are_those_of_prometheus(role):
 def test_timings_count_each_duration_in_one_bucket():
     timings = Timings(["A", "B"])
     for seconds in (0.0, 0.0001, 0.00011, 2.5, 99.0):
-        timings.saw("A", seconds)
+        timings.record("A", seconds)
     timing = timings.now()["A"]
     assert timing.count == 5 and timing.seconds == pytest.approx(101.50021)
     assert (timing.counts[0], timing.counts[1], timing.counts[-2], timing.counts[-1]) == (2, 1, 1, 1)
@@ -176,18 +176,18 @@ def batch_of(ages, versions):
 def test_a_look_at_a_batch_is_taken_now_and_then_only():
     looks = FreshnessMonitor()
     assert [looks.is_due(now) for now in (0.0, 0.1, 0.49, 0.5, 0.6)] == [True, False, False, True, False]
-    looks.saw(batch_of(np.arange(11), [0, 3, 5] + [0] * 8), np.ones(11, np.float32), 0.25, newest=5)
+    looks.record_batch(batch_of(np.arange(11), [0, 3, 5] + [0] * 8), np.ones(11, np.float32), 0.25, newest=5)
     fresh = looks.newest
     assert (fresh.effective, fresh.ages, fresh.weights[-1]) == (1.0, (0.0, 1.0, 2.5, 5.0, 7.5, 9.0, 10.0), 20.0)
     assert (fresh.age_median, fresh.age_p90, fresh.age_max) == (5.0, 9.0, 10.0)
     assert (fresh.lag_mean, fresh.lag_max, fresh.left_out) == (1.0, 2.0, 0.25)  # version 0 is no model
-    looks.saw(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)
+    looks.record_batch(batch_of(np.ones(2), [0, 0]), np.array([1.0, 0.0], np.float32), 0.0, newest=5)
     assert looks.newest.lag_mean is None and looks.newest.effective == 0.5
 
 
 def test_a_look_at_rollouts_that_were_taken_shows_ages_and_lags_of_entries_that_count_alike():
     looks = FreshnessMonitor()
-    looks.took(np.array([4.0, 2.0, 6.0], np.float32), np.array([0, 3, 5]), newest=5)
+    looks.record_rollouts(np.array([4.0, 2.0, 6.0], np.float32), np.array([0, 3, 5]), newest=5)
     fresh = looks.newest
     assert (fresh.age_median, fresh.age_max, fresh.lag_mean, fresh.lag_max) == (4.0, 6.0, 1.0, 2.0)
     assert (fresh.effective, fresh.left_out, fresh.weights) == (1.0, 0.0, (1.0,) * 7)

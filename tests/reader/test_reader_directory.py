@@ -83,11 +83,11 @@ def test_a_new_run_is_news_once_for_all_and_once_for_the_servers_of_each_address
 
 def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
     directory = directory_of("a", "b")
-    directory.reported(directory.servers["a"], True)
+    directory.record_finished(directory.servers["a"], True)
     assert not directory.is_finished
-    directory.reported(directory.servers["b"], True)
+    directory.record_finished(directory.servers["b"], True)
     assert directory.is_finished
-    directory.reported(directory.servers["b"], False)
+    directory.record_finished(directory.servers["b"], False)
     assert directory.is_finished
 
 
@@ -105,23 +105,23 @@ def begun(*servers):
     """Return a tracker that has 10 inserts of each server and has begun to draw."""
     tracker = RateTracker()
     for server in servers:
-        tracker.heard(server, 1, rate(10, 0), 10, 1)
+        tracker.record_report(server, 1, rate(10, 0), 10, 1)
     assert tracker.why_not_draw(BAND, list(servers), 1, 0) == ""
     return tracker
 
 
 def test_samples_that_were_asked_for_before_there_was_a_band_are_waited_for():
     tracker = RateTracker()
-    tracker.heard("a", 1, rate(10, 0), 10, 1)
+    tracker.record_report("a", 1, rate(10, 0), 10, 1)
     assert "before the band began" in tracker.why_not_draw(BAND, ["a"], 1, on_way=5)
     assert tracker.band("a", ["a"]) is None
 
 
 def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all():
     tracker = begun("a")
-    tracker.heard("b", 1, rate(30, 0), 30, 1)
+    tracker.record_report("b", 1, rate(30, 0), 30, 1)
     assert tracker.band("a", ["a", "b"]).surplus == 20.0 + 60.0
-    tracker.heard("c", 1, rate(5, 0, surplus=80.0, is_told=True), 5, 1)
+    tracker.record_report("c", 1, rate(5, 0, surplus=80.0, is_told=True), 5, 1)
     assert tracker.band("a", ["a", "b", "c"]).surplus == 80.0
 
 
@@ -133,7 +133,7 @@ def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn()
     assert delivered.figures(0) == {"batches": 0.0, "samples": 0.0, "waited": 0.0} and delivered.newest is None
     (drawn,) = World({"a": PoolServer([1])}).run(1)
     assert delivered.is_due(10.0) and not delivered.is_due(10.1), "too soon for another look"
-    delivered.saw(drawn.gathered, drawn.importance, drawn.left_out, 3)
+    delivered.record_batch(drawn.gathered, drawn.importance, drawn.left_out, 3)
     fresh = delivered.newest
     delivered.batches, delivered.waited = 2, 0.5
     figures = delivered.figures(64)
@@ -159,7 +159,7 @@ class Publishers:
         return order
 
     def met(self, name, has_restarted=False):
-        self.sends += self.publishing.met(self.directory.servers[name], has_restarted)
+        self.sends += self.publishing.missing_chunks(self.directory.servers[name], has_restarted)
 
     def answer(self, name, answer=None):
         """Answer the oldest chunk on its way to a server; by default, the server takes the chunk."""

@@ -15,7 +15,7 @@ from memoire.reader.io import Sides
 from memoire.replay.parameters import Parameters
 from memoire.tables.base import DeliversOnce, TakeRequest
 from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL
-from memoire.tables.rollouts.far import Takes, shares
+from memoire.tables.rollouts.far import RolloutTaker, shares
 from readerkit import learn, message, refused, welcome
 from rolloutkit import SCHEMA, TakesServer
 
@@ -31,7 +31,7 @@ class TakesWorld:
         self.directory = Directory(["tcp://a"], "reader", 0.0)
         welcome_facts = {"schema": SCHEMA, "storage": "rollouts", "table_name": "rollouts"} | facts
         learn(self.directory, welcome(names[0], names, **welcome_facts))
-        self.takes = Takes(self.directory, self.limits)
+        self.takes = RolloutTaker(self.directory, self.limits)
         self.open, self.versions = [], {"policy": 3}
 
     def push(self, name, numbers, client=b"c" * 16, **how):
@@ -219,6 +219,6 @@ def test_a_call_wakes_the_thread_that_asks_for_it():
     world.push("a", range(20))
     thread = SimpleNamespace(worker=worker, publishing=SimpleNamespace(versions={}))
     thread.monitor, thread.directory, thread.limits = NodeLock("this reader"), world.directory, world.limits
-    sides = Sides(thread)
-    side = world.takes = sides.offering(DeliversOnce)
-    assert isinstance(side, Takes) and sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1
+    side = world.takes = (sides := Sides(thread)).offering(DeliversOnce)
+    assert isinstance(side, RolloutTaker)
+    assert sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1

@@ -216,7 +216,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
         known[name] = inserted, drawn
         surplus = expected if has_band[name] else inserted * ratio - drawn
         standing = ServerRate(surplus, has_band[name], inserted, drawn, ratio, 1e6)
-        balance.heard(name, life[name], standing, 50, 3)
+        balance.record_report(name, life[name], standing, 50, 3)
         assert balance.why_not_draw(parameters, names, 1, 0) in ("", UNKNOWN)
         band = balance.band(name, names)
         has_band[name] = band is not None

@@ -326,9 +326,9 @@ def test_the_first_step_after_a_restart_keeps_where_it_ended_whatever_the_enviro
 def test_writers_that_share_a_lane_are_refused():
     buffer = plain()
     kept = [steps_of(buffer, 3), steps_of(buffer, 3)]
-    facts = buffer._writers.told(buffer.memory.open_length)
+    facts = buffer._writers.state(buffer.memory.open_length)
     facts["writers"].append(facts["writers"][1])
-    buffer._writers.told = lambda length_of: facts
+    buffer._writers.state = lambda length_of: facts
     with pytest.raises(DataError, match="two writers share a lane"):
         copy.copy(buffer)
     assert len(kept) == 2

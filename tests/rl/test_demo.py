@@ -125,7 +125,7 @@ def test_a_line_has_every_figure_that_a_learner_reports():
     now = [10.0]
     meter = learner.LearnerMeter(lambda: now[0])
     for age, error, waited in [(1.0, 0.5, 0.25), (3.0, 1.5, 0.75)]:
-        meter.took(age, error, waited, 64)
+        meter.add(age, error, waited, 64)
     now[0] = 14.0
     reading = meter.reading()
     assert reading == {

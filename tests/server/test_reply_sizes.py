@@ -28,7 +28,7 @@ from memoire.tables.base import TakeRequest
 from memoire.tables.caches.pool import Pool
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.tables.rollouts import fragments
-from memoire.tables.rollouts.far import Takes
+from memoire.tables.rollouts.far import RolloutTaker
 from memoire.tables.rollouts.fragments import packed, unpacked
 from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
@@ -393,7 +393,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     served = TakesServer()
     served.push(bytes(16), range(500))
     tiny = Limits(message_bytes=256)
-    takes = Takes(readerkit.directory_of("home"), tiny)
+    takes = RolloutTaker(readerkit.directory_of("home"), tiny)
     end = SmallEnd(served.dispatcher, tiny, "rollouts", "reader")
     takes.want(TakeRequest(500))
     (order,) = takes.begin(1.0)

@@ -79,7 +79,7 @@ HARMLESS = {
     "security/access:WrongTokens.wrong": "it may guess more",
     "server/handlers/accounts:AccountsHandler._read": "each account once, since pages follow the keys",
     "server/handlers/control:ModelsHandler._announce_when_saved": "skipped, as by a slow client",
-    "server/state:Learners.met": "its replies are not compressed",
+    "server/state:Learners.record_hello": "its replies are not compressed",
     "server/dispatch:ReplyCache.keep": "refused if newer replies have replaced the reply to number 3",
     "server/io_snapshots:SnapshotOrders.receive": "its snapshot is written again",
     "server/stats:Queries._run_named": "Maximum names in the error for an unknown run",

@@ -242,7 +242,7 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
 
 def answers(context: HandlerContext) -> Mapping[type[Body], Handler]:
     def best(now: float, header: MessageHeader, body: Best, payload: Any) -> Reply:
-        episodes = context.table(header).asked(StackPool, "BEST").best(body.most)
+        episodes = context.table(header).require_for(StackPool, "BEST").best(body.most)
         sizes = [len(each.payload) for each in episodes]
         return Reply(
             Stack(scores=[each.score for each in episodes], sizes=sizes),

@@ -239,14 +239,14 @@ def test_what_a_table_does_not_do_is_refused_with_the_kinds_that_do(storage: str
     table = opened(storage)
     for capability in (each for each in CAPABILITIES if hasattr(each, "WANTED")):
         if isinstance(table.pool, capability):
-            assert table.offered(capability) is table.asked(capability, "THIS") is table.pool
+            assert table.require(capability) is table.require_for(capability, "THIS") is table.pool
             continue
         names = registry.names_of(capability)
         with pytest.raises(ParameterError, match=" or ".join(map(repr, names))) as refused:
-            table.offered(capability)
+            table.require(capability)
         assert refused.value.value == storage and "{" not in str(refused.value)
         with pytest.raises(ProtocolError, match=f"has storage='{storage}'; THIS is for {' and '.join(names)}"):
-            table.asked(capability, "THIS")
+            table.require_for(capability, "THIS")
 
 
 def test_a_kind_that_takes_no_pushes_says_what_to_use() -> None:

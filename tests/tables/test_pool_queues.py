@@ -233,7 +233,7 @@ def room(demand, unused, *, stock=1000, most=10_000, cache_size=64, clients=4, n
 
 def drawing(samples=100, now=10.0):
     demand = Demand()
-    demand.drew(samples, now)
+    demand.record_draw(samples, now)
     return demand
 
 
@@ -242,7 +242,7 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     assert room(drawing(1000), 0, stock=1) == 1000, "four draws, from four clients"
     demand = drawing(1000)
     for _ in range(1000):
-        demand.drew(10, 10.0)
+        demand.record_draw(10, 10.0)
     assert room(demand, 0, stock=1) == 128, "a large one is forgotten"
 
 
@@ -288,7 +288,7 @@ def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
     """Return the demand of readers that have each drawn this number of samples, from this number of clients."""
     demand = Demand()
     for reader in readers:
-        demand.drew(draw, now, reader)
+        demand.record_draw(draw, now, reader)
         demand.kept(reader, 10**6, clients, 0, False, now)
     return demand
 

@@ -290,8 +290,8 @@ def test_a_row_takes_what_lies_at_its_bounds_and_refuses_what_lies_beyond(rows):
 @pytest.mark.parametrize("number", NUMBERLESS[:3])
 def test_a_number_that_the_wire_leaves_open_is_refused_where_it_is_read(number):
     refusals = {
-        "a learner's scalar": lambda: Learners().met(bytes(16), messages.Hello(scalars={"a": number}), 1.0),
-        "a learner's figure": lambda: Learners().met(bytes(16), messages.Hello(figures={"a": number}), 1.0),
+        "a learner's scalar": lambda: Learners().record_hello(bytes(16), messages.Hello(scalars={"a": number}), 1.0),
+        "a learner's figure": lambda: Learners().record_hello(bytes(16), messages.Hello(figures={"a": number}), 1.0),
     }
     for what, refuse in refusals.items():
         with pytest.raises(ProtocolError) as caught:

@@ -50,7 +50,7 @@ class LearnerMeter:
         self._since = clock()
         self._taken = 0
 
-    def took(self, age: float, error: float, waited: float, samples: int) -> None:
+    def add(self, age: float, error: float, waited: float, samples: int) -> None:
         """Record a batch: mean age of its samples in seconds, mean absolute error, seconds waited, samples."""
         self.batches += 1
         self.samples += samples
@@ -110,7 +110,7 @@ def learn(
                 now = time.monotonic()
                 errors = learner.learn(batch)
                 batch.update_priorities(errors)
-                meter.took(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
+                meter.add(float(batch["age"].mean()), float(np.abs(errors).mean()), now - asked_at, len(errors))
                 if meter.batches % PUBLISH_BATCHES == 0:
                     # After an outage, the cluster gets the next version.
                     with contextlib.suppress(MemoireTimeout):

@@ -561,4 +561,4 @@ class FeedbackHandler:
         account.gone_feedback += gone
         account.stale_feedback += count - applied - gone
         self._touch(self._state.run, account)
-        self._delays.saw_all("delay", np.maximum(0.0, now - sent["given"]))
+        self._delays.record_many("delay", np.maximum(0.0, now - sent["given"]))

@@ -75,7 +75,7 @@ class ClientsHandler:
             granted, _ = self._credits.grant(table, header.client, body.inserted, now)
             is_saved = state.committer.is_saved(state.run.name, header.client)
         elif body.role == "reader" and not state.tables.is_probe(table.number):
-            state.learners.met(header.client, body, now, table.name)
+            state.learners.record_hello(header.client, body, now, table.name)
         welcome = self._welcome(table, body, now, since, granted)
         names = {"run": state.run.number, "home": state.home, "fingerprint": table.fingerprint, "table": table.number}
         return Reply(welcome, None, names, until_saved=not is_saved)
@@ -400,7 +400,7 @@ class DrawsHandler:
     def _table_and_pool(self, header: MessageHeader) -> tuple[OpenTable, DrawsBatches]:
         """Return a request's table and its pool. Raises ProtocolError (code "table") if the table draws no batches."""
         table = self._state.table(header)
-        return table, table.asked(DrawsBatches, header.type.name)
+        return table, table.require_for(DrawsBatches, header.type.name)
 
     def _check_rows(self, pool: DrawsBatches, reader: bytes, body: messages.Draw) -> None:
         """Refuse a draw whose reply would have more rows of clients than its reader accepts. No sample is taken.

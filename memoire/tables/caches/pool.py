@@ -151,7 +151,7 @@ class Pool(
             ProtocolError: the cache has another layout, because parameters have changed, or is larger than the pool.
         """
         waiter = self._waiter
-        with _core.Held(waiter.told):
+        with _core.Held(waiter.changed):
             self._check(held)
             if waiter.is_closed:
                 return 0
@@ -175,7 +175,7 @@ class Pool(
 
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """Record a client's sums from a message without a cache; return True if they are newer than before."""
-        with _core.Held(self._waiter.told):
+        with _core.Held(self._waiter.changed):
             if self._waiter.is_closed:
                 return False
             client = self._hear(client_id, self._now())
@@ -203,7 +203,7 @@ class Pool(
         Args:
             stock_bytes: Bytes of undrawn samples that the pool may hold of the client while learners draw.
         """
-        with _core.Held(self._waiter.told):
+        with _core.Held(self._waiter.changed):
             client = self.clients.get(client_id)
             if client is None or not client.held or self.parameters.reuse_cache:
                 return None
@@ -477,7 +477,7 @@ class Pool(
         self._waiter.check_open()
         self._discard_stale(now)
         picks = self.held.draw(self.layout.core, samples, self.parameters.reuse_cache)
-        (self._demand.was_short if picks is None else self._demand.drew)(samples, now)
+        (self._demand.record_shortage if picks is None else self._demand.record_draw)(samples, now)
         return picks
 
     def _wait_for(self, samples: int, timeout: float) -> Picks:
@@ -556,7 +556,7 @@ class Pool(
             self._discard_stale(now_here)
             layout, drawn, reuse = self.layout, self._drawn_layout, self.parameters.reuse_cache
             picks, parts = self._readers.take(reader, counts, layout, drawn, reuse=reuse, now=now_here, page=page)
-            self._demand.drew(picks.size, now_here, reader)
+            self._demand.record_draw(picks.size, now_here, reader)
         if not picks.size:
             return None
         facts: dict[str, Any] = {"compression": compression, "page": page, "parts": parts}

@@ -154,7 +154,7 @@ class Demand:
         self._rate = 0.0  # samples per second
         self._count, self._counted_at = 0, -math.inf  # samples drawn since `_counted_at`
 
-    def drew(self, samples: int, now: float, who: bytes = HERE) -> None:
+    def record_draw(self, samples: int, now: float, who: bytes = HERE) -> None:
         """Record a draw of this many samples."""
         drawer = self._drawers.setdefault(who, _Drawer())
         drawer.drew_at, drawer.draw = now, max(samples, drawer.draw - drawer.draw // 64)
@@ -164,7 +164,7 @@ class Demand:
             self._rate = self._count / passed
             self._count, self._counted_at = 0, now
 
-    def was_short(self, samples: int, now: float) -> None:
+    def record_shortage(self, samples: int, now: float) -> None:
         """Record a local draw that failed because fewer than this many samples were available."""
         drawer = self._drawers[HERE]
         self._short_at, drawer.draw = now, max(samples, drawer.draw)

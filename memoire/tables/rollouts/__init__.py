@@ -19,7 +19,7 @@ class RolloutsKind(Kind):
     pool = "memoire.tables.rollouts.pool:RolloutPool"
     answers = "memoire.tables.rollouts.pool:answers"
     actor = "memoire.client.episodes:RolloutsSide"
-    far = "memoire.tables.rollouts.far:Takes"
+    far = "memoire.tables.rollouts.far:RolloutTaker"
     offers = ("TakesPushes", "HasRoom", "BelongsToRun", "DeliversOnce")
     instead = "take(steps)"
     is_once = may_wait = has_rollouts = True

@@ -46,7 +46,7 @@ class HeldRollouts:
 
 
 @dataclass(slots=True)
-class Takes:
+class RolloutTaker:
     """State machine of remote takes: the waiting call and received entries. The owner locks all but `late` and `read`.
 
     Args:
@@ -205,7 +205,7 @@ class Takes:
                 self.failed, held.again_at = answer, math.inf
             return
         held.is_known, held.entries, held.clients, held.capacity = True, report.held, report.clients, report.capacity
-        self.directory.reported(request.server, report.finished)
+        self.directory.record_finished(request.server, report.finished)
         for fragment in came:
             self._open_queue().add(fragment)
 

@@ -391,7 +391,7 @@ def answers(context: HandlerContext) -> dict[type[messages.Body], Handler]:
     def take(now: float, header: MessageHeader, body: fragments.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and report the remaining ones."""
         table = context.table(header)
-        pool = table.asked(DeliversOnce, header.type.name)
+        pool = table.require_for(DeliversOnce, header.type.name)
         page = context.page(header.client, types.ROLLOUTS)
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
