@@ -83,7 +83,7 @@ class Table:
         ParameterError: a setting is out of its range, or does not fit the schema.
 
     Example:
-        Table({"state": np.float32, "reward": np.float32}, storage="episodes", capacity=100_000)
+        memoire.Table({"state": np.float32, "reward": np.float32}, storage="episodes", capacity=100_000)
     """
 
     schema: Schema

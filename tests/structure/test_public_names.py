@@ -2,22 +2,28 @@
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 import memoire
 import structure_imports
 from memoire import building, kinds, launching
 from memoire.version import COMPILED, imports_of
+from netkit import until
 
 ROOT = Path(__file__).resolve().parents[2]
 LAZY = (building, kinds, launching)
@@ -213,3 +219,38 @@ def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
     demo = [sys.executable, "-P", "-m", "memoire", "demo"]
     done = subprocess.run(demo, env=core, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1 and "this needs memoire.rl, which is not installed" in done.stderr
+
+
+EXAMPLE = re.compile(r"^Example:\n((?:    .*\n|\n)+)", re.MULTILINE)
+PEERS = {"Prompts", "Proxy", "Reader", "RemotePolicy", "ReplayMemoryClient", "ReplayMemoryServer", "Server"}
+"""Classes whose examples talk to other processes, or go on without an end: pages run the same calls."""
+
+
+def public_classes() -> list[Any]:
+    return [each for name in sorted(imports_of("memoire")) if isinstance(each := getattr(memoire, name), type)]
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: str(kind.__name__))
+def test_each_public_class_has_an_example_that_runs(kind: Any, tmp_path: Path) -> None:
+    example = EXAMPLE.search(f"{inspect.getdoc(kind)}\n")
+    assert example, f"{kind.__name__} has no example"
+    code = compile(textwrap.dedent(example[1]), kind.__name__, "exec")
+    if kind.__name__ in PEERS:
+        return
+    schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
+    buffer = memoire.Buffer(schema, 1000, seed=1)
+    options = {"process": memoire.Process(tune=False)}
+    with (
+        memoire.Server("tcp://127.0.0.1:*", schema, **options) as server,
+        memoire.Server("tcp://127.0.0.1:*", schema, storage="rollouts", rollout_length=8, **options) as taken,
+        memoire.connect(taken.endpoint) as client,
+    ):
+        for writer in (buffer.writer(), client.writer()):
+            for step in range(128 if kind is memoire.Rollouts else 20):
+                writer.step(np.full(4, step), 0, 1.0, False, False, np.full(4, step + 1))
+        names = {"buffer": buffer, "env": gymnasium.make("CartPole-v1"), "folder": tmp_path / "state", "schema": schema}
+        names |= {"memoire": memoire, "np": np, "warnings": warnings}
+        if kind is memoire.Rollouts:
+            until(lambda: taken.stats().held_caches == 16)
+        with warnings.catch_warnings():
+            exec(code, names | {"server": server, "table": taken.table("default")})  # noqa: S102 - our own examples
