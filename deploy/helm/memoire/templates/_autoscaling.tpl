@@ -53,7 +53,7 @@ spec:
   minReplicaCount: {{ $scaling.minReplicas }}
   maxReplicaCount: {{ $scaling.maxReplicas }}
   pollingInterval: {{ $scaling.keda.pollingInterval }}
-  {{- /* KEDA refuses a fallback where there is nothing but CPU and memory, which are not asked by itself. */}}
+  {{- /* KEDA refuses a fallback if all triggers are CPU or memory, which it does not query itself. */}}
   {{- if $scaling.keda.triggers }}
   fallback:
     failureThreshold: {{ $scaling.keda.fallback.failureThreshold }}

@@ -57,7 +57,7 @@ volumeMounts:
 {{- $probes = include "memoire.probes" . | fromYaml }}
 {{- end }}
 {{- range $name, $said := $values.probes }}
-{{- /* A probe asks in one way only. */}}
+{{- /* A probe has only one kind of check. */}}
 {{- if and (kindIs "map" $said) (hasKey $probes $name) (or $said.exec $said.tcpSocket $said.grpc) }}{{ $_ := unset (get $probes $name) "httpGet" }}{{ end }}
 {{- end }}
 {{- with mergeOverwrite $probes $values.probes }}
