@@ -77,7 +77,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* How many Pods there are at least. */}}
+{{/* Smallest number of Pods. */}}
 {{- define "memoire.replicas.least" -}}
 {{- ternary .autoscaling.minReplicas .replicas .autoscaling.enabled -}}
 {{- end }}

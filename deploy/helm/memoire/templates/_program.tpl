@@ -65,7 +65,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* What tells a Pod of several learners which one it is, as torchrun tells processes. Takes (dict "root" $ "replicas" 2 "isJob" false
+{{/* Variables with the rank of a Pod of several learners, as torchrun sets them. Takes (dict "root" $ "replicas" 2 "isJob" false
 "first" <host name of the first Pod>). */}}
 {{- define "memoire.ranks" -}}
 {{- $index := ternary "batch.kubernetes.io/job-completion-index" "apps.kubernetes.io/pod-index" .isJob -}}
