@@ -36,7 +36,7 @@ CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECK
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-chart lint-pictures
 
-.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
+.PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants messages lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
 	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
@@ -58,6 +58,7 @@ help:
 	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
 	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong, pong_gpu; installs them"
 	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/development/records/mutants.md"
+	@echo "make messages      run the tests and write each text that memoire raises, logs or prints to tests/messages.txt"
 	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
 	@echo "make bench         benchmarks/, written to docs/development/records/"
 	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
@@ -148,6 +149,14 @@ soak: setup-dev
 # A run that was cut off goes on; MUTANTS_ARGS=--again tries anew what was not found, --only=WORD some.
 mutants: setup-dev
 	$(BIN)/python tests/mutants/run.py --write docs/development/records/mutants.md $(MUTANTS_ARGS)
+
+# What a run records is added; remove build/messages to begin again. PYTEST_ARGS='-m torch' records other tests.
+MESSAGES := $(CURDIR)/build/messages
+
+messages: setup-dev
+	mkdir -p $(MESSAGES)
+	-MEMOIRE_MESSAGES=$(MESSAGES) PYTHONPATH=$(CURDIR)/tests/mutants/child:$(CURDIR)/tests/support $(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	MEMOIRE_MESSAGES=$(MESSAGES) $(BIN)/python tests/support/messagekit.py --write
 
 lint: setup-dev
 	@$(MAKE) --no-print-directory --keep-going $(LINTS)

@@ -59,7 +59,7 @@ def keys_of(folder: str | None, role: str) -> Path | None:
 def both_tables(pipe: Connection, folder: str | None) -> None:
     """Run a server with the tables of columns and of samples."""
     tables = {
-        "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="oldest"),
+        "columns": memoire.Table(SCHEMA, storage="rollouts", capacity=CAPACITY, on_full="drop_oldest"),
         TABLE: samples_table(CAPACITY),
     }
     serve(pipe, memoire.Server(TCP, tables=tables, keys=keys_of(folder, "server")))

@@ -111,7 +111,7 @@ def sender(pipe: Connection, endpoint: str, workload: Workload, storage: str) ->
     first = make(0)
     copies = max(2, DISTINCT_BYTES // first.nbytes)
     payloads = [first, *map(make, range(1, copies))]
-    message_of: Any = wire.Episode if storage == "episodes" else wire.Cache
+    message_of: Any = wire.EpisodePush if storage == "episodes" else wire.Cache
     checksums = [_bytes.checksum(payload) for payload in payloads]
     facts: dict[str, Any] = {
         "client": b"bench sender 000", "run": name_hash("default"), "home": name_hash("bench"),

@@ -219,7 +219,7 @@ def class_within(hint: Any) -> type | None:
 
 
 @dataclass(frozen=True)
-class Source:
+class MetricSource:
     """Path to the values of a metric in stats: fields, one inside the other, with the groups that label them."""
 
     figure: Figure
@@ -287,9 +287,9 @@ def _number(value: Any) -> float | int | None:
 
 
 @functools.cache
-def catalogue(kind: type, of: str = "") -> Mapping[str, tuple[Source, ...]]:
+def catalogue(kind: type, of: str = "") -> Mapping[str, tuple[MetricSource, ...]]:
     """Map the name of each metric in a class to its sources, in the order of the fields; `of` as in `Figure`."""
-    by_name: dict[str, list[Source]] = {}
+    by_name: dict[str, list[MetricSource]] = {}
     for source in _sources(kind, (), Group(prefix=f"{of}_" if of else ""), of):
         by_name.setdefault(source.figure.name, []).append(source)
     for name, sources in by_name.items():
@@ -297,14 +297,14 @@ def catalogue(kind: type, of: str = "") -> Mapping[str, tuple[Source, ...]]:
     return {name: tuple(sources) for name, sources in by_name.items()}
 
 
-def _sources(kind: type, path: tuple[tuple[str, Group], ...], outer: Group, of: str) -> Iterator[Source]:
+def _sources(kind: type, path: tuple[tuple[str, Group], ...], outer: Group, of: str) -> Iterator[MetricSource]:
     for name, (hint, declarations) in fields_of(kind).items():
         group = next((each for each in declarations if isinstance(each, Group)), Group())
         here = (*path, (name, group))
         figures = [each for each in declarations if isinstance(each, Figure) and each.name and each.of in ("", of)]
         for figure in [each for each in figures if each.of] or ([] if outer.own else figures):
             text = figure.help.replace(*outer.words) if outer.words[0] else figure.help
-            yield Source(replace(figure, name=outer.prefix + figure.name, help=text), here)
+            yield MetricSource(replace(figure, name=outer.prefix + figure.name, help=text), here)
         inner = class_within(hint)
         if inner is not None and not outer.own and (group.label or _is_one(hint, inner)):
             words = group.words if group.words[0] else outer.words

@@ -4,7 +4,7 @@
     TablePool and TakesPushes, HasRoom, HandsOutOnce, DrawsBatches, SavesRows, ...     capabilities of a pool
     Body, body, PushedBody, Count, ... messages, and bounded types of their fields
     ActorSide, EpisodesSide            the actor's side: recording and pushing
-    Desk, Reply, Page                  the server's side: handlers of requests and their replies
+    Desk, Reply, ReplyPage             the server's side: handlers of requests and their replies
     HasCalls, FarCalls, CalledServers  calls of the kind, in the process of the server and from other processes
     RecordBody, SavedRecord, PutBack   records of the kind in a snapshot
     counter, gauge, histogram, shown   metrics of the fields in the stats of a pool
@@ -115,9 +115,9 @@ if TYPE_CHECKING:
     from memoire.wire.messages import Weight as Weight
     from memoire.wire.messages import Word as Word
     from memoire.wire.messages import body as body
-    from memoire.wire.receivers import Page as Page
-    from memoire.wire.receivers import Receiver as Receiver
     from memoire.wire.receivers import Receivers as Receivers
+    from memoire.wire.receivers import ReplyLimits as ReplyLimits
+    from memoire.wire.receivers import ReplyPage as ReplyPage
     from memoire.wire.receivers import too_large as too_large
     from memoire.wire.row_container import exact_rows as exact_rows
     from memoire.wire.row_container import unpack_rows as unpack_rows

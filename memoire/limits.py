@@ -50,8 +50,8 @@ class Room:
     capacity: Annotated[int, NUMBER] = 0
     """Episodes: number of entries that the table stores. Rollouts: entries that are recorded and not yet taken.
     Prompts: prompts that are not finished."""
-    on_full: Annotated[str | None, Setting(choices=("wait", "oldest"))] = None
-    """Rollouts and prompts: if the table is full, new ones wait, or the oldest are dropped (default: wait)."""
+    on_full: Annotated[str | None, Setting(choices=("block", "drop_oldest"))] = None
+    """Rollouts and prompts: if the table is full, new ones wait ("block", the default), or the oldest are dropped."""
     cache_limit: Annotated[int, NUMBER] = 0
     """Number of caches that the table holds; 0: only byte_limit bounds them."""
     byte_limit: Annotated[int | None, Setting(unit="bytes", low=1)] = None
@@ -219,7 +219,7 @@ class ContainerLimit(NamedTuple):
     """File of the control group that contains the limit."""
 
 
-class Container:
+class MemoryLimits:
     """Container of this process, with the memory that buffers and nodes of the process have reserved in it.
 
     Processes do not share reservations: each may reserve the whole limit. Without a limit nothing is refused, since the
@@ -260,7 +260,7 @@ class Reservation:
         container: Container of the process; None means no limit.
     """
 
-    def __init__(self, container: Container | None) -> None:
+    def __init__(self, container: MemoryLimits | None) -> None:
         self._container = container
         self._parts: dict[str, int] = {}
 
@@ -292,7 +292,7 @@ class Reservation:
             f"changed."
         )
 
-    def _note(self, container: Container, part: str, size: int) -> None:
+    def _note(self, container: MemoryLimits, part: str, size: int) -> None:
         self._parts[part] = size
         container.sizes[id(self)] = sum(self._parts.values())
 
@@ -346,7 +346,7 @@ class Reservation:
             limits = limits.replace(**{name: most})
         return limits
 
-    def _limit_and_others(self, container: Container, part: str) -> tuple[ContainerLimit | None, int]:
+    def _limit_and_others(self, container: MemoryLimits, part: str) -> tuple[ContainerLimit | None, int]:
         limit = container.limit
         if limit is not None and sum(container.sizes.values()) > limit.size:
             gc.collect()  # reservations of garbage are released
@@ -390,7 +390,7 @@ def _mib(size: int) -> str:
     return f"{size / MiB:,.1f} MiB"
 
 
-CONTAINER = Container()
+CONTAINER = MemoryLimits()
 """Container of this process."""
 
 

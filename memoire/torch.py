@@ -34,7 +34,7 @@ with NotInstalled.explained("pip install 'memoire-rl[torch]'"):
     import torch
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Interface of objects that draw batches until a run is finished: a `Server`, a `Reader`, a client."""
 
     def batches(self, batch_size: Any, timeout: float = ..., /) -> Iterator[Any]:
@@ -43,7 +43,7 @@ class Source(Protocol):
 
 
 def batches(
-    source: Source,
+    source: BatchSource,
     batch_size: int | Mapping[str, int],
     timeout: float = 30.0,
     *,
@@ -113,7 +113,7 @@ TYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
-class Publisher(Protocol):
+class ModelPublisher(Protocol):
     """Interface of objects that publish models: a `Server` or a `Reader`."""
 
     def publish(self, topic: str, content: bytes, /) -> int:
@@ -122,7 +122,11 @@ class Publisher(Protocol):
 
 
 def publish(
-    where: Publisher, topic: str, net: torch.nn.Module | Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
+    where: ModelPublisher,
+    topic: str,
+    net: torch.nn.Module | Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype | None = None,
 ) -> int:
     """Publish a network's parameters and buffers as the newest model of a topic, and return its version.
 

@@ -1,9 +1,9 @@
 """Adapter of memoire's prompts to TRL's GRPO trainers: `pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'`.
 
-    rollouts = memoire.trl.Rollouts(prompts)                # for GRPOTrainer, which calls it for each batch
+    rollouts = memoire.trl.PromptRollouts(prompts)                # for GRPOTrainer, which calls it for each batch
     trainer = GRPOTrainer(model, reward_funcs=memoire.trl.reward, rollout_func=rollouts, callbacks=[rollouts.commits])
 
-    worker = memoire.trl.RolloutWorker(prompts, groups=8)   # for AsyncGRPOTrainer(rollout_worker=worker)
+    worker = memoire.trl.PromptRolloutWorker(prompts, groups=8)   # for AsyncGRPOTrainer(rollout_worker=worker)
 
 Rollout processes on any number of machines lease prompts, and return answers with rewards; the trainer draws whole
 groups. Both classes implement protocols that TRL calls experimental, without being subclasses of TRL's classes.
@@ -109,7 +109,7 @@ def reward(completions: Sequence[Any], **columns: Any) -> list[float]:
 # --------------------------------------------------------------------------------------------------- GRPOTrainer
 
 
-class Rollouts:
+class PromptRollouts:
     """TRL's `rollout_func`: each call draws whole groups for one batch of the trainer.
 
     The table chooses the prompts to train on. The prompts of the trainer only determine the number of groups: give the
@@ -184,7 +184,7 @@ def _lists(column: Ragged) -> list[NDArray[Any]]:
 class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any without transformers
     """Callback of a trainer that commits the steps of each written checkpoint."""
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    def __init__(self, rollouts: PromptRollouts) -> None:
         self._rollouts = rollouts
         self._first: int | None = None
 
@@ -208,7 +208,7 @@ class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any 
 # ---------------------------------------------------------------------------------------------- AsyncGRPOTrainer
 
 
-class RolloutWorker:
+class PromptRolloutWorker:
     """TRL's `RolloutWorkerProtocol`: a thread draws groups and puts their answers into the trainer's queue.
 
     TRL's protocol does not tell when the trainer has trained on the answers that it took. So `commit` commits only

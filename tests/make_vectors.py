@@ -196,7 +196,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
                 schema=SCHEMA.to_json(), parameters={"frame_stack": 2, "discount": [0.5], "prev": None},
                 parameters_version=3, max_step=1000, run_name="ant-7", home_name="server-0", epoch=5,
                 servers=["server-0", "server-1"],
-                endpoints=wire.Endpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
+                endpoints=wire.NodeEndpoints(request="tcp://p:5560", push="tcp://p:5561", publish="tcp://p:5562"),
                 credit=1 << 26, models={"policy": 9}, codecs=["zlib"], limits={"message_bytes": 1 << 28},
                 since=4, durable=True, leaving=["server-1"], table=table_number("demo"), table_name="demo",
                 inference=["tcp://inference-0:5570", "tcp://*:5563"],
@@ -232,7 +232,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "cache": (wire.Cache(since=4, number=3, pushed_bytes=4096), packed["cache"]),
         "episode": (
-            wire.Episode(since=4, number=4, pushed_bytes=5000, has_final=True, terminated=False, bootstrap=[0.5]),
+            wire.EpisodePush(since=4, number=4, pushed_bytes=5000, has_final=True, terminated=False, bootstrap=[0.5]),
             packed["episode"],
         ),
         "feedback": (wire.Feedback(), packed["feedback"]),
@@ -249,7 +249,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "drawn": (wire.Drawn(epoch=5, clients=sums), packed["drawn"]),
         "drawn_nothing": (wire.Drawn(epoch=5, clients=sums_row(CLIENT), finished=True), b""),
         "prompts": (
-            prompt_messages.Prompts(
+            prompt_messages.PromptsRequest(
                 call="list", states=[1, 3], tags={"level": "hard"}, since=77, consumer="reward", is_going_on=True, most=10,
                 keys=[prompt_messages.PromptKey("math", 0, 17)], columns=5,
             ),
@@ -291,7 +291,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "take": (fragments.Take(steps=800, least=512, release="publish", wanted=1024), b""),
         "rollouts": (
-            fragments.Rollouts(
+            fragments.RolloutsReply(
                 epoch=5, held=224, clients=2, capacity=4096,
                 fragments=[wire.FragmentRow(CLIENT, 7, len(packed["episode"]), True, False, True, [0.5])],
             ),
@@ -312,8 +312,8 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "infer": (wire.Infer(patience=2.0, min_version=9), packed["rows"]),
         "infer_for_job": (wire.Infer(patience=2.0, job=40), packed["rows"]),
         "inferred": (wire.Inferred(version=9, batch=48, waited=0.00390625), packed["rows"]),
-        "work": (wire.Work(patience=5.0), b""),
-        "work_going_on": (wire.Work(patience=0.0, job=40), b""),
+        "work": (wire.WorkRequest(patience=5.0), b""),
+        "work_going_on": (wire.WorkRequest(patience=0.0, job=40), b""),
         "job": (wire.Job(number=40, lease=10.0, options={"steps": 30, "greedy": False}), packed["rows"]),
         "job_none": (wire.Job(cancelled=True, leaving=True), b""),
         "result": (wire.Result(job=40, fragments=[wire.FragmentRow(CLIENT, 40, len(packed["episode"]), True, True, False, None)]), packed["episode"]),
@@ -322,17 +322,17 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         "news": (wire.News(epoch=5), b""),
         "take_snapshot": (wire.TakeSnapshot(name="nightly", order=CLIENT), b""),
         "snapshot": (
-            wire.Snapshot(name="nightly", state="done", path="/s/nightly.snapshot", bytes=9000, seconds=0.5, caches=2, samples=512),
+            wire.SnapshotReply(name="nightly", state="done", path="/s/nightly.snapshot", bytes=9000, seconds=0.5, caches=2, samples=512),
             b"",
         ),
-        "snapshot_failed": (wire.Snapshot(name="nightly", state="failed", text="No space left on device"), b""),
-        "ledger": (wire.Ledger(run="ant-7", after=CLIENT + bytes(8)), b""),
+        "snapshot_failed": (wire.SnapshotReply(name="nightly", state="failed", text="No space left on device"), b""),
+        "ledger": (wire.LedgerRequest(run="ant-7", after=CLIENT + bytes(8)), b""),
         "accounts": (
             wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=["ant-6", "ant-7"], accounts=account_row(CLIENT), more=True, time=1.5),
             b"",
         ),
         "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
-        "refused": (wire.Refused(code="too_large", text="too large", field="payload", limit=1024), b""),
+        "refused": (wire.Refusal(code="too_large", text="too large", field="payload", limit=1024), b""),
         # Fields that the messages above leave out: each field of each body is in some message.
         "hello_takes": (wire.Hello(role="reader", inserted=70, takes={"message_bytes": 1 << 20, "tail_bytes": 1 << 16}), b""),
         "welcome_finished": (
@@ -350,7 +350,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             b"",
         ),
         "episode_cut": (
-            wire.Episode(has_final=True, multiplier=2.0, update_value=False, update_weight=False, cut=True, bootstrap=[0.5]),
+            wire.EpisodePush(has_final=True, multiplier=2.0, update_value=False, update_weight=False, cut=True, bootstrap=[0.5]),
             packed["episode"],
         ),
         "taken_finished": (wire.Taken(samples=1, lost=0, parameters_version=3, finished=True), b""),
@@ -374,7 +374,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             wire.Drawn(epoch=5, clients=sums, is_whole=False, standing=RATE, parameters=0x0123456789ABCDEF), packed["drawn"]
         ),
         "prompts_fetch": (
-            prompt_messages.Prompts(
+            prompt_messages.PromptsRequest(
                 call="fetch", keys=[prompt_messages.PromptKey("math", 0, 17)], columns=5, after=3, offset=4096, changed=77, rank=1, ranks=2
             ),
             b"",
@@ -384,7 +384,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
             prompt_messages.Prompted(columns=[prompt_messages.AnswerColumns(0, 3, 9, 2, [], 4)], rest=8192, changed=77, is_whole=False), b"2+2?"
         ),
         "take_whole": (fragments.Take(steps=800, exact=False), b""),
-        "rollouts_finished": (fragments.Rollouts(epoch=5, finished=True), b""),
+        "rollouts_finished": (fragments.RolloutsReply(epoch=5, finished=True), b""),
         "find_rows_part": (keyed.FindRows(call="values", partition="train", after=1, known=3, version=9), keyed.pack(["p7", "p8"])),
         "keyed_rows_part": (
             keyed.KeyedRows(epoch=5, after=1, known=4, version=9, is_whole=False, rows=1, bytes=600),
@@ -392,9 +392,9 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "change_rows_further": (keyed.ChangeRows(call="stage", upload=3, offset=4), b"\x01\x02\x03"),
         "control_drain": (wire.Control(run="ant-8", drain=True, discard_mismatched=True), b""),
-        "snapshot_episodes": (wire.Snapshot(name="nightly", state="done", episodes=2, entries=70), b""),
+        "snapshot_episodes": (wire.SnapshotReply(name="nightly", state="done", episodes=2, entries=70), b""),
         "accounts_finished": (wire.Accounts(run_name="ant-7", epoch=5, durable=True, runs=[], accounts=b"", more=False, finished=True, applied=5, stale=2, guests=1, unfinished=3), b""),
-        "refused_version": (wire.Refused(code="version", text="another version", versions=[3]), b""),
+        "refused_version": (wire.Refusal(code="version", text="another version", versions=[3]), b""),
     }  # fmt: skip
 
 

@@ -47,6 +47,8 @@ AREAS = {
     "tests": ("tests",),
     "tools": ("tools", "benchmarks", "examples", "docs", "deploy", "setup.py"),
 }
+FOREIGN = re.compile(r"memoire/(classic|tmrl|sb3)|(?!memoire|dashboard)")
+"""Files whose classes may have the name of another class: names of other libraries, and tests and tools."""
 SHORT = 4
 """Words of a docstring that says hardly anything, or is superfluous."""
 STRETCH = 10
@@ -166,6 +168,11 @@ def pages() -> list[Path]:
     return [*top, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "development").glob("*.md"))]
 
 
+def of_menu() -> list[Path]:
+    """Return the pages of the site's menu, without their index and the list of generated signatures."""
+    return [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in ("README.md", "reference.md")]
+
+
 def doubled(paths: Iterable[Path]) -> dict[str, set[str]]:
     """Map each stretch of `STRETCH` words that stands on two pages or more to these pages."""
     places: dict[str, set[str]] = defaultdict(set)
@@ -192,6 +199,8 @@ class Code:
     """The same of other strings of two words or more."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """The same of bindings that `NAMES` has."""
+    classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Places of the definitions of each public class, outside of packages with the names of other libraries."""
 
     def read(self, path: Path) -> None:
         """Add a Python file."""
@@ -206,6 +215,8 @@ class Code:
                 if isinstance(node, ast.Module) and statement is node.body[0]:
                     self.modules.append(text)
         for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not FOREIGN.match(place):
+                self.classes[node.name].append(f"{place}:{node.lineno}")
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
@@ -229,6 +240,9 @@ class Code:
             "awkward": [each for each in texts if AWKWARD.search(each[1])],
             "long_sentences": [each for each in long if len(words_of(each[1])) > LONGEST],
             "names": self.names,
+            "classes_of_one_name": [
+                (", ".join(all_places), name) for name, all_places in self.classes.items() if all_places[1:]
+            ],
         }
 
     def figures(self) -> dict[str, int]:
@@ -347,7 +361,8 @@ def main() -> int:
     if args.paths:
         return int(args.check and not all(page.is_plain for page in looked))
     figures = {area: code.figures() for area, code in measured.items()}
-    figures["pages"] = {"stretches_on_two_pages": len(doubled(pages()))}
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in of_menu())
+    figures["pages"] = {"stretches_on_two_pages": len(doubled(pages())), "pages": len(of_menu()), "words": words}
     print(figures["pages"])
     if args.record:
         record(figures)

@@ -37,7 +37,8 @@ def tables():
     yield "\n## Several commands\n\n| key | commands | value | description |\n| --- | --- | --- | --- |\n"
     for (key, value, text), names in users.items():
         if len(names) > 1:
-            yield f"| `{key}` | {'all' if len(names) == len(settings.COMMANDS) else ', '.join(names)} | {value} | {text} |\n"
+            users_of = "all" if len(names) == len(settings.COMMANDS) else ", ".join(names)
+            yield f"| `{key}` | {users_of} | {value} | {text} |\n"
     for name in settings.COMMANDS:
         own = [row for row, names in users.items() if names == [name]]
         if own:

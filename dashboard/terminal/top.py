@@ -255,7 +255,7 @@ def access(row: NodeRow) -> str:
     return NONE if row.keys is None else "keys" if row.keys else "this machine"
 
 
-class Column(NamedTuple):
+class TopColumn(NamedTuple):
     """Column of a table: its title, and a function from a row and the time to text."""
 
     title: str
@@ -268,12 +268,12 @@ FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 """Formats of figures by their units."""
 
 
-def columns(kind: type, names: str, **shown: Callable[[Any], str]) -> list[Column]:
+def columns(kind: type, names: str, **shown: Callable[[Any], str]) -> list[TopColumn]:
     """Return columns for fields, with the titles and units of their figures; `shown` overrides the text of a field."""
 
-    def column(name: str, show: Callable[[Any], str] | None) -> Column:
+    def column(name: str, show: Callable[[Any], str] | None) -> TopColumn:
         title = figures_of(kind)[name].title.lower()
-        return Column(title, lambda row, now: titled(row, name, now)[1] if show is None else show(row))
+        return TopColumn(title, lambda row, now: titled(row, name, now)[1] if show is None else show(row))
 
     return [column(name, shown.get(name)) for name in names.split()]
 
@@ -292,8 +292,8 @@ def _held(name: str) -> Callable[[Any], str]:
 
 
 TABLES = [
-    Column("table", lambda row, now: row.name),
-    Column("storage", lambda row, now: row.storage),
+    TopColumn("table", lambda row, now: row.name),
+    TopColumn("storage", lambda row, now: row.storage),
     *columns(
         TableRow,
         "clients held_caches held_bytes full unused_samples samples overwritten_caches",
@@ -301,10 +301,10 @@ TABLES = [
         full=lambda row: "no limit" if row.full is None else share(row.full),
         overwritten_caches=_held("overwritten_caches"),
     ),
-    Column("", lambda row, now: "; ".join(filter(None, (row.rate.draws_wait, row.rate.inserts_wait)))),
+    TopColumn("", lambda row, now: "; ".join(filter(None, (row.rate.draws_wait, row.rate.inserts_wait)))),
 ]
 ACTORS = [
-    Column("actor", lambda row, now: row.name or row.label),
+    TopColumn("actor", lambda row, now: row.name or row.label),
     *columns(
         ActorRow,
         "client host table home steps steps_per_second episodes return_recent accepted_caches skipped_caches",
@@ -312,14 +312,14 @@ ACTORS = [
     ),
 ]
 LEARNERS = [
-    Column(
+    TopColumn(
         "learner",
         lambda row, now: row.name or (row.learner if row.learner.startswith("server:") else row.learner[:8]),
     ),
     *columns(LearnerRow, "where batches samples waiting_share last_seen"),
 ]
 INFERENCE = [
-    Column("inference node", lambda row, now: row.name),
+    TopColumn("inference node", lambda row, now: row.name),
     *columns(
         InferenceRow,
         "version clients rows_per_second batch_rows wait p50 p99 busy refused_per_second",
@@ -328,7 +328,7 @@ INFERENCE = [
 ]
 STATES = {"down": "away", "unready": "not ready"}
 NODES = [
-    Column("node", lambda row, now: row.name or row.url),
+    TopColumn("node", lambda row, now: row.name or row.url),
     *columns(
         NodeRow,
         "role state uptime cpu memory_bytes requests_per_second descriptors open refused took",
@@ -336,7 +336,7 @@ NODES = [
         state=lambda row: STATES.get(row.state, row.state),
         open=access,
     ),
-    Column("", lambda row, now: "; ".join(row.reasons)),
+    TopColumn("", lambda row, now: "; ".join(row.reasons)),
 ]
 
 
@@ -401,7 +401,7 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
     return shown if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(parts)}", "bold"), *shown]
 
 
-def _cells(columns: Sequence[Column], row: Any, now: float) -> list[str]:
+def _cells(columns: Sequence[TopColumn], row: Any, now: float) -> list[str]:
     """Return the cells of a row. A node that is away shows no figures, since its last ones are old."""
     if isinstance(row, NodeRow) and row.state == "down":
         names = row.name or row.url, row.role or NONE, STATES["down"]
@@ -410,7 +410,7 @@ def _cells(columns: Sequence[Column], row: Any, now: float) -> list[str]:
     return [column.show(row, now) for column in columns]
 
 
-def _section(columns: Sequence[Column], rows: Iterable[Any], now: float, title: str = "") -> list[StyledLine]:
+def _section(columns: Sequence[TopColumn], rows: Iterable[Any], now: float, title: str = "") -> list[StyledLine]:
     """Return a title and aligned columns below it, numbers to the right; no lines if there are no rows."""
     cells, heads = [_cells(columns, row, now) for row in rows], [column.title for column in columns]
     shown = [[escape(cell) or NONE for cell in row[:-1]] + [escape(row[-1])] for row in cells]

@@ -32,7 +32,7 @@ from memoire.errors import EndpointError
 from memoire.figures import by, catalogue, gauge
 from memoire.nodes.http import NodePages, listen
 from memoire.nodes.metrics import BUILD_INFO, Exposition, PageGuard, build_info, families, family
-from memoire.nodes.pages import Handler, Node, Page, PageRequest, as_json
+from memoire.nodes.pages import Handler, Page, PagedNode, PageRequest, as_json
 from memoire.nodes.supervision import LauncherLine, say
 from memoire.security.access import Tokens
 
@@ -114,18 +114,18 @@ class DashboardCollector(Collector):
 def probe_pages(aggregator: Source, exposition: Exposition) -> Mapping[str, Handler]:
     """Return the handlers of /livez, /readyz and /metrics of a dashboard."""
 
-    def index(node: Node | None, request: PageRequest) -> Page:
+    def index(node: PagedNode | None, request: PageRequest) -> Page:
         return as_json({"pages": sorted(pages)})
 
-    def livez(node: Node | None, request: PageRequest) -> Page:
+    def livez(node: PagedNode | None, request: PageRequest) -> Page:
         stuck = aggregator.liveness()
         return as_json({"alive": not stuck, "reasons": stuck}, 503 if stuck else 200)
 
-    def readyz(node: Node | None, request: PageRequest) -> Page:
+    def readyz(node: PagedNode | None, request: PageRequest) -> Page:
         reasons = aggregator.readiness()
         return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
-    def metrics(node: Node | None, request: PageRequest) -> Page:
+    def metrics(node: PagedNode | None, request: PageRequest) -> Page:
         body, kind = exposition.text(request.headers.get("accept", ""))
         return Page(200, body, kind=kind)
 

@@ -2,7 +2,7 @@
 
     python examples/language/grpo_trl.py        # needs torch, transformers, datasets and trl 1.13 to 1.16
 
-TRL makes no answers itself: `memoire.trl.Rollouts` is its `rollout_func`. Groups without signal are dropped and
+TRL makes no answers itself: `memoire.trl.PromptRollouts` is its `rollout_func`. Groups without signal are dropped and
 replaced. Each checkpoint commits the prompts learned from: a second run with the same folder continues there.
 """
 
@@ -100,7 +100,7 @@ def main(folder: str) -> None:
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=answer, args=(server.endpoint, seed), daemon=True) for seed in (1, 2, 3)]
         [worker.start() for worker in workers]
-        rollouts = memoire.trl.Rollouts(prompts, timeout=120.0)
+        rollouts = memoire.trl.PromptRollouts(prompts, timeout=120.0)
         config = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=GROUP * GROUPS, num_generations=GROUP, max_steps=STEPS,
             max_completion_length=1, learning_rate=3e-4, lr_scheduler_type="constant", beta=0.0, save_steps=100,

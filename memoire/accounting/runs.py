@@ -432,7 +432,7 @@ class StateStore(Protocol):
 
 
 @dataclass(slots=True)
-class Run:
+class RunState:
     """State of one run at a server; guarded by the dispatcher's lock."""
 
     name: str
@@ -522,21 +522,21 @@ class Runs:
         }
         self._numbers = {name_hash(saved): saved for saved in self._saved}
         self._order = list(self._saved)
-        self._open: dict[str, Run] = {}
+        self._open: dict[str, RunState] = {}
         self.current = self._activate(name, now)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[RunState]:
         """Iterate over the runs that are in memory."""
         return iter(list(self._open.values()))
 
-    def find(self, number: int) -> Run | None:
+    def find(self, number: int) -> RunState | None:
         """Return the run with this number, or None if the server never had it; 0 is the current run."""
         if number in (0, self.current.number):
             return self.current
         name = self._numbers.get(number)
         return None if name is None else self.named(name)
 
-    def named(self, name: str) -> Run | None:
+    def named(self, name: str) -> RunState | None:
         """Return the run with this name, or None if the server never had it."""
         if name not in self._open and name in self._saved:
             self._open[name] = self._load(self._saved[name])
@@ -545,7 +545,7 @@ class Runs:
             run.is_used = True
         return run
 
-    def begin(self, name: str, now: float) -> Run:
+    def begin(self, name: str, now: float) -> RunState:
         """Make a new or former run the current one; return the run that was current before."""
         former = self.current
         if name != former.name:
@@ -553,14 +553,14 @@ class Runs:
             self.current = self._activate(name, now)
         return former
 
-    def keep(self, name: str, finished: bool, now: float) -> Run:
+    def keep(self, name: str, finished: bool, now: float) -> RunState:
         """Add a run of another server as a former run, and return it."""
         self._order.insert(0, name)
         run = self._open[name] = self._create(RunFacts(name, finished, now, now))
         self._numbers[run.number] = name
         return run
 
-    def rest(self, is_saved: Callable[[Run], bool]) -> None:
+    def rest(self, is_saved: Callable[[RunState], bool]) -> None:
         """Evict former runs that are saved, and that were not accessed since the last call, from memory."""
         if self._past is None:
             return
@@ -571,7 +571,7 @@ class Runs:
                 self._saved[run.name] = run.facts
             run.is_used = False
 
-    def _activate(self, name: str, now: float) -> Run:
+    def _activate(self, name: str, now: float) -> RunState:
         run = self.named(name)
         if run is None:
             run = self._open[name] = self._create(RunFacts(name, began=now))
@@ -580,14 +580,15 @@ class Runs:
         self._order = [known for known in self._order if known != name] + [name]
         return run
 
-    def _create(self, facts: RunFacts) -> Run:
+    def _create(self, facts: RunFacts) -> RunState:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
         since = 0 if self._past is None else self._past.since
         may: dict[str, Any] = {"may_open": self._may_open, "forget": self._forget, "room": self._room}
         ledger = Ledger(epoch=self._epoch, since=since, store=kept, **may)
-        return Run(facts.name, facts.began, kept, ledger, facts.ended, facts.finished, Logbook(room=self._line_room))
+        log = Logbook(room=self._line_room)
+        return RunState(facts.name, facts.began, kept, ledger, facts.ended, facts.finished, log)
 
-    def _load(self, facts: RunFacts) -> Run:
+    def _load(self, facts: RunFacts) -> RunState:
         assert self._past is not None
         run = self._create(facts)
         newest = self._past.search(facts.name, LineFilter(), most=RECENT_LINES, newest_first=True)

@@ -402,7 +402,7 @@ class RequestSocket:
         if self._link.denied is not None:
             denied = self._link.denied
             raise StepFailed(REFUSED, f"the server denied access: {denied.reason}", denied.advice) from denied
-        name = type(body).__name__.upper()
+        name = body.type.name
         advice = (
             "A proxy answers only if a server behind it does: check its servers. Otherwise the process hangs, or "
             "belongs to another program that uses ZeroMQ."
@@ -419,7 +419,7 @@ class RequestSocket:
                 raise _other_version(error.detail) from error
             raise StepFailed(NOT_MEMOIRE, f"the answer is not a memoire message: {error}", _OTHER_PROGRAM) from error
         reply = message.body
-        if isinstance(reply, messages.Refused):
+        if isinstance(reply, messages.Refusal):
             if reply.code == "version":
                 raise _other_version(f"it speaks {reply.versions}: {reply.text}")
             if reply.code == "denied":

@@ -8,13 +8,13 @@ from typing import Annotated
 from memoire.arguments import BYTES, NUMBER, Setting
 from memoire.errors import ParameterError
 
-from .options import Commands, Options, add_keys, endpoint_of
+from .options import CommandOptions, Commands, add_keys, endpoint_of
 
 ROLES = ("actor", "server", "learner", "reader", "proxy", "inference")
 """Roles of keys, the same as in `memoire.security.keys`; a test compares them."""
 
 
-class Secrets(Options):
+class Secrets(CommandOptions):
     """Names of the Secrets of a cluster on Kubernetes."""
 
     secrets: Annotated[str, Setting(show="NAME")] = ""
@@ -49,7 +49,7 @@ class CheckSecrets(Secrets):
     """A role whose Secret must exist; without this option the Secret of inference may be missing."""
 
 
-class Schema(Options):
+class SchemaCommand(CommandOptions):
     """Print the schema of a Gymnasium environment's steps as JSON, for a server's --schema and for server.schema of the
     Helm chart: such servers need no Gymnasium.
     """
@@ -57,7 +57,7 @@ class Schema(Options):
 
 def add_schema_printer(commands: Commands) -> None:
     """Add the command `memoire schema`."""
-    printer = commands.add("schema", "print the schema of an environment as JSON", _schema, Schema)
+    printer = commands.add("schema", "print the schema of an environment as JSON", _schema, SchemaCommand)
     which = printer.add_mutually_exclusive_group(required=True)
     which.add_argument("env", nargs="?", metavar="ENV", help="Gymnasium environment, such as CartPole-v1")
     which.add_argument("--env", dest="named", metavar="ENV", help="the same, spelled as in other commands")
@@ -70,7 +70,7 @@ def _schema(args: argparse.Namespace) -> int:
     return 0
 
 
-class Run(Options):
+class RunCommand(CommandOptions):
     """Begin another run at every server behind the address. A new run counts from zero; a former run continues from its
     counts. The current run stays readable; clients report the rest of its counts and go on in the new run.
     """
@@ -87,7 +87,7 @@ class Run(Options):
 
 def add_run(commands: Commands) -> None:
     """Add the command `memoire run`."""
-    commands.add("run", "begin another run on a running cluster", _run, Run, add_keys)
+    commands.add("run", "begin another run on a running cluster", _run, RunCommand, add_keys)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-class Plan(Options):
+class PlanCommand(CommandOptions):
     """Print the bytes, memory, cores and Pods that a load takes. Bytes follow from the schema and its parameters, cores
     from costs measured on two cores of an AMD EPYC (docs/operations.md). Nothing is started.
     """
@@ -143,10 +143,10 @@ class Plan(Options):
 
 def add_plan(commands: Commands) -> None:
     """Add the command `memoire plan`."""
-    commands.add("plan", "calculate how large a cluster has to be", "plan.show", Plan)
+    commands.add("plan", "calculate how large a cluster has to be", "plan.show", PlanCommand)
 
 
-class Drain(Options):
+class Drain(CommandOptions):
     """Send a server's clients to other servers, wait until they have moved, and copy the server's accounts to another
     server. Then the server may be stopped: the cluster's totals stay the same. The command may be repeated.
     """
@@ -178,7 +178,7 @@ def _drain(args: argparse.Namespace) -> int:
     return 0
 
 
-class Snapshot(Options):
+class SnapshotCommand(CommandOptions):
     """Make every server behind an address write its contents to its state folder (snapshots/NAME.snapshot) without a
     pause; or describe a snapshot file. `memoire server --restore` restores such files. Exit status: 0 all is well;
     1 no server was asked, or the file is not a snapshot; 3 a server did not write its file, or the file is damaged.
@@ -201,7 +201,7 @@ class Snapshot(Options):
 def add_snapshot(commands: Commands) -> None:
     """Add the command `memoire snapshot`."""
     about = "save the contents of a cluster's servers, or describe a snapshot file"
-    commands.add("snapshot", about, _snapshot, Snapshot, add_keys)
+    commands.add("snapshot", about, _snapshot, SnapshotCommand, add_keys)
 
 
 def _snapshot(args: argparse.Namespace) -> int:
@@ -214,14 +214,14 @@ def _snapshot(args: argparse.Namespace) -> int:
     raise ParameterError.with_text("Give either ENDPOINT and --to NAME, to save a snapshot, or --show FILE alone.")
 
 
-class KeysFolder(Options):
+class KeysFolder(CommandOptions):
     """List the public keys of a keys folder."""
 
     folder: Annotated[str, Setting(place=True)]
     """Keys folder of a process or of a cluster."""
 
 
-class NewKeys(Options):
+class NewKeys(CommandOptions):
     """Create the keys of a whole cluster, as folders or as Secrets in YAML; with --role, create one more key."""
 
     folder: Annotated[str | None, Setting(place=True)] = None
@@ -243,7 +243,7 @@ class ExportKeys(KeysFolder):
     """Prefix of the names of the Secrets: NAME-server, NAME-actor, ..."""
 
 
-class AuthorizeKeys(Options):
+class AuthorizeKeys(CommandOptions):
     """Authorize keys at a server or proxy, or at all servers and proxies of a cluster."""
 
     folder: Annotated[str, Setting(place=True)]
@@ -252,7 +252,7 @@ class AuthorizeKeys(Options):
     """Files of public keys, or keys folders."""
 
 
-class RevokeKeys(Options):
+class RevokeKeys(CommandOptions):
     """Revoke keys at a server or proxy, or at all servers and proxies of a cluster, and disconnect them."""
 
     folder: Annotated[str, Setting(place=True)]
@@ -261,7 +261,7 @@ class RevokeKeys(Options):
     """Fingerprint, or ROLE/NAME for all keys of that role and name."""
 
 
-class KeyTool(Options):
+class KeyTool(CommandOptions):
     """Manage the keys by which processes authenticate each other. Each process has a keys folder; a cluster's folder
     has one for each role. Running processes notice changes within seconds.
     """

@@ -56,7 +56,7 @@ def storage(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error.expected)) from error
 
 
-class Options:
+class CommandOptions:
     """Base class of the settings of commands: each subclass is a frozen dataclass with keyword fields."""
 
     def __init_subclass__(cls) -> None:
@@ -270,14 +270,14 @@ def all_of(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
     return {each.name: getattr(args, (each.setting.flag or each.name).replace("-", "_")) for each in every}
 
 
-class Board(Options):
+class Board(CommandOptions):
     """Options of commands that start a dashboard beside their nodes."""
 
     no_dashboard: Annotated[bool, Setting()] = False
     """Start no dashboard; by default one runs on a free port of this machine if its extra is installed."""
 
 
-class ReadPages(Options):
+class ReadPages(CommandOptions):
     """Nodes whose pages are read, and the token for them."""
 
     nodes: Annotated[tuple[str, ...], Setting(place=True, several="+", show="NODE")] = ()
@@ -287,7 +287,7 @@ class ReadPages(Options):
     """A file with the token that the nodes ask for."""
 
 
-class NodeOptions(Options):
+class NodeOptions(CommandOptions):
     """Options of commands that run one node."""
 
     probes: Annotated[str | None, Setting(show="HOST:PORT")] = None
@@ -296,7 +296,7 @@ class NodeOptions(Options):
     """A timeout or bound of the library, such as new_clients=100000; may be repeated (docs/settings.md lists all)."""
 
 
-class Stored(Options):
+class Stored(CommandOptions):
     """Schema and sampling of one table or several."""
 
     schema: Annotated[str | None, Setting(show="FILE", group="stored")] = None

@@ -8,15 +8,15 @@ import memoire
 from memoire.arguments import NUMBER, SECONDS, Setting, declared
 from memoire.errors import NotInstalled, ParameterError
 from memoire.limits import Room
-from memoire.nodes.settings import Counts, LaunchSettings, NodeSettings
+from memoire.nodes.settings import ClusterCounts, LaunchSettings, NodeSettings
 from memoire.server.settings import State
 
 from .options import (
     HERE,
     Board,
+    CommandOptions,
     Commands,
     NodeOptions,
-    Options,
     Stored,
     add_keys,
     add_settings,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memoire.tables.table import Table
 
 
-class Launch(Options):
+class Launch(CommandOptions):
     """Run a learner and actors as child processes, and restart each that dies. With --env, --schema or --tables,
     servers and a proxy run beside them; without these, the learner is the server (MEMOIRE_LISTEN), or --endpoint is the
     address of a server. Programs find the address in $MEMOIRE_ENDPOINT, their number in $MEMOIRE_RANK (of
@@ -56,7 +56,7 @@ class Launch(Options):
 def add_launch(commands: Commands) -> None:
     """Add the command `memoire launch`."""
     about = "run your learner and actors on this machine"
-    commands.add("launch", about, _launch, Launch, LaunchSettings, Stored, Counts, Board, add_keys)
+    commands.add("launch", about, _launch, Launch, LaunchSettings, Stored, ClusterCounts, Board, add_keys)
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -97,7 +97,7 @@ def nodes_of(args: argparse.Namespace, host: str = "127.0.0.1", *, insecure: boo
         schema=None if tables_of(args) else roles.schema_of(args.schema, args.env),
         settings=args.set,
         tables=args.tables,
-        **said_of(args, Counts),
+        **said_of(args, ClusterCounts),
         host=host,
         port=args.port,
         run=args.run,
@@ -120,7 +120,7 @@ def tables_of(args: argparse.Namespace) -> "dict[str, Table] | None":
     return read_tables(args.tables)
 
 
-class ServerOptions(NodeOptions):
+class ServerCommand(NodeOptions):
     """Run a server until SIGINT or SIGTERM. It receives caches on the next port, and sends model notices on the port
     after that.
     """
@@ -147,7 +147,7 @@ class ServerOptions(NodeOptions):
 
 def add_server(commands: Commands) -> None:
     """Add the command `memoire server`."""
-    kinds = ServerOptions, NodeSettings, Stored, Room, State, add_keys
+    kinds = ServerCommand, NodeSettings, Stored, Room, State, add_keys
     commands.add("server", "run a replay server", _server, *kinds, storage=storage)
 
 
@@ -180,7 +180,7 @@ def add_proxies(commands: Commands) -> None:
         commands.add(role, about, _proxy, kind, NodeSettings, add_keys).set_defaults(role=role)
 
 
-class Up(Options):
+class Up(CommandOptions):
     """Run servers and proxies as child processes and print the address that actors and learners connect to. Ctrl-C
     or SIGTERM ends all of them.
     """
@@ -198,13 +198,13 @@ class Up(Options):
 
 def add_up(commands: Commands) -> None:
     """Add the command `memoire up`."""
-    up = commands.add("up", "run servers and proxies on this machine", _up, Up, Stored, Counts, Board, add_keys)
+    up = commands.add("up", "run servers and proxies on this machine", _up, Up, Stored, ClusterCounts, Board, add_keys)
     add_settings(up, NodeSettings, "insecure")
     for group, _ in up.alternatives:
         group.required = True
 
 
-class DemoOptions(Options):
+class DemoCommand(CommandOptions):
     """Run servers, proxies, actors on a Gymnasium environment with discrete actions, a learner with a small NumPy
     network, and a dashboard, until the last 20 episodes return more than the goal. With --keep the demo continues;
     processes that you kill are restarted. Exit status: 0 goal reached, 1 not reached within the time limit.
@@ -229,7 +229,7 @@ class DemoOptions(Options):
 def add_demo(commands: Commands) -> None:
     """Add the command `memoire demo`."""
     about = "run a cluster that learns to balance a pole, on this machine"
-    commands.add("demo", about, _demo, DemoOptions, Counts, Board, add_keys)
+    commands.add("demo", about, _demo, DemoCommand, ClusterCounts, Board, add_keys)
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -303,6 +303,6 @@ def _up(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     began = time.monotonic()
     demo = memoire.extension("memoire.rl.demo.demo")
-    options = all_of(args, DemoOptions) | all_of(args, Counts)
-    status: int = demo.Demo(demo.Options(**options, dashboard=not args.no_dashboard, keys=args.keys), began).run()
+    options = all_of(args, DemoCommand) | all_of(args, ClusterCounts)
+    status: int = demo.Demo(demo.DemoOptions(**options, dashboard=not args.no_dashboard, keys=args.keys), began).run()
     return status

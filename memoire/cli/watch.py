@@ -13,8 +13,8 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import NotInstalled, ParameterError
 
 from .options import (
+    CommandOptions,
     Commands,
-    Options,
     ReadPages,
     add_keys,
     add_settings,
@@ -34,7 +34,7 @@ INCOMPLETE = 3
 """Exit status if a server did not answer."""
 
 
-class Dashboard(Options):
+class DashboardCommand(CommandOptions):
     """Poll the status of all nodes once a second and show it in a browser: totals, rates, actors, curves, log lines.
     The dashboard only reads: a cluster works the same without it.
     """
@@ -57,7 +57,7 @@ class Dashboard(Options):
 
 def add_dashboard(commands: Commands) -> None:
     """Add the command `memoire dashboard`."""
-    commands.add("dashboard", "show the whole cluster in a browser", _dashboard, Dashboard, add_keys, Settings)
+    commands.add("dashboard", "show the whole cluster in a browser", _dashboard, DashboardCommand, add_keys, Settings)
 
 
 @NotInstalled.explained("pip install 'memoire-rl[dashboard]'")
@@ -77,7 +77,7 @@ def _dashboard(args: argparse.Namespace) -> int:
     )
 
 
-class Top(Options):
+class Top(CommandOptions):
     """Show totals with their rates, the bottleneck of the run, tables, actors, learners and nodes, repeatedly until
     Ctrl-C: in place on a terminal if rich is installed, otherwise as plain lines. Exit status: 0 every node answered;
     1 no node did; 3 with --once, some did not; 130 Ctrl-C.
@@ -105,7 +105,7 @@ def _top(args: argparse.Namespace) -> int:
     return top(pages, node_token=token, **all_of(args, Top), **expected)
 
 
-class Report(Options):
+class Report(CommandOptions):
     """Send the figures of the whole cluster, those of the dashboard's curves, to another tool, until the run is
     finished or Ctrl-C. If the cluster begins another run, the tool gets another run, too. Other tools: memoire.loggers.
     Exit status: 0 every node answered; 1 no node did; 3 some did not; 130 Ctrl-C.
@@ -145,7 +145,7 @@ def _report(args: argparse.Namespace) -> int:
     return report(pages, open_logger, node_token=token, every=args.every, only=args.only, once=args.once)
 
 
-class LineFilter(Options):
+class LineOptions(CommandOptions):
     """Filter of the lines that `memoire logs` prints."""
 
     text: Annotated[str, Setting()] = ""
@@ -162,7 +162,7 @@ class LineFilter(Options):
     """Print lines of this run (default: the current run)."""
 
 
-class Logs(Options):
+class Logs(CommandOptions):
     """Print the lines that actors have logged at all servers, the oldest first, as TIME,LABEL,TEXT with control
     characters escaped. Exit status: 0 every node answered; 1 no server did; 3 some node did not, and its lines may be
     missing; 130 Ctrl-C.
@@ -180,7 +180,7 @@ class Logs(Options):
 
 def add_logs(commands: Commands) -> None:
     """Add the command `memoire logs`."""
-    commands.add("logs", "print the log lines of all servers", _logs, Logs, ReadPages, add_keys, LineFilter)
+    commands.add("logs", "print the log lines of all servers", _logs, Logs, ReadPages, add_keys, LineOptions)
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -190,11 +190,11 @@ def _logs(args: argparse.Namespace) -> int:
         raise ParameterError("--last", args.last, "a number of lines above 0")
     if args.follow and args.until is not None:
         raise ParameterError.with_text("--until cannot be combined with --follow.")
-    pages, is_wanted = pages_of(args.nodes, args.keys), wanted_lines(**all_of(args, LineFilter))
+    pages, is_wanted = pages_of(args.nodes, args.keys), wanted_lines(**all_of(args, LineOptions))
     return tail(pages, is_wanted, token=tokens(args.token_file), **all_of(args, Logs))
 
 
-class Doctor(Options):
+class Doctor(CommandOptions):
     """Connect to a server, proxy or relay step by step, and explain the first step that fails. Exit status: 0 all is
     well; 1 the address is not valid; 3 the name does not resolve; 4 no process listens; 5 the process that listens is
     not memoire's, or this is not its request address; 6 it speaks another version of the protocol; 7 it does not
@@ -223,7 +223,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return examine(**options, keys=args.keys)
 
 
-class ClusterQuery(Options):
+class ClusterQuery(CommandOptions):
     """Options of commands that ask every server of a cluster."""
 
     endpoints: Annotated[tuple[str, ...], Setting(place=True, several="+", show="ENDPOINT")]
@@ -234,7 +234,7 @@ class ClusterQuery(Options):
     """Seconds to wait for answers."""
 
 
-class Totals(ClusterQuery):
+class TotalsCommand(ClusterQuery):
     """Print a run's totals over all servers behind an address; each client counts once, whichever servers it used.
     Exit status: 0 every server answered; 1 no server did; 3 some did not, and counts that only they have are missing.
     """
@@ -245,7 +245,7 @@ class Totals(ClusterQuery):
 
 def add_totals(commands: Commands) -> None:
     """Add the command `memoire totals`."""
-    commands.add("totals", "print the totals of a cluster", _totals, Totals, add_keys)
+    commands.add("totals", "print the totals of a cluster", _totals, TotalsCommand, add_keys)
 
 
 def _totals(args: argparse.Namespace) -> int:

@@ -45,14 +45,14 @@ class Shipment(NamedTuple):
 
     payload: Payload
     facts: dict[str, Any]
-    """Fields of `messages.Episode` apart from its number and account."""
+    """Fields of `messages.EpisodePush` apart from its number and account."""
     entries: int
     returned: NDArray[np.float64]
     """Sum of the episode's rewards, not discounted: [*R]; 0 if the schema has no reward."""
 
-    def message(self, since: int, number: int, pushed_bytes: int) -> messages.Episode:
+    def message(self, since: int, number: int, pushed_bytes: int) -> messages.EpisodePush:
         """Return the message for a client's account that was opened `since`; see docs/development/wire.md."""
-        return messages.Episode(since=since, number=number, pushed_bytes=pushed_bytes, **self.facts)
+        return messages.EpisodePush(since=since, number=number, pushed_bytes=pushed_bytes, **self.facts)
 
 
 class OpenEpisodes(Memory):

@@ -68,7 +68,7 @@ class DataSockets:
         """Feed of the home's notices and models."""
         self._push = Sender(poller, is_reading=False)
 
-    def open(self, endpoints: messages.Endpoints, usual_bytes: int) -> bool:
+    def open(self, endpoints: messages.NodeEndpoints, usual_bytes: int) -> bool:
         """Close and reconnect both sockets; returns True if the one for notices is open.
 
         Args:

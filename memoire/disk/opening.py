@@ -33,7 +33,7 @@ from .files import RESTORE, check_file_system, lock_folder, make_folder, mode_in
 from .logs import LineLog
 from .records import META, MODEL, Fact, StoredModel, run_key
 from .state_file import StateFile
-from .table_rows import StoredRows
+from .table_rows import DiskRows
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class OpenFolder:
             try:
                 with as_saved(self.path):
                     self.name = self._check_name(name, default_name)
-                    self.rows = StoredRows(self.folder / "rows", self.file, self._at)
+                    self.rows = DiskRows(self.folder / "rows", self.file, self._at)
                     self._begin(self._counter)
             except BaseException:
                 self.file.close()

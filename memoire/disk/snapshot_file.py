@@ -126,7 +126,7 @@ class AccountsRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False
 
 
-class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
+class ContentCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Counts of one table's contents in a file."""
 
     clients: int = 0
@@ -144,7 +144,7 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if no entry of an episode moved while the table was saved, so that the layout in the file holds."""
 
 
-_COUNTED: Final = Counts.__struct_fields__[:-1]
+_COUNTED: Final = ContentCounts.__struct_fields__[:-1]
 
 
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,7 +153,7 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: ClassVar = RecordKind.END
-    tables: list[Counts]
+    tables: list[ContentCounts]
     accounts: int = 0
     """Number of `AccountsRecord` in the file."""
     complete: bool = True
@@ -167,15 +167,15 @@ class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     @staticmethod
     def size(tables: int) -> int:
         """Return the bytes of `pack` for a number of tables."""
-        return 8 * (len(Counts.__struct_fields__) * tables + 2)
+        return 8 * (len(ContentCounts.__struct_fields__) * tables + 2)
 
     @classmethod
     def unpack(cls, body: bytes) -> EndRecord:
         """Return the record of a body. Raises ValueError or struct.error if it is malformed."""
-        width = len(Counts.__struct_fields__)
+        width = len(ContentCounts.__struct_fields__)
         *numbers, accounts, complete = struct.unpack(f"<{len(body) // 8}Q", body)
         rows = [numbers[place : place + width] for place in range(0, len(numbers), width)]
-        tables = [Counts(**dict(zip(_COUNTED, row, strict=False)), is_still=bool(row[-1])) for row in rows]
+        tables = [ContentCounts(**dict(zip(_COUNTED, row, strict=False)), is_still=bool(row[-1])) for row in rows]
         return cls(tables=tables, accounts=accounts, complete=bool(complete))
 
 
@@ -197,7 +197,7 @@ def _decoders(storage: str) -> Mapping[int, Callable[[bytes], RecordBody]]:
     }
 
 
-class Record(NamedTuple):
+class SnapshotRecord(NamedTuple):
     """Record of a snapshot: body, index of the table, and payload."""
 
     body: RecordBody
@@ -209,7 +209,7 @@ class Record(NamedTuple):
 def write(
     path: Path,
     about: SnapshotHeader,
-    records: Iterable[Record],
+    records: Iterable[SnapshotRecord],
     *,
     at: Fault = no_fault,
     is_complete: Callable[[], bool] = lambda: True,
@@ -250,7 +250,7 @@ class _RecordCounts:
         self._still: set[int] = set()
         self.is_complete = True
 
-    def count(self, record: Record) -> None:
+    def count(self, record: SnapshotRecord) -> None:
         body, size = record.body, len(record.payload or b"")
         if isinstance(body, AccountsRecord):
             self._accounts += 1
@@ -262,7 +262,7 @@ class _RecordCounts:
                 counts[name] += count
 
     def end(self) -> EndRecord:
-        tables = [Counts(**counts, is_still=place in self._still) for place, counts in enumerate(self._tables)]
+        tables = [ContentCounts(**counts, is_still=place in self._still) for place, counts in enumerate(self._tables)]
         return EndRecord(tables=tables, accounts=self._accounts, complete=self.is_complete)
 
 
@@ -301,7 +301,7 @@ class SnapshotFile:
         counts = None if self.end is None else self.end.tables[table]
         return counts is not None and not (counts.caches or counts.episodes or counts.rows)
 
-    def records(self, damage: FileDamage | None = None) -> Iterator[Record]:
+    def records(self, damage: FileDamage | None = None) -> Iterator[SnapshotRecord]:
         """Yield all records but the first and the last; a damaged payload is None. `damage` describes what is missing
         after the iterator has ended.
         """
@@ -331,7 +331,7 @@ class SnapshotFile:
                     damage.why = "has a record without its payload"
                     break
                 payload = None if isinstance(second, DamagedRecord) else second.payload
-            record = Record(body, table, payload)
+            record = SnapshotRecord(body, table, payload)
             tally.count(record)
             damage.records += payload is None
             yield record

@@ -45,9 +45,9 @@ from .snapshot_file import (
     AccountsRecord,
     FileDamage,
     LimiterState,
-    Record,
     SnapshotFile,
     SnapshotHeader,
+    SnapshotRecord,
     TableAbout,
     TableEndRecord,
     TableRecord,
@@ -84,21 +84,21 @@ def records(
     finished: bool,
     accounts: Iterable[Rows],
     go_on: Callable[[], bool] = lambda: True,
-) -> Iterator[Record]:
+) -> Iterator[SnapshotRecord]:
     """Yield records of all contents of these tables, and of clients' accounts, until `go_on` returns False."""
     for rows in accounts:
         if len(rows):
-            yield Record(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
+            yield SnapshotRecord(snapshot_file.AccountsRecord(run=run, finished=finished), 0, rows.tobytes())
     for place, table in enumerate(tables):
         keeps = table.pool if isinstance(table.pool, KeepsLayout) else None
         facts, payload, changes = ({}, b"", 0) if keeps is None else keeps.saved_layout()
-        yield Record(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
+        yield SnapshotRecord(msgspec.convert(table.state() | facts, snapshot_file.TableRecord), place, payload)
         for body, content in table.pool.records():
             if not go_on():
                 return
-            yield Record(body, place, content)
+            yield SnapshotRecord(body, place, content)
         if keeps is not None and keeps.saved_layout() == (facts, payload, changes):
-            yield Record(snapshot_file.TableEndRecord(), place)
+            yield SnapshotRecord(snapshot_file.TableEndRecord(), place)
 
 
 class SavedHead(NamedTuple):
@@ -146,8 +146,8 @@ def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
         }
 
 
-def _table_facts(path: str | Path, table: TableAbout, counts: snapshot_file.Counts | None) -> dict[str, Any]:
-    names = snapshot_file.Counts.__struct_fields__
+def _table_facts(path: str | Path, table: TableAbout, counts: snapshot_file.ContentCounts | None) -> dict[str, Any]:
+    names = snapshot_file.ContentCounts.__struct_fields__
     try:
         schema = json.loads(table.read_schema().to_json())
     except SchemaError as error:
@@ -405,9 +405,10 @@ class _Restoring:
         heirs: dict[int, Heir | None] = {}
         ends = [] if file.end is None else file.end.tables
         for place, (saved, end) in enumerate(zip(file.about.tables, ends, strict=False)):
-            table, is_out = self._tables[saved.name], (file.path, saved.name) in self._left_out
-            parameters = wanted.get(saved.name, table.parameters)
-            is_equal = not is_out and Parameters.from_wire(saved.parameters) == parameters
+            if (file.path, saved.name) in self._left_out:
+                continue  # this server may lack the table
+            table = self._tables[saved.name]
+            is_equal = Parameters.from_wire(saved.parameters) == wanted.get(saved.name, table.parameters)
             if end.is_still and is_equal and self._goes_on(table):
                 heirs[place] = None
         for record in file.records(damage) if heirs else ():
@@ -422,7 +423,7 @@ class _Restoring:
         }
 
     def _lay(
-        self, file: SnapshotFile, table: OpenTable, heir: Heir | None, record: Record, wanted: Parameters | None
+        self, file: SnapshotFile, table: OpenTable, heir: Heir | None, record: SnapshotRecord, wanted: Parameters | None
     ) -> Heir | None:
         """Add a record of a table to the memory that is made with its layout; returns that memory, if any."""
 
@@ -457,7 +458,9 @@ class _Restoring:
             refused=dict(self._refused), refusals=tuple(self._refusals), **self._done,
         )  # fmt: skip
 
-    def _of_file(self, file: SnapshotFile) -> Iterator[tuple[tuple[int, float], OpenTable, RecordBody | None, Record]]:
+    def _of_file(
+        self, file: SnapshotFile
+    ) -> Iterator[tuple[tuple[int, float], OpenTable, RecordBody | None, SnapshotRecord]]:
         """Yield the file's records, each with its sort key among all files, its table, and the heading before it."""
         heading, damage, since = None, FileDamage(), max(0.0, self._now - file.about.taken)
         places = {name: place for place, name in enumerate(self._tables)}
@@ -472,10 +475,11 @@ class _Restoring:
                     self._refuse("parameters", f"table {name!r} in {file.path} does not fit the table here")
                 continue
             record = record._replace(body=body.older(since))
-            yield (places[name], body.time), self._tables[name], heading, record
+            table = self._tables.get(name, next(iter(self._tables.values())))  # accounts belong to no table
+            yield (places.get(name, 0), body.time), table, heading, record
         self._done["damaged"] += damage.unread or 0
 
-    def _take(self, table: OpenTable, heading: RecordBody | None, record: Record) -> None:
+    def _take(self, table: OpenTable, heading: RecordBody | None, record: SnapshotRecord) -> None:
         body, payload = record.body, record.payload
         if isinstance(body, AccountsRecord):
             self._take_accounts(body, payload)

@@ -62,7 +62,7 @@ class PlannedRows(NamedTuple):
     """Bytes of each file that the rows name, by the file's checksum."""
 
 
-class StoredRows:
+class DiskRows:
     """Saved rows of all tables of a state folder. Nothing is written before `tidy`; then one thread writes.
 
     Args:

@@ -375,7 +375,7 @@ class InferenceThread:
             outputs=computation.outputs.to_json(),
             storage="inference",
             home_name=self._name,
-            endpoints=messages.Endpoints(request=self.endpoint),
+            endpoints=messages.NodeEndpoints(request=self.endpoint),
             models={"": self.weights.version},
             limits={"request_bytes": self.limits.tuning.request_bytes, "rows": self.batching.max_batch},
             software=f"memoire {VERSION}",
@@ -479,7 +479,7 @@ class InferenceThread:
             refusal = self._failure(error, body.batch)
         assert refusal is not None
         self.counts.refused[refusal.code] += 1
-        return reply(asked.header, messages.Refused(code=refusal.code, text=refusal.detail)), None
+        return reply(asked.header, messages.Refusal(code=refusal.code, text=refusal.detail)), None
 
     def _failure(self, error: Exception, rows: int) -> ProtocolError:
         """Return the refusal of a failed batch, for example for lack of memory. The next batch may succeed."""

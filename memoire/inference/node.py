@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.arguments import name as checked_name
 from memoire.errors import Closed, MemoireTimeout, ParameterError, WrongType
-from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
+from memoire.limits import CONTAINER, HELD_BYTES, Limits, MemoryLimits, Reservation
 from memoire.models.io import ModelLink
 from memoire.models.model import check_topic
 from memoire.net import sockets
@@ -85,7 +85,7 @@ class Inference(Node):
 
     CALLED = "this inference node"
     ROLE = "inference"
-    _container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[MemoryLimits] = CONTAINER
     """Container whose memory limit bounds the reservation."""
     CLOSED_AT_EXIT = 1
 

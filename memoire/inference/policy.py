@@ -348,7 +348,7 @@ NOW = 0.0
 """Deadline that has always passed, in seconds of the monotonic clock."""
 
 
-class Policy(Protocol):
+class RowPolicy(Protocol):
     """Any policy: computes rows of outputs from rows of observations."""
 
     def act(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -441,7 +441,7 @@ class RemotePolicy(Asker):
         outputs: Any,
         timeout: float = 2.0,
         *,
-        fallback: Policy | None = None,
+        fallback: RowPolicy | None = None,
         keys: Given = None,
         limits: Limits | None = None,
         context: Context | None = None,

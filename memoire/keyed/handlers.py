@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memoire.errors import ProtocolError
-from memoire.kinds import DEFAULTS, Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, types
+from memoire.kinds import DEFAULTS, Body, Desk, Handler, MessageHeader, Reply, ReplyPage, encoded_bytes, types
 
 from . import messages as keyed
 from .pool import KeyedPool, KeyedRow
@@ -51,10 +51,10 @@ class KeyedHandler:
             keys = keyed.unpack_keys(payload)
             return (self._find if body.call == "facts" else self._values)(pool, body, keys, page)
 
-    def _page(self, client: bytes) -> Page:
+    def _page(self, client: bytes) -> ReplyPage:
         return self._desk.page(client, types.KEYED_ROWS)
 
-    def _list(self, pool: KeyedPool, body: keyed.FindRows, page: Page) -> Reply:
+    def _list(self, pool: KeyedPool, body: keyed.FindRows, page: ReplyPage) -> Reply:
         of = None if body.is_everywhere else body.partition
         partitions, names = pool.partitions(of), list[str]()
         known = partitions if body.known is None else partitions[body.known :]
@@ -72,7 +72,7 @@ class KeyedHandler:
             after = facts.number
         return self._reply(pool, rows, after=after, is_whole=is_whole, partitions=names)
 
-    def _find(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+    def _find(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: ReplyPage) -> Reply:
         rows, held = list[keyed.RowFacts](), pool.find(body.partition, keys)
         for place in range(body.after, len(keys)):
             key, row = keys[place], held[place]
@@ -85,7 +85,7 @@ class KeyedHandler:
                 rows.append(facts)
         return self._reply(pool, rows)
 
-    def _values(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: Page) -> Reply:
+    def _values(self, pool: KeyedPool, body: keyed.FindRows, keys: Sequence[str], page: ReplyPage) -> Reply:
         rows, held = list[keyed.RowValues](), pool.find(body.partition, keys)
         first = held[body.after] if body.after < len(held) else None
         version = 0 if first is None else first.version
@@ -174,7 +174,7 @@ def _size_of(values: keyed.RowValues) -> int:
     return size + encoded_bytes([values.names, list(values.fields)])
 
 
-def _part_of(key: str, values: keyed.RowValues, page: Page) -> keyed.RowValues:
+def _part_of(key: str, values: keyed.RowValues, page: ReplyPage) -> keyed.RowValues:
     """Return as many of a row's values as fit on a page, at least one. Raise ProtocolError if no value ever fits."""
     part = keyed.RowValues(values.is_there, values.names, {})
     for name, value in values.fields.items():

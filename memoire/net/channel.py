@@ -27,7 +27,7 @@ from memoire.limits import Limits
 from memoire.security.keys import Keys
 from memoire.wire import messages
 from memoire.wire.frames import TOO_LARGE, Answer, MessageHeader, check_payload, encode, parse, peek
-from memoire.wire.receivers import Receiver, introduced
+from memoire.wire.receivers import ReplyLimits, introduced
 
 from . import sockets
 from .link import Link, dial
@@ -179,7 +179,7 @@ class Channel:
         self.connections = 0
         """Number of connections established so far."""
         self._client = client
-        self._introduces = bool(Receiver.with_limits(limits).takes)  # by a HELLO before each connection's requests
+        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # by a HELLO before each connection's requests
         self._is_unknown = self._introduces  # the peer may not know which replies this client takes
         self._limits = limits
         self._keys = keys
@@ -450,7 +450,7 @@ class Channel:
         call = self._calls.take(message.header.sequence)
         if call is None:
             return  # a second answer, to a resend
-        if isinstance(message.body, messages.Refused):
+        if isinstance(message.body, messages.Refusal):
             call.finish(Refused(self.endpoint, message.body.code, message.body.text))
         else:
             call.finish(message)
@@ -465,7 +465,9 @@ class Channel:
                 call.finish(Refused(self.endpoint, error.code, text))
 
     def _timeout(self, call: PendingRequest, now: float) -> MemoireTimeout:
-        sends = f"It was sent {call.sends} times." if call.sends else "It could not be sent: no peer is connected."
+        sends = "It could not be sent: no peer is connected."
+        if call.sends:
+            sends = f"It was sent {call.sends} time{'s' * (call.sends > 1)}."
         advice = f"{sends} {self.link.explain(probe=False)}"
         return MemoireTimeout("reply", self.endpoint, now - call.started, advice)
 

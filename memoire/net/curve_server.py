@@ -592,7 +592,7 @@ class Admission:
     def refuse_request(self, request: EnvelopedRequest, error: ProtocolError) -> list[Any] | None:
         """Count a refusal; returns the frames of its answer, or None if the peer could not read them."""
         self.refuse(error)
-        answer = refusal(request.message, messages.Refused(code=error.code, text=error.detail[:_MAX_TEXT]))
+        answer = refusal(request.message, messages.Refusal(code=error.code, text=error.detail[:_MAX_TEXT]))
         return None if answer is None else [*request.envelope, *answer]
 
 

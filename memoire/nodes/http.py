@@ -53,8 +53,8 @@ from .pages import (
     EarlyAnswer,
     Embedding,
     Handler,
-    Node,
     Page,
+    PagedNode,
     PageRequest,
     as_error,
     node_of,
@@ -105,7 +105,7 @@ class NodePages(ClosingContext):
     def __init__(
         self,
         address: str | None,
-        node: Node | Embedding | None = None,
+        node: PagedNode | Embedding | None = None,
         *,
         token: Tokens | str | None = None,
         probes: str | None = None,
@@ -145,7 +145,7 @@ class NodePages(ClosingContext):
             self.show(self._node)
 
     @classmethod
-    def from_environment(cls, node: Node | Embedding | None = None) -> Self:
+    def from_environment(cls, node: PagedNode | Embedding | None = None) -> Self:
         """Return pages at $MEMOIRE_HTTP and $MEMOIRE_PROBES, with the token in the file $MEMOIRE_HTTP_TOKEN_FILE.
 
         The chart sets these variables for programs of users. Nothing is opened if they are not set, or if a launcher
@@ -188,7 +188,7 @@ class NodePages(ClosingContext):
         is_open = self._main is not None and not self._main.is_local and self._tokens is None
         return (f"http://{self.address}",) if is_open else ()
 
-    def show(self, node: Node | Embedding) -> None:
+    def show(self, node: PagedNode | Embedding) -> None:
         """Set the node that the pages describe. A server, proxy or inference node then advertises its pages."""
         self._node = shown = node_of(node)
         if self.address is not None and role_of(shown) in ENDPOINTS:

@@ -34,7 +34,7 @@ from memoire.replay.schema import Schema
 from memoire.security.keys import Given, Keys
 
 from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
-from .settings import Counts, LaunchSettings
+from .settings import ClusterCounts, LaunchSettings
 from .supervision import ProcessOutput, is_file, note, say
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
@@ -59,7 +59,7 @@ class LocalCluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes(Counts):
+class Nodes(ClusterCounts):
     """Settings of the servers and proxies of this machine.
 
     Raises:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from memoire.figures import Figure, Source, by, catalogue, counter, gauge
+from memoire.figures import Figure, MetricSource, by, catalogue, counter, gauge
 from memoire.net.curve_server import REASONS as PEERS
 from memoire.net.sockets import library_version
 from memoire.version import VERSION
@@ -135,7 +135,7 @@ def families(figures: Any, of: str = "") -> Iterator[Metric]:
         yield family(name, sources, figures)
 
 
-def family(name: str, sources: Sequence[Source], figures: Any) -> Metric:
+def family(name: str, sources: Sequence[MetricSource], figures: Any) -> Metric:
     """Return one metric with its present values in an object."""
     first, labels = sources[0].figure, sources[0].labels
     values: dict[tuple[str, ...], Any] = {(key,): 0.0 for key in ZEROS.get(name, ())} | {

@@ -48,7 +48,7 @@ ENDPOINTS: Mapping[str, Mapping[str, str]] = {
 Query: TypeAlias = Mapping[str, str]
 
 
-class Node(Protocol):
+class PagedNode(Protocol):
     """Server, proxy, client, reader or inference node that pages describe."""
 
     ROLE: ClassVar[str]
@@ -67,7 +67,7 @@ class Embedding(Protocol):
     """Object around a node, such as `rl.Agent` or `rl.RolloutWorker`, whose pages are those of the node."""
 
     @property
-    def node(self) -> Node:
+    def node(self) -> PagedNode:
         """Node that the pages describe."""
 
 
@@ -100,45 +100,45 @@ class PageRequest(NamedTuple):
     """Rejected requests for these pages, by reason."""
 
 
-def node_of(shown: Node | Embedding) -> Node:
+def node_of(shown: PagedNode | Embedding) -> PagedNode:
     """Return the node within an object around it, or the node itself."""
-    return cast(Node, shown.node if hasattr(shown, "node") else shown)
+    return cast(PagedNode, shown.node if hasattr(shown, "node") else shown)
 
 
-def role_of(node: Node | None) -> str:
+def role_of(node: PagedNode | None) -> str:
     """Return "server", "proxy", "actor", "learner" or "inference"; "" without a node, and for any other object."""
     return str(getattr(type(node), "ROLE", ""))
 
 
-def index(node: Node | None, request: PageRequest) -> Page:
+def index(node: PagedNode | None, request: PageRequest) -> Page:
     """Return the list of all pages, and the software's version."""
     return as_json({"pages": sorted(PAGES), "software": SOFTWARE})
 
 
-def livez(node: Node | None, request: PageRequest) -> Page:
+def livez(node: PagedNode | None, request: PageRequest) -> Page:
     """Return status 200, or 503 with the reasons if only a restart helps."""
     stuck = _stuck(node)
     return as_json({"alive": not stuck, "reasons": stuck}, _ok(not stuck))
 
 
-def readyz(node: Node | None, request: PageRequest) -> Page:
+def readyz(node: PagedNode | None, request: PageRequest) -> Page:
     """Return status 200, or 503 with the reasons if the node should get no new clients or work."""
     reasons = reasons_of(node)
     return as_json({"ready": not reasons, "reasons": reasons}, _ok(not reasons))
 
 
-def reasons_of(node: Node | None) -> list[str]:
+def reasons_of(node: PagedNode | None) -> list[str]:
     """Return a sentence for each reason why the node is not ready."""
     if node is None:
         return ["starting: the process has no node yet"]
     return [*node.liveness(), *node.readiness(), *_scarcity()]
 
 
-def _stuck(node: Node | None) -> list[str]:
+def _stuck(node: PagedNode | None) -> list[str]:
     return [] if node is None else node.liveness()
 
 
-def status(node: Node | None, request: PageRequest) -> Page:
+def status(node: PagedNode | None, request: PageRequest) -> Page:
     """Return the node's state: all of its stats and, for a server, a page of its clients."""
     reasons = reasons_of(node)
     facts: dict[str, Any] = {
@@ -172,7 +172,7 @@ def security(stats: Any, pages: Sequence[str] = (), refused: Mapping[str, int] |
     return Security(access.keys, (*access.open, *pages), {**access.refused, **(refused or {})}, access.hung_up)
 
 
-def metrics(node: Node | None, request: PageRequest) -> Page:
+def metrics(node: PagedNode | None, request: PageRequest) -> Page:
     """Return the node's metrics for Prometheus."""
     try:
         from .metrics import Exposition, NodeCollector, ScrapedNode
@@ -191,7 +191,7 @@ def metrics(node: Node | None, request: PageRequest) -> Page:
     return Page(200, body, kind=kind)
 
 
-def accounts(node: Node | None, request: PageRequest) -> Page:
+def accounts(node: PagedNode | None, request: PageRequest) -> Page:
     """Return rows of a run's ledger at a server (`rows.ACCOUNT`), from which a program can merge several ledgers.
 
     The body is MessagePack, a page at a time: `next` is the `after` of the following page, "" on the last one. With
@@ -218,7 +218,7 @@ def accounts(node: Node | None, request: PageRequest) -> Page:
     return Page(200, msgspec.msgpack.encode(body), kind="application/msgpack")
 
 
-def episodes(node: Node | None, request: PageRequest) -> Page:
+def episodes(node: PagedNode | None, request: PageRequest) -> Page:
     """Return closed episodes of the current run with a number above `after`; a server keeps the newest thousand.
 
     `next` is the `after` of the following page; `missed` is the number of episodes between that the server forgot.
@@ -243,7 +243,7 @@ def episodes(node: Node | None, request: PageRequest) -> Page:
     return as_json({"run": run, "epoch": epoch, "rows": rows, "next": first + len(rows) - 1, "missed": missed})
 
 
-def settings(node: Node | None, request: PageRequest) -> Page:
+def settings(node: PagedNode | None, request: PageRequest) -> Page:
     """Return a server's limits, and its tables with their schemas and present parameters."""
     server = _server(node, "settings")
     tables = {}
@@ -261,7 +261,7 @@ def settings(node: Node | None, request: PageRequest) -> Page:
     return as_json({"run": server.run, "runs": server.runs(), "tables": tables, "limits": server.limits})
 
 
-def sample(node: Node | None, request: PageRequest) -> Page:
+def sample(node: PagedNode | None, request: PageRequest) -> Page:
     """Return one sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`. It
     stays in the table. Each array has its dtype, its shape, its bytes (C order, in base64) and the number of its axes
     before those of its column.
@@ -288,24 +288,24 @@ def sample(node: Node | None, request: PageRequest) -> Page:
     return as_json({"table": table.name, **facts, **dataclasses.asdict(drawn.place), "arrays": arrays})
 
 
-def distribution(node: Node | None, request: PageRequest) -> Page:
+def distribution(node: PagedNode | None, request: PageRequest) -> Page:
     """Return the distributions of weights and ages of a table of a server, and its effective size."""
     table = _table(node, request, "held samples")
     return as_json({"table": table.name, "storage": table.stats().storage, **dataclasses.asdict(table.distribution())})
 
 
-def _table(node: Node | None, request: PageRequest, what: str) -> Any:
+def _table(node: PagedNode | None, request: PageRequest, what: str) -> Any:
     server = _server(node, what)
     return server.table(request.query.get("table") or server.tables[0])
 
 
-def _server(node: Node | None, what: str) -> Server:
+def _server(node: PagedNode | None, what: str) -> Server:
     if role_of(node) != "server":
         raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, f"only a server has {what}: ask a server's pages"))
     return cast("Server", node)
 
 
-def logs(node: Node | None, request: PageRequest) -> Page:
+def logs(node: PagedNode | None, request: PageRequest) -> Page:
     """Return log lines of a server's clients."""
     query = request.query
     server = _server(node, "log lines")
@@ -426,7 +426,7 @@ def _ok(is_good: bool) -> int:
     return 200 if is_good else 503
 
 
-Handler: TypeAlias = Callable[[Node | None, PageRequest], Page]
+Handler: TypeAlias = Callable[[PagedNode | None, PageRequest], Page]
 PAGES: Mapping[str, Handler] = {
     "/": index,
     "/livez": livez,

@@ -80,7 +80,7 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class ClusterCounts:
     """Numbers of servers and proxies of a cluster."""
 
     servers: Annotated[int, NUMBER] = 1

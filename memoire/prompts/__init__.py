@@ -47,7 +47,7 @@ class PromptsKind(Kind):
         return super().make_pool(settings, place)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        is_bounded = settings.on_full == "oldest"
+        is_bounded = settings.on_full == "drop_oldest"
         return {"capacity": settings.capacity, "is_bounded": is_bounded, "settings": settings.own}
 
 

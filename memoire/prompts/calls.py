@@ -90,7 +90,7 @@ class ListenerCalls(TableCalls):
             "most": whole("limit", limit, 1), "is_going_on": bool(consumer) and since is None,
         }  # fmt: skip
         requests = {
-            name: Request(messages.Prompts(call="list", since=(since or {}).get(name, 0), **facts))
+            name: Request(messages.PromptsRequest(call="list", since=(since or {}).get(name, 0), **facts))
             for name in self._servers.names
         }
         infos: dict[str, list[PromptInfo]] = {name: [] for name in requests}
@@ -103,7 +103,7 @@ class ListenerCalls(TableCalls):
                 if reply.body.is_whole or remaining <= 0:
                     del requests[name]
                 else:
-                    page = messages.Prompts(call="list", since=cursor[name], **(facts | {"most": remaining}))
+                    page = messages.PromptsRequest(call="list", since=cursor[name], **(facts | {"most": remaining}))
                     requests[name] = Request(page)
         for name, rows in infos.items():
             self._learn([row.key for row in rows], name)
@@ -114,7 +114,7 @@ class ListenerCalls(TableCalls):
         """Remove a consumer that does not list again: servers save the cursors of 256 consumers. A removed consumer
         that lists again begins with the first change.
         """
-        request = messages.Prompts(call="forget", consumer=text("consumer", consumer))
+        request = messages.PromptsRequest(call="forget", consumer=text("consumer", consumer))
         self._servers.every(request, self._deadline(timeout))
 
     def fetch(
@@ -142,7 +142,7 @@ class ListenerCalls(TableCalls):
 
     def payload(self, key: Key, timeout: float | None = None) -> bytes:
         """Return the payload of a prompt. Raise Refused (code "missing") if the table does not hold the prompt."""
-        request = Request(messages.Prompts(call="payloads", keys=keys_of(checked_keys([key]))))
+        request = Request(messages.PromptsRequest(call="payloads", keys=keys_of(checked_keys([key]))))
         return bytes(self._ask_home(key, request, self._deadline(timeout)).payload)
 
     def counts(self, timeout: float | None = None) -> dict[str, int]:
@@ -152,7 +152,7 @@ class ListenerCalls(TableCalls):
 
     def figures(self, timeout: float | None = None) -> dict[str, int]:
         """Return `counts` and all other figures of the table, summed over servers: leases, late answers, bytes, ..."""
-        replies = self._servers.every(messages.Prompts(call="counts"), self._deadline(timeout))
+        replies = self._servers.every(messages.PromptsRequest(call="counts"), self._deadline(timeout))
         sums: dict[str, int] = {}
         for reply in replies.values():
             for name, count in reply.body.counts.items():

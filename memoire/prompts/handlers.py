@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from memoire.errors import ProtocolError
-from memoire.kinds import Body, Desk, Handler, MessageHeader, Page, Reply, encoded_bytes, too_large, types
+from memoire.kinds import Body, Desk, Handler, MessageHeader, Reply, ReplyPage, encoded_bytes, too_large, types
 
 from . import messages
 from .columns import NOTHING, PIECE_BYTES, Key, Packed, checked
@@ -36,7 +36,7 @@ OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
 def answers(desk: Desk) -> dict[type[Body], Handler]:
     """Return the handlers of messages about prompts, by message type."""
     handler = PromptsHandler(desk)
-    return {messages.Prompts: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
+    return {messages.PromptsRequest: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
 
 
 class PromptsHandler:
@@ -45,7 +45,7 @@ class PromptsHandler:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def ask(self, _: float, header: MessageHeader, body: messages.Prompts, __: Any) -> Reply:
+    def ask(self, _: float, header: MessageHeader, body: messages.PromptsRequest, __: Any) -> Reply:
         """Handle a PROMPTS message: list prompts, fetch answers and payloads, forget a consumer."""
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
@@ -81,7 +81,7 @@ class PromptsHandler:
 
     # PROMPTS
 
-    def _list(self, table: PromptTable, body: messages.Prompts, client: bytes) -> Reply:
+    def _list(self, table: PromptTable, body: messages.PromptsRequest, client: bytes) -> Reply:
         since = body.since
         if body.consumer:
             since = table.book.go_on_from(body.consumer, client, None if body.is_going_on else since)
@@ -95,7 +95,7 @@ class PromptsHandler:
             since = row.changed
         return self._reply(table, prompts=infos, cursor=since)
 
-    def _fetch(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
+    def _fetch(self, table: PromptTable, body: messages.PromptsRequest, page: ReplyPage) -> Reply:
         """Return columns of answers, as many as a page has room for, or a part of an answer that alone is too long.
         If a prompt has changed since a part of its answer was sent, the client has to begin again.
         """
@@ -134,7 +134,7 @@ class PromptsHandler:
             table, payload=b"".join(parts), columns=columns, answered=answered, rest=rest, changed=changed
         )
 
-    def _payloads(self, table: PromptTable, body: messages.Prompts, page: Page) -> Reply:
+    def _payloads(self, table: PromptTable, body: messages.PromptsRequest, page: ReplyPage) -> Reply:
         parts: list[bytes] = []
         for key in body.keys:
             payload = table.store.payload(table.book.find(_key_of(key)).key)
@@ -263,7 +263,7 @@ class PromptsHandler:
 
     # Replies
 
-    def _page(self, client: bytes) -> Page:
+    def _page(self, client: bytes) -> ReplyPage:
         """Return an empty reply to a client, with the room that its limits leave."""
         return self._desk.page(client, types.PROMPTED)
 
@@ -282,7 +282,7 @@ def _key_of(key: messages.PromptKey) -> Key:
     return key.dataset, key.epoch, key.index
 
 
-def _changed(table: PromptTable, body: messages.Prompts, place: int) -> int:
+def _changed(table: PromptTable, body: messages.PromptsRequest, place: int) -> int:
     """Return the number of the newest change of the request's key in this place; 0 if its prompt is unknown."""
     row = table.book.rows.get(_key_of(body.keys[place])) if place < len(body.keys) else None
     return 0 if row is None else row.changed

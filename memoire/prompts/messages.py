@@ -121,7 +121,7 @@ class AnswerColumns(TailRow, frozen=True, array_like=True):
 
 
 @body(types.PROMPTS)
-class Prompts(Body, frozen=True, kw_only=True, omit_defaults=True):
+class PromptsRequest(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Request for prompts of a table. Changes only cursors of consumers. Answered by PROMPTED."""
 
     changes: ClassVar = True

@@ -431,7 +431,7 @@ def fetched(
     part, changed = bytearray(), 0  # received bytes of its next answer; its newest change then
     while len(whole_prompts) < len(keys):
         page_keys = keys_of(keys[len(whole_prompts) :][:4096])
-        body = messages.Prompts(
+        body = messages.PromptsRequest(
             call="fetch", keys=page_keys, columns=mask, rank=rank[0], ranks=rank[1], after=len(open_answers),
             offset=len(part), changed=changed,
         )  # fmt: skip

@@ -97,7 +97,7 @@ class Front:
         self._pull = poller.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
         self._pub = poller.add(sockets.publisher(context))
         self._router = poller.add(sockets.request_server(context, limits.tuning.request_bytes))
-        self.endpoints = messages.Endpoints(
+        self.endpoints = messages.NodeEndpoints(
             publish=self._bind(self._pub, publish or near[1]),
             push=self._bind(self._pull, push or near[0]),
             request=self._bind(self._router, request),
@@ -347,7 +347,7 @@ class BackendLink(Backend):
             self._want(topic)
         self.topics.announced(welcome.models)
 
-    def _open_data(self, endpoints: messages.Endpoints) -> None:
+    def _open_data(self, endpoints: messages.NodeEndpoints) -> None:
         """Connect the sockets for caches and notices to the addresses in a WELCOME."""
         push, address = sockets.data_sender(self._owner.context), self.channel.link.address
         link.dial(self._owner.worker.doors, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)

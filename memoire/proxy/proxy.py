@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from memoire.arguments import checked_names, process_name, seconds, whole
 from memoire.arguments import name as checked_name
 from memoire.errors import Closed, EndpointError
-from memoire.limits import CONTAINER, QUEUE_BYTES, Container, Limits, Reservation
+from memoire.limits import CONTAINER, QUEUE_BYTES, Limits, MemoryLimits, Reservation
 from memoire.net import addresses, process, sockets
 from memoire.net.curve_server import Gate
 from memoire.net.poller import ALL_BYTES
@@ -102,7 +102,7 @@ class Proxy(Node):
 
     CALLED = "this proxy"
     ROLE = "proxy"
-    _container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[MemoryLimits] = CONTAINER
     """Container whose memory limit bounds the reservations."""
     _PARAMETERS = "Parameters are the server's: write configure(NAME=...) of a server or reader."
     CLOSED_AT_EXIT = 1

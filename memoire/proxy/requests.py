@@ -306,7 +306,7 @@ class Replies(Generic[B]):
     def __init__(
         self,
         router: Router[B],
-        endpoints: messages.Endpoints,
+        endpoints: messages.NodeEndpoints,
         models: ModelStore,
         limits: Limits,
         counts: ProxyCounts,
@@ -344,7 +344,7 @@ class Replies(Generic[B]):
             self._receivers.of(message.header.client).check(message.header.client, welcome, frames)
         except ProtocolError as error:
             self._counts.refuse(error.code)
-            return encode_reply(message.header, messages.Refused(code=error.code, text=error.detail))
+            return encode_reply(message.header, messages.Refusal(code=error.code, text=error.detail))
         return frames
 
 

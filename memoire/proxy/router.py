@@ -178,7 +178,7 @@ class Router(Generic[B]):
     # WELCOME for clients
 
     def welcome(
-        self, welcome: messages.Welcome, endpoints: messages.Endpoints, models: Mapping[str, int], limits: Limits
+        self, welcome: messages.Welcome, endpoints: messages.NodeEndpoints, models: Mapping[str, int], limits: Limits
     ) -> messages.Welcome:
         """Return a server's WELCOME as a client of this proxy gets it. It has the proxy's addresses and servers, no
         limit above the proxy's, and the newest known version of each model.
@@ -241,7 +241,7 @@ class Backend(ABC):
         """Addresses behind a proxy at this address at which no server has answered yet."""
         self.run = 0
         """Hash of the run that the servers count."""
-        self.endpoints = messages.Endpoints()
+        self.endpoints = messages.NodeEndpoints()
         """Reported addresses for caches and notices."""
         self.pages: tuple[str, ...] = ()
         """Addresses of pages about the nodes at this address and behind it."""

@@ -161,7 +161,7 @@ class ClusterOrders(FarNode):
         pages: dict[str, list[Rows]] = {
             name: [] for name in ([*self._directory.servers] if servers is None else servers)
         }
-        asked: dict[str, messages.Body] = {name: messages.Ledger(run=run or "") for name in pages}
+        asked: dict[str, messages.Body] = {name: messages.LedgerRequest(run=run or "") for name in pages}
         while asked:  # a page of each server at a time
             answers, asked = self.ask(asked, deadline - self._monitor.now()), {}
             for name, answer in answers.items():
@@ -170,7 +170,7 @@ class ClusterOrders(FarNode):
                     continue
                 pages[name].append(unpack_accounts(answer.accounts))
                 if answer.more and len(pages[name][-1]):
-                    asked[name] = messages.Ledger(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
+                    asked[name] = messages.LedgerRequest(run=answer.run_name, after=key_of(pages[name][-1][-1:]))
                 else:
                     facts = {fact: getattr(answer, fact) for fact in _SHARED_FIELDS}
                     results[name] = ServerAccounts(
@@ -196,7 +196,7 @@ class ClusterOrders(FarNode):
         answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # for any run
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
 
-    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.Snapshot | MemoireError]:
+    def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.SnapshotReply | MemoireError]:
         """Order a snapshot at every server, which writes `snapshots/NAME.snapshot` into its state folder. Returns
         each server's answer after its file is on disk, or an error if the file was not written.
 
@@ -211,12 +211,12 @@ class ClusterOrders(FarNode):
         deadline = self._monitor.now() + self._seconds(timeout)
         self._await_all(min(self._limits.request_timeout, self._seconds(timeout)))
         body = messages.TakeSnapshot(name=text("name", name), order=secrets.token_bytes(16))
-        results: dict[str, messages.Snapshot | MemoireError] = {}
+        results: dict[str, messages.SnapshotReply | MemoireError] = {}
         asked = dict.fromkeys(self._directory.servers, body)
         while asked:
             remaining = deadline - self._monitor.now()
             for server, answer in self.ask(asked, min(self._limits.request_timeout, max(0.0, remaining))).items():
-                if isinstance(answer, messages.Snapshot) and answer.state == "writing" and remaining > 0:
+                if isinstance(answer, messages.SnapshotReply) and answer.state == "writing" and remaining > 0:
                     continue
                 results[server] = _snapshot_of(server, answer, self._seconds(timeout))
                 del asked[server]
@@ -370,10 +370,12 @@ def _cluster_totals(
     )
 
 
-def _snapshot_of(server: str, answer: messages.Body | MemoireError, timeout: float) -> messages.Snapshot | MemoireError:
+def _snapshot_of(
+    server: str, answer: messages.Body | MemoireError, timeout: float
+) -> messages.SnapshotReply | MemoireError:
     if isinstance(answer, MemoireError):
         return answer
-    if not isinstance(answer, messages.Snapshot):
+    if not isinstance(answer, messages.SnapshotReply):
         return Refused(server, "unexpected", f"answered {answer}")
     if answer.state == "writing":
         advice = "The server is still writing; `memoire snapshot --show FILE` reads the file after it is complete."

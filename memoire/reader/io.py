@@ -94,7 +94,7 @@ class ReaderThread:
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
         self._hello, self._name, self.limits = hello, reader_id.hex()[:8], limits
-        self.publisher, self.sides = Publisher(self), Sides(self)
+        self.publisher, self.sides = ModelSender(self), Sides(self)
         facts: dict[str, Any] = {"client": reader_id, "limits": limits, "rng": rng, "numbers": numbers, "keys": keys}
         self.channels: dict[Address, Channel] = {}
         """Channels to the servers, by address."""
@@ -471,7 +471,7 @@ class Sides:
             side.clear()
 
 
-class Publisher:
+class ModelSender:
     """Carrier of models and answers between `Publishing` and the servers."""
 
     def __init__(self, thread: ReaderThread) -> None:

@@ -25,7 +25,7 @@ from .schema import Schema, schema_from
 from .steps import layout
 from .writer import Writer
 from .writers import WriterRegistry
-from .writing import Observer
+from .writing import EntryObserver
 
 _WRITERS = bytes(16)  # the limiter counts all writers of a buffer as one client with this id
 
@@ -142,7 +142,7 @@ class Buffer(StrictAttributes):
         *,
         num_envs: int | None = None,
         autoreset: Any = None,
-        observer: Observer | None = None,
+        observer: EntryObserver | None = None,
         longest: int | None = None,
         check: bool = True,
         resume: bool = False,

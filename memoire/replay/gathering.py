@@ -103,7 +103,7 @@ def check_rows(store: _core.EntryStore, rows: Int64s, bad: int) -> None:
         raise NoSuchRow("row", int(rows.flat[bad]), int(bad), where)
 
 
-class StoredRows(_core.EntryStore):
+class RowGatherer(_core.EntryStore):
     """Base class of `Memory` that copies rows by their place, for caches and for single entries."""
 
     schema: Schema
@@ -251,7 +251,7 @@ class StoredRows(_core.EntryStore):
         return ages, versions
 
 
-class Sample(NamedTuple):
+class DrawnSamples(NamedTuple):
     """Drawn samples, and the sums that their probabilities are computed from, all of one moment."""
 
     gathered: GatheredSamples
@@ -303,7 +303,7 @@ class BatchGatherer:
         samples.max_share = self._parameters.sequence_max_share
         return samples
 
-    def fill(self, store: StoredRows, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
+    def fill(self, store: RowGatherer, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
         """Fill `samples` with the samples of these entries, and return it. Raises StaleEntry."""
         if samples.mask is not None:
             self.fill_sequences(store, numbers, samples, self._parameters.sequence_first)
@@ -324,7 +324,7 @@ class BatchGatherer:
         check_stale(numbers, bad)
         return self._fill_ragged_windows(store, numbers, samples) if self._schema.ragged else samples
 
-    def episodes(self, store: StoredRows, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
+    def episodes(self, store: RowGatherer, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
         """Return (gathered, rows) of whole episodes that begin in these rows, as `Memory.gather_episodes` does."""
         numbers = store.contents()["meta"]["number"]
         samples = self.allocate_sequences(len(rows), length)
@@ -333,7 +333,7 @@ class BatchGatherer:
         return samples, codes
 
     def fill_sequences(
-        self, store: StoredRows, numbers: Int64s, samples: GatheredSamples, first: tuple[str, ...] = ()
+        self, store: RowGatherer, numbers: Int64s, samples: GatheredSamples, first: tuple[str, ...] = ()
     ) -> Int64s:
         """Fill `samples`, allocated with the same `first`, with the sequences that begin with these entries. Returns
         their rows. Raises StaleEntry.
@@ -357,7 +357,7 @@ class BatchGatherer:
         sequence_mask(burn_in, samples.steps, samples.mask)
         return codes
 
-    def _fill_ragged_windows(self, store: StoredRows, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
+    def _fill_ragged_windows(self, store: RowGatherer, numbers: Int64s, samples: GatheredSamples) -> GatheredSamples:
         """Add the ragged columns of both ends of these entries' windows."""
         rows = numbers % store.capacity
         prev_codes, next_codes, next_rows = store.window_codes(rows)
@@ -373,7 +373,7 @@ class BatchGatherer:
         )
 
     def _fill_ragged(
-        self, store: StoredRows, samples: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
+        self, store: RowGatherer, samples: GatheredSamples, codes: Sequence[Mapping[str, Int64s]]
     ) -> GatheredSamples:
         """Add the ragged columns of both sides, with the values of these frame codes.
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core, arguments
 from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
-from memoire.limits import CONTAINER, Container, Reservation
+from memoire.limits import CONTAINER, MemoryLimits, Reservation
 
 from .batch import GatheredSamples, place
 from .conversion import (
@@ -37,12 +37,12 @@ from .conversion import (
 )
 from .gathering import (
     BatchGatherer,
+    DrawnSamples,
     DrawnSequences,
     DrawnWindows,
     Float64s,
     Int64s,
-    Sample,
-    StoredRows,
+    RowGatherer,
     check_stale,
 )
 from .parameters import Parameters, StrictAttributes, reward_size
@@ -57,7 +57,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-class Memory(StoredRows, StrictAttributes):
+class Memory(RowGatherer, StrictAttributes):
     """Store of exactly `capacity` entries; whole episodes are evicted, oldest first, when their rows are needed.
 
     Each lane has one open episode. Entries can be drawn once their episode is closed or, with `live`, as soon as their
@@ -93,7 +93,7 @@ class Memory(StoredRows, StrictAttributes):
         seed: int | None = None,
         page_rows: int | None = None,
         ragged_limit: int = 0,
-        container: Container | None = CONTAINER,
+        container: MemoryLimits | None = CONTAINER,
     ) -> None:
         parameters = Parameters() if parameters is None else parameters
         if not isinstance(schema, Schema):
@@ -496,7 +496,7 @@ class Memory(StoredRows, StrictAttributes):
         with self.held():
             return self._gathering.fill(self, wanted, self._gathering.allocate(len(wanted)))
 
-    def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+    def sample(self, batch_size: int, out: Mapping[str, NDArray[Any]] | None = None) -> DrawnSamples:
         """Draw and gather as one step: nothing is evicted in between.
 
         Args:
@@ -517,7 +517,7 @@ class Memory(StoredRows, StrictAttributes):
             filled = self._gathering.fill(self, self._draw_numbers(batch_size, None, weights), gathered)
             if self._parameters.max_times_sampled:
                 filled.weight[:] = weights  # gathered after the draw, an entry that is used up weighs 0
-            return Sample(filled, weights, *sums)
+            return DrawnSamples(filled, weights, *sums)
 
     def gather_episodes(self, rows: Int64s, length: int) -> tuple[GatheredSamples, Int64s]:
         """Return copies of the whole episodes that begin in these rows, as sequences of `length` entries.

@@ -32,7 +32,7 @@ from memoire.errors import (
 from .memory import Memory
 from .parameters import never_copied
 from .steps import End, ResetCheck, State, StepConverter, autoreset_mode, digest
-from .writing import AfterStep, Changes, ExactObserver, Observer, ToldObserver, WriterState, packed, putting
+from .writing import AfterStep, Changes, EntryObserver, ExactObserver, ToldObserver, WriterState, packed, putting
 
 
 class Writer(_core.StepCounter, ClosingContext):
@@ -88,7 +88,7 @@ class Writer(_core.StepCounter, ClosingContext):
         memory: Memory,
         num_envs: int | None = None,
         autoreset: Any = "disabled",
-        observer: Observer | ExactObserver | None = None,
+        observer: EntryObserver | ExactObserver | None = None,
         *,
         first_lane: int = 0,
         longest: int | None = None,
@@ -105,7 +105,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._observer: ExactObserver | None = None
         if observer is not None:
             is_exact = hasattr(observer, "take_entries")
-            self._observer = cast(ExactObserver, observer) if is_exact else ToldObserver(cast(Observer, observer))
+            self._observer = cast(ExactObserver, observer) if is_exact else ToldObserver(cast(EntryObserver, observer))
         self._schema = schema = memory.schema
         self._converter = StepConverter(schema, None if self._single else count)
         self._extras = self._converter.extras  # an attribute, since each step compares it

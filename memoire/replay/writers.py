@@ -20,7 +20,7 @@ from .memory import Memory
 from .parameters import Parameters
 from .steps import ResetCheck, StepConverter, autoreset_mode
 from .writer import Writer
-from .writing import ExactObserver, Observer, WriterState
+from .writing import EntryObserver, ExactObserver, WriterState
 
 
 class _SavedWriter(NamedTuple):
@@ -53,7 +53,7 @@ class WriterRegistry:
         self,
         num_envs: int | None,
         autoreset: Any,
-        observer: Observer | ExactObserver | None,
+        observer: EntryObserver | ExactObserver | None,
         *,
         longest: int | None = None,
         check: bool = True,

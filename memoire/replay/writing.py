@@ -44,7 +44,7 @@ def putting(value: Any, place: Any, *arrays: Any) -> Changes:
     return [(setitem, (array, place, value)) for array in arrays]
 
 
-class Observer(Protocol):
+class EntryObserver(Protocol):
     """Protocol of counters of recorded entries: called once in the writer's thread, after the memory stores them."""
 
     def on_entries(self, count: int) -> AfterStep | None:
@@ -81,7 +81,7 @@ class ExactObserver(Protocol):
 class ToldObserver:
     """Adapter that calls an `Observer` exactly once for each count of entries and each episode."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: EntryObserver) -> None:
         self._observer = observer
 
     is_behind = False

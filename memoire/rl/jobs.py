@@ -45,8 +45,8 @@ from memoire.kinds import (
     Message,
     MessageHeader,
     PeerTable,
-    Receiver,
     Receivers,
+    ReplyLimits,
     StartsStats,
     messages,
     reply,
@@ -333,11 +333,13 @@ class JobService:
         self.send, self.post, self.limits = thread.send, thread.worker.post, thread.limits
         self.receivers, self.room = thread.receivers, room
 
-        def work(request: EnvelopedRequest, message: Message, body: messages.Work, descriptor: int, now: float) -> None:
+        def work(
+            request: EnvelopedRequest, message: Message, body: messages.WorkRequest, descriptor: int, now: float
+        ) -> None:
             thread.check_patience(body.patience)
             self.work(request.envelope, message.header, body, descriptor)
 
-        thread.answer_with(messages.Work, work)
+        thread.answer_with(messages.WorkRequest, work)
         thread.answer_with(
             messages.Result, lambda request, message, body, *_: self.result(request.envelope, message, body)
         )
@@ -359,7 +361,7 @@ class JobService:
             ParameterError: start and options exceed the size of a message.
         """
         try:
-            self._packed(_NO_HEADER, 0, content, Receiver())
+            self._packed(_NO_HEADER, 0, content, ReplyLimits())
         except ProtocolError as error:
             raise ParameterError.with_text(
                 f"The options and the start do not fit into one message: {error.detail}."
@@ -405,7 +407,7 @@ class JobService:
         if not self.jobs.renew(client, number, now):
             raise ProtocolError("cancelled", f"job {number} is cancelled for this client")
 
-    def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.Work, descriptor: int) -> None:
+    def work(self, envelope: list[Buffer], header: MessageHeader, body: messages.WorkRequest, descriptor: int) -> None:
         """Answer WORK: renew the lease of the client's job, or offer a job to the client."""
         now = time.monotonic()
         worker = self._worker(header.client)
@@ -496,12 +498,12 @@ class JobService:
             frames = self._packed(header, job.number, job.content, self.receivers.of(client))
         except ProtocolError as error:
             self.jobs.give_back(job)
-            frames = reply(header, messages.Refused(code=error.code, text=error.detail))
+            frames = reply(header, messages.Refusal(code=error.code, text=error.detail))
         else:
             self._keep(worker, header.sequence, frames)
         self.send([*envelope, *frames])
 
-    def _packed(self, header: MessageHeader, number: int, content: JobContent, receiver: Receiver) -> list[Buffer]:
+    def _packed(self, header: MessageHeader, number: int, content: JobContent, receiver: ReplyLimits) -> list[Buffer]:
         """Return the frames of JOB. Raises ProtocolError (code "too_large"): they exceed the receiver's limit."""
         body = messages.Job(number=number, lease=self.jobs.lease, options=dict(content.options))
         facts: dict[str, Any] = {"fingerprint": 0}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from memoire.building import ForkedGenerator, whole
 from memoire.errors import EntryError, NotEnoughSamples, ParameterError
-from memoire.limits import CONTAINER, Container, Reservation
+from memoire.limits import CONTAINER, MemoryLimits, Reservation
 
 from .codec import NONE, Codec, Structure, assembled, leaves_of, mapped, paths_of, structure_of
 
@@ -69,7 +69,7 @@ class GenericMemory:
         folder: str | Path | None = None,
         keeps_info: bool = False,
         seed: int | None = None,
-        container: Container | None = CONTAINER,
+        container: MemoryLimits | None = CONTAINER,
     ) -> None:
         self.capacity = whole("capacity", capacity, 2)
         self.codec = codec or NONE

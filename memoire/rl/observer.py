@@ -210,7 +210,7 @@ class ObserverThread(AskingThread):
         """
         call, began = _Call(url), time.monotonic()
         facts: dict[str, Any] = {"payload": payload}
-        if isinstance(body, messages.Work):  # an agent without a job answers only after this patience
+        if isinstance(body, messages.WorkRequest):  # an agent without a job answers only after this patience
             facts["patience"] = body.patience
 
         def begin() -> None:
@@ -258,7 +258,7 @@ class ObserverThread(AskingThread):
                 job.is_over = job.is_over or answer.body.cancelled
 
         job.renew_at = now + job.lease / RENEWALS_PER_LEASE
-        self._channels[job.url].ask(messages.Work(patience=0.0, job=job.number), on_answer, now + job.lease)
+        self._channels[job.url].ask(messages.WorkRequest(patience=0.0, job=job.number), on_answer, now + job.lease)
 
     def _end(self, call: _Call, answer: Answer) -> None:
         self._open.discard(call)
@@ -420,7 +420,7 @@ class Observer(Asker):
             agent = self._agent(url)
             poll = POLL_TIMEOUT if url == self.urls[0] else SHORT_POLL_TIMEOUT
             patience = min(poll, max(0.0, deadline - time.monotonic()))
-            answer = self._request(url, messages.Work(patience=patience), patience + HELLO_TIMEOUT)
+            answer = self._request(url, messages.WorkRequest(patience=patience), patience + HELLO_TIMEOUT)
         except (MemoireTimeout, Refused, AuthError) as error:
             self._skip_agent(url, error)
             return

@@ -36,7 +36,7 @@ Compressor = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnvStep:
     """One step of an environment."""
 
     obs: Any
@@ -57,7 +57,7 @@ class Recorder:
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
         """Begin an episode with this observation, during which the device did `action`."""
 
-    def record(self, step: Step) -> None:
+    def record(self, step: EnvStep) -> None:
         """Record one step of the open episode."""
 
     def end(self) -> None:
@@ -81,7 +81,7 @@ class Columns(Recorder):
         """End an episode that is still open."""
         self.end()
 
-    def record(self, step: Step) -> None:
+    def record(self, step: EnvStep) -> None:
         """Write the step as an entry of the table."""
         self._writer.step(
             step.obs, step.action, step.reward, step.terminated, step.truncated, step.next_obs, step.info,
@@ -145,7 +145,7 @@ class Packets(Recorder):
         test_result, self._tested = self._tested, (0, 0.0)
         self._keep(Sample(action, obs, 0.0, False, False, info, True, self._episode, 0, 0.0, *test_result))
 
-    def record(self, step: Step) -> None:
+    def record(self, step: EnvStep) -> None:
         """Record one step as a sample; send samples if `stream` is set and enough are held."""
         self._step, self._version = self._step + 1, step.version
         self._returned += float(step.reward)

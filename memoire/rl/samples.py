@@ -72,7 +72,8 @@ def samples_table(capacity: int = CAPACITY, least: int = 1) -> Table:
     Args:
         least: Samples for which a trainer should wait before it takes some; stored as `cache_size`.
     """
-    return Table(SCHEMA, storage="rollouts", capacity=capacity, on_full="oldest", cache_size=whole("least", least, 1))
+    least = whole("least", least, 1)
+    return Table(SCHEMA, storage="rollouts", capacity=capacity, on_full="drop_oldest", cache_size=least)
 
 
 class Sample(NamedTuple):

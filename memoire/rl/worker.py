@@ -36,7 +36,7 @@ from memoire.errors import MemoireError, ParameterError
 
 from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
 from .policies import TOPIC
-from .recording import CONNECT_INTERVAL, Columns, Recorder, Step, connected, limit_of
+from .recording import CONNECT_INTERVAL, Columns, EnvStep, Recorder, connected, limit_of
 from .spaces import check_actions, default_action, pin, reset_result, step_result
 from .step_clock import WorkerStanding, times_of
 from .training import check_model_topic
@@ -232,7 +232,7 @@ class RolloutWorker(ClosingContext):
         truncated = truncated or (last_step and not terminated)
         if collect_samples:
             self.steps += 1
-            self._recorder.record(Step(obs, action, reward, terminated, truncated, next_obs, info, self.version))
+            self._recorder.record(EnvStep(obs, action, reward, terminated, truncated, next_obs, info, self.version))
         return next_obs, reward, terminated, truncated, info
 
     def run_episode(

@@ -18,7 +18,7 @@ from memoire.accounting.ledger import account_bytes, line_bytes
 from memoire.accounting.runs import StateStore
 from memoire.arguments import mapping, whole
 from memoire.errors import ParameterError, StateCorrupt, WrongType
-from memoire.limits import CONTAINER, HELD_BYTES, Container, Limits, Reservation
+from memoire.limits import CONTAINER, HELD_BYTES, Limits, MemoryLimits, Reservation
 from memoire.replay.schema import Schema
 from memoire.security.keys import Given
 from memoire.tables import registry
@@ -67,7 +67,7 @@ class ServerOptions:
     """Bytes that each table may hold at first, by name."""
     reserved: Reservation = field(init=False)
     """Reserved memory of all tables, and of models."""
-    _container: ClassVar[Container] = CONTAINER
+    _container: ClassVar[MemoryLimits] = CONTAINER
     """Container whose memory limit bounds the reservation."""
 
     def __post_init__(self) -> None:

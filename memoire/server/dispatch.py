@@ -29,7 +29,7 @@ from memoire import arguments
 from memoire._core import Held
 from memoire.accounting.ledger import Ledger
 from memoire.accounting.merge import Rows
-from memoire.accounting.runs import Logbook, LogEntry, Run, SavedGroup, StateStore, Ticket
+from memoire.accounting.runs import Logbook, LogEntry, RunState, SavedGroup, StateStore, Ticket
 from memoire.errors import ProtocolError
 from memoire.limits import HELD_BYTES, Limits
 from memoire.models.model import Model
@@ -154,7 +154,7 @@ class Dispatcher:
         run: str | None,
         name: str,
         limits: Limits,
-        endpoints: Callable[[], messages.Endpoints] = messages.Endpoints,
+        endpoints: Callable[[], messages.NodeEndpoints] = messages.NodeEndpoints,
         on_lines: Callable[[list[LogEntry]], None] = lambda lines: None,
         on_model: Callable[[Model], None] = lambda model: None,
         on_news: Callable[[], None] = lambda: None,
@@ -215,7 +215,7 @@ class Dispatcher:
             messages.Fetch: self._models.fetch,
             messages.Publish: self._models.receive,
             messages.Control: self._control.control,
-            messages.Ledger: self._accounts.page,
+            messages.LedgerRequest: self._accounts.page,
             messages.Inherit: self._accounts.bring,
         }
         """Handlers of all other message types, called with the lock held."""
@@ -331,7 +331,7 @@ class Dispatcher:
         """Count a refusal; return the REFUSED reply."""
         with Held(self._lock):
             self.refused[error.code if error.code in CODES else "other"] += 1
-        return Reply(messages.Refused(code=error.code, text=error.detail[:1000]))
+        return Reply(messages.Refusal(code=error.code, text=error.detail[:1000]))
 
     def own(self, client: bytes, principal: str) -> None:
         """Bind a client id to the first key that uses it, as `ClientOwners.check`. Raises ProtocolError."""
@@ -430,7 +430,7 @@ class Dispatcher:
         with Held(self._lock):
             return self._clients.untold(within, self._clock())
 
-    def pages(self, run: Run) -> Iterator[Rows]:
+    def pages(self, run: RunState) -> Iterator[Rows]:
         """Yield every account of a run in pages: the server's own accounts and the inherited ones. If a client is
         counted meanwhile, its row may be older.
         """
@@ -444,7 +444,7 @@ class Dispatcher:
                 return
             yield rows
 
-    def inherit(self, name: str, finished: bool, rows: Rows) -> Run:
+    def inherit(self, name: str, finished: bool, rows: Rows) -> RunState:
         """Keep a run's accounts of other servers, as `AccountsHandler.inherit`. Raises ProtocolError."""
         with Held(self._lock):
             return self._accounts.inherit(name, finished, rows, self._clock())

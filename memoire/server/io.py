@@ -55,7 +55,7 @@ class BoundAddresses:
         self._name, self._gate = name, gate
         self._bound: list[str] = []
         self._warned = 0  # number of addresses in `_bound` that were checked for a warning
-        self.endpoints = messages.Endpoints()
+        self.endpoints = messages.NodeEndpoints()
         """Bound addresses that WELCOME advertises to clients."""
 
     def bind(self, socket: Socket, endpoint: str) -> tuple[str, ConnectionWatcher | None]:
@@ -307,7 +307,7 @@ class ServerThreads:
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
         pushed = "" if push is None else self.add_pull_worker(push, True)
         published = "" if pub is None else self._open_pub(pub)
-        self.addresses.endpoints = messages.Endpoints(request=requested, push=pushed, publish=published)
+        self.addresses.endpoints = messages.NodeEndpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
         if endpoint is not None and (trouble := process.too_few(self._limits.tuning.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)

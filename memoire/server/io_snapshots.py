@@ -63,9 +63,9 @@ class SnapshotOrders:
     """Orders of snapshots at one server, by number. The owner locks."""
 
     def __init__(self) -> None:
-        self._orders: OrderedDict[bytes, messages.Snapshot] = OrderedDict()
+        self._orders: OrderedDict[bytes, messages.SnapshotReply] = OrderedDict()
 
-    def receive(self, body: messages.TakeSnapshot) -> tuple[messages.Snapshot, bool]:
+    def receive(self, body: messages.TakeSnapshot) -> tuple[messages.SnapshotReply, bool]:
         """Return the state of an order, and True if the order is new and has to be carried out.
 
         Raises:
@@ -79,19 +79,19 @@ class SnapshotOrders:
         busy = next((order for order in self._orders.values() if order.state == "writing"), None)
         if busy is not None:
             raise ProtocolError("busy", f"snapshot {busy.name!r} is being written; retry after it is done")
-        state = self._orders[body.order] = messages.Snapshot(name=body.name, state="writing")
+        state = self._orders[body.order] = messages.SnapshotReply(name=body.name, state="writing")
         while len(self._orders) > MAX_ORDERS:
             self._orders.popitem(last=False)
         return state, True
 
-    def finish(self, body: messages.TakeSnapshot, result: messages.Snapshot) -> None:
+    def finish(self, body: messages.TakeSnapshot, result: messages.SnapshotReply) -> None:
         """Record the result of an order."""
         self._orders[body.order] = result
 
 
-def failed(body: messages.TakeSnapshot, why: str) -> messages.Snapshot:
+def failed(body: messages.TakeSnapshot, why: str) -> messages.SnapshotReply:
     """Return the result of a failed order."""
-    return messages.Snapshot(name=body.name, state="failed", text=escape(why)[:MAX_TEXT])
+    return messages.SnapshotReply(name=body.name, state="failed", text=escape(why)[:MAX_TEXT])
 
 
 _log = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ class Archive:
         try:
             make_folder(folder)
             snapshot = self.take(folder / f"{body.name}.snapshot")
-            result = messages.Snapshot(
+            result = messages.SnapshotReply(
                 name=body.name, state="done", path=snapshot.path, bytes=snapshot.bytes, seconds=snapshot.seconds,
                 caches=snapshot.caches, samples=snapshot.samples, episodes=snapshot.episodes, entries=snapshot.entries,
             )  # fmt: skip

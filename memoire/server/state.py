@@ -31,7 +31,7 @@ import msgspec
 from memoire.accounting.account import Account, SumsOnlyStore
 from memoire.accounting.ledger import MAX_GUESTS, Ledger, account_bytes, line_bytes
 from memoire.accounting.merge import LearnerStats
-from memoire.accounting.runs import Run, Runs, SavedGroup, StateStore, Ticket, UnsavedChanges
+from memoire.accounting.runs import Runs, RunState, SavedGroup, StateStore, Ticket, UnsavedChanges
 from memoire.errors import ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import HELD_BYTES, MODEL_BYTES, NO_LIMIT, Limits
 from memoire.models.model import ModelStore
@@ -43,7 +43,7 @@ from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget, ByteHolder
 from memoire.wire.frames import NO_CLIENT, MessageHeader, name_hash
 from memoire.wire.messages import Hello
-from memoire.wire.receivers import Page, Receivers
+from memoire.wire.receivers import Receivers, ReplyPage
 
 MAX_LEARNERS = 64
 """Maximum learners in memory. Beyond, the learner silent longest is not shown until its next HELLO, and its replies are
@@ -160,7 +160,7 @@ class Committer(UnsavedChanges):
 
     def _refusal(self) -> Reply:
         assert self._store is not None
-        return Reply(messages.Refused(code="disk", text=self._store.trouble[:1000]))
+        return Reply(messages.Refusal(code="disk", text=self._store.trouble[:1000]))
 
     # Calls of the store
 
@@ -293,13 +293,13 @@ class ServerState:
             table.check_fingerprint(header.fingerprint)
         return table
 
-    def page(self, client: bytes, kind: types.Type) -> Page:
+    def page(self, client: bytes, kind: types.Type) -> ReplyPage:
         """Return an empty reply page of this type for a client, which may fill a part of `limits.message_bytes`."""
         most = self.limits.message_bytes // REPLY_PART
-        return Page(self.receivers.of(client), kind, client, payload_bytes=most)
+        return ReplyPage(self.receivers.of(client), kind, client, payload_bytes=most)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunState:
         """The run that is counted now."""
         return self.runs.current
 
@@ -308,7 +308,7 @@ class ServerState:
         """Accounts of the present run."""
         return self.runs.current.ledger
 
-    def ledger_of(self, table: int, run: Run | None = None) -> Ledger:
+    def ledger_of(self, table: int, run: RunState | None = None) -> Ledger:
         """Return the ledger for clients of a table: `probes`, or the ledger of a run (None: the present run)."""
         return self.probes if self.tables.is_probe(table) else (run or self.run).ledger
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from memoire.accounting.account import DROPPED_CACHES, Account, FeedbackCounts, Totals
 from memoire.accounting.merge import LearnerStats, Rows, ServerAccounts, merge, merged_scalars, totals_of_pages
-from memoire.accounting.runs import MAX_FOUND_LINES, FolderStats, LineFilter, LogEntry, Run, RunFacts, StateStore
+from memoire.accounting.runs import MAX_FOUND_LINES, FolderStats, LineFilter, LogEntry, RunFacts, RunState, StateStore
 from memoire.arguments import MAX_SCALARS, whole
 from memoire.errors import ParameterError
 from memoire.figures import (
@@ -109,7 +109,7 @@ def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, Figur
 
 
 @dataclass(frozen=True, slots=True)
-class ClientStats:
+class ServerClientStats:
     """One client at one moment, as a server counts it. Times are seconds since 1970."""
 
     client: str
@@ -321,10 +321,10 @@ _OF_REPORT: Final = "episodes", "steps", "total_weight", "positives", "parameter
 """Names of figures that `ClientStats` copies from a client's account, and from its newest report."""
 
 
-def client_stats(dispatcher: Dispatcher, account: Account) -> ClientStats:
+def client_stats(dispatcher: Dispatcher, account: Account) -> ServerClientStats:
     """Return the figures of one client. The caller holds the dispatcher's lock."""
     report, facts = account.report, {name: getattr(account, name) for name in _OF_ACCOUNT}
-    return ClientStats(
+    return ServerClientStats(
         client=account.client.hex(),
         name=dispatcher.client_names.of(account.client),
         table=dispatcher.tables.name_of(account.table),
@@ -460,7 +460,7 @@ class Queries:
         with self._dispatcher.lock:
             return self._dispatcher.runs.facts()
 
-    def _run_named(self, name: str | None) -> Run:
+    def _run_named(self, name: str | None) -> RunState:
         """Return a run by name; None is the present run. The caller holds the dispatcher's lock."""
         run = self._dispatcher.runs.current if name is None else self._dispatcher.runs.named(name)
         if run is None:
@@ -507,7 +507,7 @@ class Queries:
                 rows, has_more = chosen.page(live, after, most)
             return self._accounts_of(chosen, rows), has_more
 
-    def _accounts_of(self, run: Run, rows: Rows) -> ServerAccounts:
+    def _accounts_of(self, run: RunState, rows: Rows) -> ServerAccounts:
         dispatcher = self._dispatcher
         with dispatcher.lock:
             return ServerAccounts(
@@ -521,7 +521,7 @@ class Queries:
                 inherited=run.inherited,
             )
 
-    def clients(self, after: str = "", most: int | None = None) -> list[ClientStats]:
+    def clients(self, after: str = "", most: int | None = None) -> list[ServerClientStats]:
         """Return at most `most` clients heard recently whose id in hex is above `after`, ordered by id. Guests, which
         have reported nothing yet, are included. `accounts` has all clients that were ever counted.
         """

@@ -28,7 +28,7 @@ from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
 from memoire.wire import messages
 from memoire.wire.frames import Answer, Message, MessageHeader
-from memoire.wire.receivers import Receiver
+from memoire.wire.receivers import ReplyLimits
 
 from .dispatch import Dispatcher
 from .stats import TableStats, table_stats
@@ -369,7 +369,7 @@ def mixed_batches(
     return drawn_ahead(drawn, is_over, ahead)
 
 
-UNBOUNDED = Receiver(*[1 << 53] * 3)
+UNBOUNDED = ReplyLimits(*[1 << 53] * 3)
 """Limits of a receiver in this process, whose replies are not sent over a network."""
 
 
@@ -423,6 +423,6 @@ class DirectTransport(Transport):
         if not is_there.wait(patience):
             self._check_open()
             return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved the change yet.")
-        if isinstance(box[0].body, messages.Refused):
+        if isinstance(box[0].body, messages.Refusal):
             return Refused(self.where(), box[0].body.code, box[0].body.text)
         return Message(header, box[0].body, box[0].payload)

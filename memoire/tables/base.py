@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from memoire.wire import messages
     from memoire.wire.byte_budget import ByteBudget
     from memoire.wire.parts import Payload
-    from memoire.wire.receivers import Page
+    from memoire.wire.receivers import ReplyPage
 
     from .calls import Transport
     from .draws import PooledBatch
@@ -411,7 +411,7 @@ class DrawsBatches(ABC):
         *,
         now: float = 0.0,
         compression: str = "none",
-        page: Page | None = None,
+        page: ReplyPage | None = None,
     ) -> Payload | None:
         """Draw samples by rows [C] of `rows.CLIENT_COUNTS`; return the DRAWN payload, or None if nothing was drawn.
         Raise ProtocolError, and draw nothing, if the page of the reply has too little room.
@@ -500,7 +500,7 @@ class HandsOutOnce(HasRoom, ABC):
 
     @abstractmethod
     def give(
-        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
+        self, wanted: TakeRequest, least: int, page: ReplyPage, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
         """Return the rows and payload of a ROLLOUTS message for a remote learner, without waiting."""
 

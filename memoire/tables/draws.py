@@ -21,10 +21,10 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache, container_bytes
 from memoire.wire.compression import codec_of, may_pack, pack_block
-from memoire.wire.containers import Container, ContainerHead
+from memoire.wire.containers import ContainerHead, ContainerWriter
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import BOOKKEEPING, OF_DRAWN, BlockSpec, Part, Payload, RowCount
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 from memoire.wire.rows import CLIENT_COUNTS
 
 from .caches._draw import Clients, Frames, Picks, assemble
@@ -93,7 +93,7 @@ def pack_drawn(
     now: float,
     clock: float | None = None,
     compression: str = "none",
-    page: Page | None = None,
+    page: ReplyPage | None = None,
     parts: DistinctRows | None = None,
 ) -> Payload:
     """Pack picked samples into the container of a DRAWN message: distinct frames, and each sample's chance and owner.
@@ -114,7 +114,7 @@ def pack_drawn(
     if page is not None and not page.may_expand(packed, parts.nbytes):
         packed = {}
     samples, frame_rows, owner_rows, entry_rows = parts.rows
-    container = Container(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
+    container = ContainerWriter(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
     carried: dict[Part, NDArray[Any]] = {**parts.indices, Part.OWNER: parts.owner, Part.OWNERS: parts.owners}
     carried |= {Part.CHANCE: parts.chance, Part.POPULATION: parts.population}
     container.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memoire.replay.limiter import Limiter
     from memoire.wire.byte_budget import ByteHolder
     from memoire.wire.frames import MessageHeader
-    from memoire.wire.receivers import Page
+    from memoire.wire.receivers import ReplyPage
 
     from .base import RecordBody, TablePool
 
@@ -80,7 +80,7 @@ class Desk(Protocol):
     def table(self, header: MessageHeader) -> AskedTable:
         """Return the table that a header names. Raise ProtocolError if the table is unknown or its schema differs."""
 
-    def page(self, client: bytes, kind: types.Type) -> Page:
+    def page(self, client: bytes, kind: types.Type) -> ReplyPage:
         """Return an empty reply of this type to a client, limited to a part of a message's bytes."""
 
 
@@ -115,7 +115,7 @@ class TableSettings(Protocol):
 
     @property
     def on_full(self) -> str:
-        """Behaviour of a full table: "wait" or "oldest"."""
+        """Behaviour of a full table: "block" or "drop_oldest"."""
 
     @property
     def own(self) -> Any:

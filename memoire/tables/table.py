@@ -40,7 +40,7 @@ from .base import (
 )
 from .registry import Kind, PoolPlace, PushLimits
 
-Full = Literal["wait", "oldest"]
+Full = Literal["block", "drop_oldest"]
 
 TABLE_NAMES = (*NAMES, *kinds.setting_names())
 """Keywords of a table beside its named arguments, for all built-in kinds."""
@@ -71,8 +71,8 @@ class Table:
         capacity: Maximum number of entries in episodes; 0: bytes, and a million entries, are the limit. For rollouts
             the entries recorded and not yet taken; 0 is 65,536. For prompts the unfinished prompts; 0: bytes alone are
             the limit.
-        on_full: Behaviour of a full table of rollouts. "wait": actors wait in `step` until entries are taken. "oldest":
-            the oldest entries are evicted; no call waits. None is "wait". Prompts evict the oldest ready groups.
+        on_full: Behaviour of a full table of rollouts. "block": actors wait in `step`. "drop_oldest":
+            the oldest entries are evicted; no call waits. None is "block". Prompts evict the oldest ready groups.
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Maximum number of entries in each client's memory; 0: the client chooses.
@@ -130,7 +130,7 @@ class Table:
         for each in declared(Room).values():
             each.check(room[each.name])
             put(self, each.name, room[each.name])
-        put(self, "on_full", on_full or "wait")
+        put(self, "on_full", on_full or "block")
         put(self, "own", own_settings)
         kind.check(self, is_full_said=on_full is not None)
 

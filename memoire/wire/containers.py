@@ -30,7 +30,7 @@ from .compression import codec_of, may_pack, pack_block, unpack_block
 from .frames import check_payload
 from .layout import ContainerLayout, layout_of, making_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part, Payload
-from .receivers import Page
+from .receivers import ReplyPage
 
 _BYTE: Final = np.dtype(np.uint8)
 
@@ -51,7 +51,7 @@ _DEFAULTS: Final = Parameters()
 """Parameters for the layouts of episodes and feedback, which do not depend on parameters."""
 
 
-class Container:
+class ContainerWriter:
     """Writer of a container: allocates the payload once and returns views of the blocks, to be filled in place.
 
     Args:
@@ -144,7 +144,7 @@ def build(
 
 
 def build_drawn(
-    memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none", page: Page | None = None
+    memory: Any, owner: bytes, samples: int, *, now: float, compression: str = "none", page: ReplyPage | None = None
 ) -> Payload:
     """Draw samples from a `Memory`, and return them as the payload of a DRAWN message. The memory is locked meanwhile.
 
@@ -203,7 +203,7 @@ def _pack_drawn(
     head: ContainerHead,
     codec: int,
     carried: Mapping[Part, NDArray[Any]] = MappingProxyType({}),
-    page: Page | None = None,
+    page: ReplyPage | None = None,
 ) -> Payload:
     """Pack drawn samples and the bookkeeping in `carried`; raise ProtocolError if `page` has no room for them."""
     rows = {block: split.rows.get(part, split.frames) for block, part, _ in layout.columns}
@@ -216,7 +216,7 @@ def _pack_drawn(
     packed = _pack_frames(memory, layout, split.frames, codec, elements) if codec else {}
     if page is not None and not page.may_expand(packed, size):
         packed = {}
-    container = Container(layout, head, samples, frames, 1, packed, entries, elements)
+    container = ContainerWriter(layout, head, samples, frames, 1, packed, entries, elements)
     facts = {block: getattr(split.drawn, name) for block, name in layout.facts}
     facts |= {layout.bookkeeping(part): split.indices[part] for part in layout.indices}
     facts |= {layout.ragged[block]: each for block, each in lengths.items()}
@@ -301,7 +301,7 @@ def pack_episode(
             fill(name, raw)
             pack_block(packed, block, raw, codec)
     head = ContainerHead(made_at=now)
-    container = Container(layout, head, entries, packed=packed, elements=elements)
+    container = ContainerWriter(layout, head, entries, packed=packed, elements=elements)
     facts: dict[Part, NDArray[Any]] = {Part.INIT_WEIGHT: init_w, Part.AGE: age, Part.MODEL: model_version}
     container.fill_blocks({layout.bookkeeping(fact): values for fact, values in facts.items()})
     for block, part, name in layout.columns:
@@ -341,7 +341,7 @@ def _pack_errors(
     td_errors: NDArray[np.float32], now: float,
 ) -> Payload:  # fmt: skip
     layout = layout_of(schema, _DEFAULTS, ContainerKind.FEEDBACK)
-    container = Container(layout, ContainerHead(made_at=now), len(numbers), owners=owners.size // 2)
+    container = ContainerWriter(layout, ContainerHead(made_at=now), len(numbers), owners=owners.size // 2)
     facts = {Part.NUMBER: numbers, Part.OWNER: owner, Part.OWNERS: owners, Part.TD_ERROR: td_errors}
     for part, values in facts.items():
         container.fill(part, np.asarray(values, FACTS[part].dtype))

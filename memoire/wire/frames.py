@@ -28,7 +28,7 @@ from memoire.errors import MemoireError, ProtocolError
 from memoire.limits import Limits
 
 from . import _bytes, messages, types
-from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refused, Update
+from .messages import DECODERS, VERSION, WITH_PAYLOAD, Body, News, Notice, Refusal, Update
 from .types import ALWAYS, NEVER, TYPES, Type, find
 
 NO_CLIENT: Final = bytes(16)
@@ -234,7 +234,7 @@ def peek(frames: Sequence[Buffer]) -> MessageHeader | None:
     )
 
 
-def refusal(refused: Sequence[Buffer], body: Refused) -> list[Buffer] | None:
+def refusal(refused: Sequence[Buffer], body: Refusal) -> list[Buffer] | None:
     """Return the frames of a REFUSED for a message, or None if the message has no readable header."""
     header = peek(refused)
     return None if header is None else reply(header, body)

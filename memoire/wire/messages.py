@@ -146,7 +146,7 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
         return self.role == "doctor"
 
 
-class Endpoints(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeEndpoints(msgspec.Struct, frozen=True, omit_defaults=True):
     """Addresses that a client connects to; the first node on the way fills in its own addresses."""
 
     request: Annotated[str, Meta(max_length=1024)] = ""
@@ -167,7 +167,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     home_name: Name = ""
     epoch: Word = 0  # grows at each start of the home
     servers: Annotated[list[Name], Meta(max_length=4096)] = []
-    endpoints: Endpoints = Endpoints()
+    endpoints: NodeEndpoints = NodeEndpoints()
     table: Small = 0  # number of the table, for headers
     table_name: Name = ""
     credit: Count = 0  # bytes of caches and episodes that may be in flight
@@ -278,7 +278,7 @@ class Cache(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.EPISODE)
-class Episode(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
+class EpisodePush(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
     """Whole episode that a client pushes to its home, without an answer; the payload is a container of kind EPISODE."""
 
     has_final: bool = False  # the container has FINAL blocks
@@ -461,7 +461,7 @@ class Inferred(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.WORK)
-class Work(Body, frozen=True, kw_only=True, omit_defaults=True):
+class WorkRequest(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Request of an observer for a job, or heartbeat of a job; answered by JOB, after a wait if no job is available."""
 
     patience: Seconds  # longest wait for a job
@@ -509,7 +509,7 @@ class News(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.LEDGER)
-class Ledger(Body, frozen=True, kw_only=True, omit_defaults=True):
+class LedgerRequest(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Request for a server's accounts; answered by ACCOUNTS."""
 
     run: Name = ""  # "": the current run
@@ -559,7 +559,7 @@ class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.SNAPSHOT)
-class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
+class SnapshotReply(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to TAKE_SNAPSHOT: state of the snapshot and, once it is done, its path, size and contents."""
 
     name: Name
@@ -575,7 +575,7 @@ class Snapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.REFUSED)
-class Refused(Body, frozen=True, kw_only=True, omit_defaults=True):
+class Refusal(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to a request that a node rejects, with the reason."""
 
     code: Annotated[str, Meta(max_length=64)]  # one of `frames.CODES`, or a code of a newer node

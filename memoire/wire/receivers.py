@@ -37,7 +37,7 @@ _SUMS: Final = frozenset({types.SUMMED, types.DRAWN})  # their rows are one fiel
 _DEFAULTS: Final = Limits()
 
 
-class Receiver(NamedTuple):
+class ReplyLimits(NamedTuple):
     """Size limits of replies to one peer, in bytes: the ones of the `Limits` that the peer was created with."""
 
     message_bytes: int = _DEFAULTS.message_bytes
@@ -45,24 +45,26 @@ class Receiver(NamedTuple):
     tail_bytes: int = _DEFAULTS.tuning.tail_bytes
 
     @classmethod
-    def of(cls, takes: Mapping[str, int]) -> Receiver:
+    def of(cls, takes: Mapping[str, int]) -> ReplyLimits:
         """Return the limits in a HELLO's field `takes`; a limit that is missing has its default."""
         return cls(**{name: takes[name] for name in cls._fields if name in takes})
 
     @classmethod
-    def with_limits(cls, limits: Limits) -> Receiver:
+    def with_limits(cls, limits: Limits) -> ReplyLimits:
         """Return the limits of a peer that was created with this `Limits`."""
         return cls(int(limits.message_bytes), limits.tuning.request_bytes, limits.tuning.tail_bytes)
 
-    def within(self, limits: Limits) -> Receiver:
+    def within(self, limits: Limits) -> ReplyLimits:
         """Return the limits of a peer behind a proxy with this `Limits`: of each limit the lower value."""
-        return Receiver(*map(min, self, Receiver.with_limits(limits)))
+        return ReplyLimits(*map(min, self, ReplyLimits.with_limits(limits)))
 
     @property
     def takes(self) -> dict[str, int]:
         """Limits that differ from the default, for the field `takes` of HELLO."""
         return {
-            name: value for name, value, default in zip(self._fields, self, Receiver(), strict=True) if value != default
+            name: value
+            for name, value, default in zip(self._fields, self, ReplyLimits(), strict=True)
+            if value != default
         }
 
     def payload_bytes(self, kind: Type) -> tuple[int, str]:
@@ -91,16 +93,16 @@ class Receivers:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._default = clock, Receiver()
-        self._others: PeerTable[bytes, Receiver] = PeerTable(
+        self._clock, self._default = clock, ReplyLimits()
+        self._others: PeerTable[bytes, ReplyLimits] = PeerTable(
             "clients that take other sizes than the default", MAX_RECEIVERS, IDLE_TIMEOUT
         )
 
     def met(self, client: bytes, hello: Hello) -> None:
         """Register the limits in a client's HELLO. Raises ProtocolError, as `register`."""
-        self.register(client, Receiver.of(hello.takes))
+        self.register(client, ReplyLimits.of(hello.takes))
 
-    def register(self, client: bytes, receiver: Receiver) -> None:
+    def register(self, client: bytes, receiver: ReplyLimits) -> None:
         """Keep the limits of a client from now on.
 
         Raises:
@@ -111,14 +113,14 @@ class Receivers:
         else:
             self._others.put(client, receiver, self._clock())
 
-    def of(self, client: bytes) -> Receiver:
+    def of(self, client: bytes) -> ReplyLimits:
         """Return the limits of a client: the default if none are registered."""
         if not len(self._others):
             return self._default
         return self._others.hear(client, self._clock()) or self._default
 
 
-class Page:
+class ReplyPage:
     """Room for the rows of one reply: half of the receiver's limits on tail and payload.
 
     Args:
@@ -126,7 +128,7 @@ class Page:
         payload_bytes: Most bytes of payload, if half of the receiver's limit is more.
     """
 
-    def __init__(self, receiver: Receiver, kind: Type, client: bytes, *, payload_bytes: int | None = None) -> None:
+    def __init__(self, receiver: ReplyLimits, kind: Type, client: bytes, *, payload_bytes: int | None = None) -> None:
         self._client, self._kind = client, kind
         self._most_tail, (self._most_payload, self._limit) = receiver.tail_bytes, receiver.payload_bytes(kind)
         half = self._most_payload // 2
@@ -204,14 +206,14 @@ def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> Pro
 
 def introduced(hello: Hello, limits: Limits) -> Hello:
     """Return a HELLO that declares its sender's limits."""
-    return _with_takes(hello, Receiver.with_limits(limits))
+    return _with_takes(hello, ReplyLimits.with_limits(limits))
 
 
 def passed_on(hello: Hello, limits: Limits) -> Hello:
     """Return a HELLO as a proxy forwards it, with the lower limits of client and proxy: replies pass the proxy."""
-    return _with_takes(hello, Receiver.of(hello.takes).within(limits))
+    return _with_takes(hello, ReplyLimits.of(hello.takes).within(limits))
 
 
-def _with_takes(hello: Hello, receiver: Receiver) -> Hello:
+def _with_takes(hello: Hello, receiver: ReplyLimits) -> Hello:
     takes = receiver.takes
     return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello

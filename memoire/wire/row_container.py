@@ -31,7 +31,7 @@ from memoire.replay.schema import Schema
 
 from . import containers as unpack
 from ._container import RowForm
-from .containers import Container, ContainerHead
+from .containers import ContainerHead, ContainerWriter
 from .layout import ContainerLayout, layout_of
 from .parts import HEAD, LENGTH, ROW, ContainerKind, Part, Payload
 
@@ -126,7 +126,7 @@ def _pack(schema: Schema, columns: Rows, rows: int) -> Payload:
     layout = _layout(schema)
     ragged = {name: columns[name] for name in schema.ragged}
     elements = {block: len(ragged[layout.schema.names[layout.blocks[block].column]].values) for block in layout.ragged}
-    container = Container(layout, ContainerHead(), rows, elements=elements)
+    container = ContainerWriter(layout, ContainerHead(), rows, elements=elements)
     arrays: dict[int, Any] = {}
     for block, part, name in layout.columns:
         if part is Part.PREV_LENGTHS:

@@ -216,7 +216,7 @@ def test_the_page_says_where_prompts_stand_and_who_has_them(browser, prompts_sce
         assert page.locator("table", has_text="Reason").locator("tbody tr").all_inner_texts() == ["no signal\t3"]
 
 
-ROLLOUTS = memoire.Table(SCHEMA, storage="rollouts", capacity=80, on_full="oldest", max_model_lag=0)
+ROLLOUTS = memoire.Table(SCHEMA, storage="rollouts", capacity=80, on_full="drop_oldest", max_model_lag=0)
 
 
 @pytest.fixture(scope="module")

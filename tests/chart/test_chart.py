@@ -148,7 +148,7 @@ def test_every_role_reads_its_settings(values, tmp_path):
                 room = {"storage": args.storage, "on_full": args.on_full, "capacity": args.capacity}
                 schema = schema_of(args.schema, args.env, args.storage)
                 table = memoire.Table(schema, **read_table(args.set, args.storage), **room)
-                assert (table.storage, table.on_full) == (args.storage, args.on_full or "wait")
+                assert (table.storage, table.on_full) == (args.storage, args.on_full or "block")
     assert roles == written.keys() & set(settings.COMMANDS)  # every section has a role
 
 
@@ -271,7 +271,7 @@ SCALED = [*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.keda.e
             [*SCALED, 'proxy.autoscaling.metrics=[{"type":"Pods"}]'],
             "write the metrics as proxy.autoscaling.keda.triggers",
         ),
-        ([*INSECURE, "server.tables.a.env=CartPole-v1", "server.onFull=oldest"], "set on_full of the tables"),
+        ([*INSECURE, "server.tables.a.env=CartPole-v1", "server.onFull=drop_oldest"], "set on_full of the tables"),
         ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
         ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
         ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),

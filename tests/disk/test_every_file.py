@@ -167,7 +167,7 @@ def server_snapshot(folder, number, at):
     rows = np.zeros(1, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2]], number
     about = snapshots.about([table()], server="home", run="run")
-    records = [snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())]
+    records = [snapshot_file.SnapshotRecord(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())]
     snapshot_file.write(folder / "memory.snapshot", about, records, at=at)
 
 

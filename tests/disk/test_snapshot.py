@@ -14,7 +14,7 @@ from scipy import stats
 
 import mutations
 from memoire.disk import snapshot_file, snapshots
-from memoire.disk.snapshot_file import Record, SnapshotFile
+from memoire.disk.snapshot_file import SnapshotFile, SnapshotRecord
 from memoire.errors import Closed, DataError, ParameterError, ProtocolError, SnapshotMismatch
 from memoire.limits import Limits
 from memoire.replay import dataset
@@ -262,7 +262,7 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_taken(tmp_path):
             place = rng.randrange(len(text))
             text = text[:place] + rng.choice("0915-}a,.") + text[place + 1 :]
         body = msgspec.structs.replace(first.body, memory=text)
-        snapshot_file.write(tmp_path / "b", about, [Record(body, 0, bytes(payload)), *others])
+        snapshot_file.write(tmp_path / "b", about, [SnapshotRecord(body, 0, bytes(payload)), *others])
         pool = episodes_of(Memory(STATES, 1000))
         try:
             load([tmp_path / "b"], table(pool, storage="episodes"))
@@ -373,6 +373,16 @@ def test_samples_that_were_made_with_another_value_are_refused_by_name_at_every_
         pool.add(name(2), 1, containers.check(payload, held.layout))
     assert refused.value.code == "parameters"
     assert pool.configure(changed, discard_mismatched=True) == 1 and pool.parameters == changed
+
+
+def test_a_table_that_the_server_lacks_is_refused_or_left_out(tmp_path):
+    pool, _ = cached(Parameters())
+    save(tmp_path / "a", table(pool, "gone"))
+    other = Pool(VALUED, Parameters())
+    with pytest.raises(SnapshotMismatch, match="holds table 'gone', but this server has 'default'"):
+        load([tmp_path / "a"], table(other))
+    counts = load([tmp_path / "a"], table(other), discard_mismatched=True)
+    assert counts.refused == {"parameters": 1} and other.stats().caches == 0 and counts.accounts == 0
 
 
 @pytest.mark.parametrize("field", ["discount", "reward_coeff", "mix_lambda"])

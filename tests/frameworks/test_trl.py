@@ -74,7 +74,7 @@ def taken(worker, count, version=lambda: 0, health=None):
 
 def test_trls_own_consumer_takes_whole_groups_with_advantages(prompts):
     answer(prompts, 6)
-    worker = adapter.RolloutWorker(prompts, groups=3)
+    worker = adapter.PromptRolloutWorker(prompts, groups=3)
     worker.start()
     try:
         samples = taken(worker, 6 * GROUP)
@@ -94,7 +94,7 @@ def test_trls_own_consumer_takes_whole_groups_with_advantages(prompts):
 
 def test_what_a_trainer_may_not_have_learned_from_is_not_committed(prompts):
     answer(prompts, 8)
-    worker = adapter.RolloutWorker(prompts, groups=2)
+    worker = adapter.PromptRolloutWorker(prompts, groups=2)
     worker.start()
     try:
         taken(worker, 4 * GROUP + 1)  # steps 0 and 1, and one answer of step 2
@@ -113,7 +113,7 @@ def test_what_a_trainer_may_not_have_learned_from_is_not_committed(prompts):
 
 def test_a_rollout_func_gives_trls_batch_from_the_table(prompts):
     answer(prompts, 3)
-    rollouts = adapter.Rollouts(prompts)
+    rollouts = adapter.PromptRollouts(prompts)
     trainer = type("Trainer", (), {"num_generations": GROUP, "model": torch.nn.Linear(1, 1).train()})()
     batch = rollouts(["any"] * (2 * GROUP), trainer)
     assert batch["prompt_ids"][::GROUP] == [[0, 7], [1, 7]]
@@ -131,7 +131,7 @@ def test_grpo_trainer_learns_and_its_checkpoint_commits(prompts, tmp_path):
     from trl import GRPOConfig, GRPOTrainer
 
     answer(prompts, 12)
-    rollouts = adapter.Rollouts(prompts)
+    rollouts = adapter.PromptRollouts(prompts)
     config = GRPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=2 * GROUP, num_generations=GROUP, max_steps=5,
         max_completion_length=2, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,

@@ -36,7 +36,7 @@ ROLES = ("actor", "actor", "reader", "publisher", "king")
 CLIENTS = (b"a" * 16, b"b" * 16, b"c" * 16)
 REQUESTS = (
     messages.Hello, messages.Update, messages.Update, messages.Fetch, messages.Publish, messages.Sums, messages.Draw, messages.Feedback, messages.Control,
-    messages.Ledger, messages.Inherit, messages.Cache, messages.Episode, messages.Cache, messages.TakeSnapshot, messages.Welcome,
+    messages.LedgerRequest, messages.Inherit, messages.Cache, messages.EpisodePush, messages.Cache, messages.TakeSnapshot, messages.Welcome,
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _hostile_cache(choices: Choices) -> bytes:
 def _payload(kind: type[messages.Body], choices: Choices) -> bytes | None:
     if kind is messages.Cache:
         return CACHE if choices.below(2) else _hostile_cache(choices)
-    if kind is messages.Episode:
+    if kind is messages.EpisodePush:
         return EPISODE
     if kind is messages.Feedback:
         return FEEDBACK
@@ -152,7 +152,7 @@ def dispatcher_of(parameters: Parameters) -> Dispatcher:
 def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
     """Send one message as wire frames; return "answered" or "refused"."""
     kind = choices.pick(REQUESTS)
-    table = "whole" if kind is messages.Episode or not choices.below(4) else "default"
+    table = "whole" if kind is messages.EpisodePush or not choices.below(4) else "default"
     facts = {
         "client": choices.pick(CLIENTS) if choices.below(8) else NO_CLIENT,
         "sequence": choices.integer(0, 2**64 - 1),
@@ -167,7 +167,7 @@ def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
         return "refused"
     except ValueError:  # no message of this kind
         return "refused"
-    if isinstance(message.body, messages.Cache | messages.Episode):
+    if isinstance(message.body, messages.Cache | messages.EpisodePush):
         try:
             dispatcher.arrived(message.header, message.body, message.payload)
         except ProtocolError as error:
@@ -176,7 +176,7 @@ def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
         return "answered"
     reply = dispatcher.answer(message)
     parse(encode_reply(message.header, reply.body, payload=reply.payload, **reply.changed))
-    return "refused" if isinstance(reply.body, messages.Refused) else "answered"
+    return "refused" if isinstance(reply.body, messages.Refusal) else "answered"
 
 
 def _check(dispatcher: Dispatcher) -> None:

@@ -23,7 +23,7 @@ from memoire.wire import _bytes, containers, messages, row_container
 from memoire.wire.compression import codecs
 from memoire.wire.frames import CODES, HEADER_BYTES, encode, parse, parse_notice, refusal
 from memoire.wire.layout import layout_of
-from memoire.wire.messages import Refused
+from memoire.wire.messages import Refusal
 from memoire.wire.parts import ContainerKind, Part
 from memoire.wire.rows import CLIENT_COUNTS, CLIENT_SUMS, unpack_sums
 
@@ -71,7 +71,7 @@ def wire_message(data: bytes) -> str:
     if len(data) < 3:
         return "too short to be one"
     frames, flags = frames_of(data)
-    refusal(frames, Refused(code="version"))
+    refusal(frames, Refusal(code="version"))
     try:
         if flags & 4:
             topic = b"policy\x00"
@@ -213,7 +213,7 @@ def _use_drawn(payload, schema, parameters):
 
 def _use_episode(payload, schema, parameters):
     pool = EpisodePool(schema, parameters, capacity=64, byte_limit=1 << 18, seed=0)
-    body = messages.Episode(has_final=True, terminated=True)
+    body = messages.EpisodePush(has_final=True, terminated=True)
     checked = pool.check(body, payload, limits=CONTAINER_LIMITS)
     pool.add(ME, 1, checked)
     try:

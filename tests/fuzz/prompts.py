@@ -115,13 +115,13 @@ def _work(choices: Choices, pool: PromptPool) -> tuple[prompt_messages.Answers, 
     return prompt_messages.Answers(call=call, pieces=pieces), choices.take(size).ljust(size, b"\x00") or None
 
 
-def _look(choices: Choices) -> tuple[prompt_messages.Prompts, bytes | None]:
+def _look(choices: Choices) -> tuple[prompt_messages.PromptsRequest, bytes | None]:
     call = choices.pick(("counts", "list", "fetch", "payloads", "forget"))
     facts = {
         "states": [choices.below(9) for _ in range(choices.below(3))], "since": choices.integer(), "consumer": choices.text(20),
         "is_going_on": bool(choices.below(2)), "columns": choices.below(16), "rank": choices.below(4), "ranks": choices.below(4),
     }  # fmt: skip
-    return prompt_messages.Prompts(call=call, keys=_keys(choices), **facts), None
+    return prompt_messages.PromptsRequest(call=call, keys=_keys(choices), **facts), None
 
 
 def _rows(choices: Choices) -> tuple[messages.Body, bytes | None]:
@@ -152,7 +152,7 @@ def _tell(dispatcher: Dispatcher, pool: PromptPool, choices: Choices) -> str:
         return "refused"
     reply = dispatcher.answer(message)
     parse(encode_reply(message.header, reply.body, payload=reply.payload, **reply.changed))
-    return "refused" if isinstance(reply.body, messages.Refused) else "answered"
+    return "refused" if isinstance(reply.body, messages.Refusal) else "answered"
 
 
 def pool_of(clock: list[float]) -> PromptPool:

@@ -48,19 +48,19 @@ def _table(storage: str) -> OpenTable:
     return OpenTable("default", settings, Pool(SCHEMA, WINDOWS, seed=0, byte_limit=1 << 20))
 
 
-def file_of(*records: snapshot_file.Record, storage: str = "caches", **about: object) -> bytes:
+def file_of(*records: snapshot_file.SnapshotRecord, storage: str = "caches", **about: object) -> bytes:
     """Return an input that holds a snapshot with these records."""
     header = snapshots.about([_table(storage)], server="home", run="run", models={"policy": 3})
     snapshot_file.write(PATH, msgspec.structs.replace(header, **about), records)
     return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
 
 
-def _client(**changed: object) -> snapshot_file.Record:
+def _client(**changed: object) -> snapshot_file.SnapshotRecord:
     facts = {"id": b"c" * 16, "sequence": 3, "total_weight": 5.0, "positives": 3.0, "minimum": 0.5, "between": 2.0}
-    return snapshot_file.Record(ClientRecord(**facts | changed))
+    return snapshot_file.SnapshotRecord(ClientRecord(**facts | changed))
 
 
-def _episode(**changed: object) -> snapshot_file.Record:
+def _episode(**changed: object) -> snapshot_file.SnapshotRecord:
     facts = {
         "init_w": np.ones(5, np.float32), "priority": np.ones(5), "learned": np.zeros(5, np.bool_), "born": np.ones(5),
         "model_version": np.zeros(5, np.int64),
@@ -69,15 +69,15 @@ def _episode(**changed: object) -> snapshot_file.Record:
     final = {"obs": np.zeros(2, np.uint8)}
     episode = Episode(columns=columns, **facts, multiplier=1.0, terminated=True, final_state=final)
     body, payload = episode_records.pack(KeptEpisode(b"o" * 16, 7, episode), SCHEMA)
-    return snapshot_file.Record(msgspec.structs.replace(body, **changed), 0, payload)
+    return snapshot_file.SnapshotRecord(msgspec.structs.replace(body, **changed), 0, payload)
 
 
 def seeds() -> list[bytes]:
     payload = (VECTORS / "cache.payload").read_bytes()
     rows = np.zeros(2, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2], [3, 4]], 100
-    cache = snapshot_file.Record(CacheRecord(samples=3, used=1, age=2.0), 0, payload)
-    accounts = snapshot_file.Record(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())
+    cache = snapshot_file.SnapshotRecord(CacheRecord(samples=3, used=1, age=2.0), 0, payload)
+    accounts = snapshot_file.SnapshotRecord(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())
     deep = json.dumps({"columns": []}).encode()
     return [
         file_of(accounts, _client(), cache, cache),
@@ -89,7 +89,7 @@ def seeds() -> list[bytes]:
         file_of(_client(id=b""), cache),
         file_of(models={"policy": 2**64 - 1, "\0": -5}),
         file_of(taken=math.nan), file_of(taken=-math.inf),
-        file_of(snapshot_file.Record(snapshot_file.AccountsRecord(run="\0" * 300), 0, rows.tobytes())),
+        file_of(snapshot_file.SnapshotRecord(snapshot_file.AccountsRecord(run="\0" * 300), 0, rows.tobytes())),
         file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})]),
         file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=deep.decode(), parameters={})]),
         file_of(tables=[snapshot_file.TableAbout(name="default", storage="caches", schema=SCHEMA.to_json(), parameters=_deep())]),

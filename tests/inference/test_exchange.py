@@ -66,7 +66,7 @@ def test_no_answer_with_another_byte_is_read(exchange):
         [], [b""], answer()[:2], answer()[1:], [*answer(), b""], [b"x", *answer()[1:]],
         answer(sequence=8), answer(client=bytes(16)), answer(fingerprint=1), answer(values=(1, 2, 3)),
         answer(messages.Infer(patience=1.0)),
-        [b"", *encode(messages.Refused(code="busy", text=""), client=CLIENT, sequence=7)],
+        [b"", *encode(messages.Refusal(code="busy", text=""), client=CLIENT, sequence=7)],
     ],
 )  # fmt: skip
 def test_what_is_another_message_is_left_to_others(exchange, frames):
@@ -240,4 +240,4 @@ def test_an_answer_belongs_to_the_key_that_asked(keys, open_node):
             assert socket.poll(10_000)
             bodies.append(parse(socket.recv_multipart()[1:]).body)
     assert isinstance(bodies[0], messages.Inferred)
-    assert isinstance(bodies[1], messages.Refused) and bodies[1].code == "owner"
+    assert isinstance(bodies[1], messages.Refusal) and bodies[1].code == "owner"

@@ -280,7 +280,7 @@ BODIES = {
     types.SUMS: messages.Sums(),
     types.DRAW: messages.Draw(),
     types.CONTROL: messages.Control(finish=True),
-    types.LEDGER: messages.Ledger(),
+    types.LEDGER: messages.LedgerRequest(),
     types.INHERIT: messages.Inherit(run_name="other"),
     types.TAKE_SNAPSHOT: messages.TakeSnapshot(name="x", order=bytes(16)),
 }
@@ -291,10 +291,10 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
         sender = Sender(context, server, keys / role)
         for kind, body in BODIES.items():
             answer = sender.ask(body)
-            is_refused = isinstance(answer, messages.Refused) and answer.code == "role"
+            is_refused = isinstance(answer, messages.Refusal) and answer.code == "role"
             assert is_refused == (role not in kind.sent_by), (role, kind.name, answer)
         answer = sender.ask(messages.Feedback(), payload=b"x")
-        assert (isinstance(answer, messages.Refused) and answer.code == "role") == (role != "learner")
+        assert (isinstance(answer, messages.Refusal) and answer.code == "role") == (role != "learner")
     assert server.finished  # by the learner
     server.resume()  # else its close would wait until all clients know
     wrong = sum(role not in kind.sent_by for role in roles.ROLES for kind in BODIES)

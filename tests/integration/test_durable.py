@@ -285,5 +285,5 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
     durable.disk.may_save.set()
     for what, asker in held:
         reply = parse(asker.recv_multipart()[1:]).body
-        assert not isinstance(reply, messages.Refused), f"{what}: {reply}"
+        assert not isinstance(reply, messages.Refusal), f"{what}: {reply}"
     assert len(durable.disk.saved) > before and set(durable.disk.models["default"]) == {"t", "u"}

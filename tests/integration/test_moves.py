@@ -74,7 +74,7 @@ def test_totals_name_the_servers_that_did_not_answer(cluster):
     with pytest.raises(MemoireTimeout):
         reader.totals(timeout=0.5)
     with pytest.raises(ParameterError, match="one of a, b"):
-        reader.ask({"nobody": messages.Ledger()})
+        reader.ask({"nobody": messages.LedgerRequest()})
 
 
 def drained(leaving, heirs, context, **options):

@@ -209,7 +209,13 @@ PLAIN = {"schema": json.loads(SCHEMA.to_json())}
 def test_tables_are_read_in_order_with_schema_and_settings(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text(SCHEMA.to_json(), encoding="utf-8")
     own = {"priority_exponent": 1, "discount": 0.5, "prev": None}
-    rollouts = {"storage": "rollouts", "rollout_length": 128, "capacity": 4096, "on_full": "oldest", "max_model_lag": 4}
+    rollouts = {
+        "storage": "rollouts",
+        "rollout_length": 128,
+        "capacity": 4096,
+        "on_full": "drop_oldest",
+        "max_model_lag": 4,
+    }
     content = {
         "online": PLAIN | {"multi_step": 3, "discount": [0.9], "client_capacity": 500},
         "demo": {"schema": "demo.json", "byte_limit": "64MiB", "cache_limit": 7, "parameters": own},
@@ -252,7 +258,7 @@ def test_a_schema_is_read_off_an_environment(tmp_path: Path) -> None:
         ({"demo": {"schema": 7}}, "demo has invalid settings"),
         ({"demo": {"schema": {"columns": 7}}}, "not the JSON form of a schema"),
         ({"demo": {**PLAIN, "storage": "tapes"}}, "'caches', 'episodes'"),
-        ({"demo": {**PLAIN, "on_full": "oldest"}}, "demo has invalid settings: .*storage='rollouts'"),
+        ({"demo": {**PLAIN, "on_full": "drop_oldest"}}, "demo has invalid settings: .*storage='rollouts'"),
     ],
 )
 def test_what_is_no_table_is_explained_with_its_name(tmp_path: Path, text: Any, words: str) -> None:

@@ -171,7 +171,7 @@ def test_server_proxy_and_relay_run_alone(tmp_path: Path) -> None:
 
 
 def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
-    what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--on-full", "oldest")
+    what = ("--schema", SCHEMA.to_json(), "--storage", "rollouts", "--capacity", "8", "--on-full", "drop_oldest")
     what = (*what, "--inference", "tcp://node.example.com:5570", "--set", "rollout_length=3")
     with running("server", "--endpoint", "tcp://127.0.0.1:0", *what) as server:
         with memoire.connect(address(server)) as client, client.writer() as writer:
@@ -182,7 +182,9 @@ def test_a_server_of_rollouts_tells_actors_what_they_are_asked_for() -> None:
             assert (client.storage, client.parameters.rollout_length) == ("rollouts", 3)
             assert client.inference == ("tcp://node.example.com:5570",)
             stats = client.stats()
-            assert (stats.pushed_caches, stats.passed_steps, stats.held_back) == (4, 0, ""), "no wait: on_full=oldest"
+            assert (stats.pushed_caches, stats.passed_steps, stats.held_back) == (4, 0, ""), (
+                "no wait: on_full=drop_oldest"
+            )
         server.terminate()
         assert server.wait(100.0) == 0
 
@@ -315,8 +317,8 @@ def from_the_future(asked: Message) -> list[Any]:
     return [bytes(frame)]
 
 
-OTHER = messages.Refused(code="version", text="speak 2", versions=[2, 3])
-BUSY = messages.Refused(code="busy", text="later")
+OTHER = messages.Refusal(code="version", text="speak 2", versions=[2, 3])
+BUSY = messages.Refusal(code="busy", text="later")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +351,7 @@ def test_a_blocked_port_for_caches_is_found() -> None:
     def answer(asked: Message) -> list[Any]:
         if isinstance(asked.body, messages.Update):
             return reply(asked.header, messages.Updated())
-        ports = messages.Endpoints(push=unused, publish=unused)
+        ports = messages.NodeEndpoints(push=unused, publish=unused)
         body = messages.Welcome(schema=SCHEMA.to_json(), parameters=SETTINGS, endpoints=ports)
         return reply(asked.header, body)
 

@@ -404,7 +404,7 @@ class Search:
 
 TOLD: Final[dict[type, tuple[str, ...]]] = {
     messages.Update: ("steps", "caches"), messages.Updated: ("steps", "lines_through", "caches"),
-    messages.Cache: ("number",), messages.Refused: ("code",),
+    messages.Cache: ("number",), messages.Refusal: ("code",),
 }  # fmt: skip
 """Attributes that a report of an event shows, by type of message."""
 WORDS: Final = {
@@ -434,4 +434,4 @@ def _four(values: list[int]) -> tuple[int, int, int, int]:
 def _homeless(content: int) -> int:
     """Return the refusal by a proxy that does not know the home of a request."""
     text = "your server is not behind this proxy (any more); say HELLO again"
-    return CONTENTS.number(reply(CONTENTS.messages[content].header, messages.Refused(code="client", text=text)))
+    return CONTENTS.number(reply(CONTENTS.messages[content].header, messages.Refusal(code="client", text=text)))

@@ -303,7 +303,7 @@ def test_a_server_that_begins_again_behind_a_proxy_hears_what_a_client_takes_bef
             hello = messages.Hello(role="client", takes={"message_bytes": 1000, "request_bytes": 1000})
             assert isinstance(ask(far, hello), messages.Welcome)
         answer = ask(far, keyed.FindRows(call="tags", partition="p", known=1))
-        assert isinstance(answer, messages.Refused) and answer.code == "too_large", life
+        assert isinstance(answer, messages.Refusal) and answer.code == "too_large", life
         server = cluster.restart(server, storage="keyed")
     far.close(0)
     near.close(0)

@@ -28,7 +28,7 @@ from memoire.proxy.router import (
 from memoire.security.roles import OPEN, EnvelopedRequest
 from memoire.wire import messages, types
 from memoire.wire.frames import MessageHeader, encode, name_hash, parse, parse_header, parse_notice
-from memoire.wire.receivers import Receiver, Receivers
+from memoire.wire.receivers import Receivers, ReplyLimits
 
 LIMITS = Limits()
 RUN = name_hash("one")
@@ -144,7 +144,7 @@ def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
         step = world.take(request(messages.Hello(role="actor", name="me", takes=takes)))
         hello = parse(step.request.message).body
         assert (hello.takes, hello.role, hello.name) == (passed_on, "actor", "me")
-        assert world.requests.receivers.of(b"c" * 16) == Receiver.of(passed_on)
+        assert world.requests.receivers.of(b"c" * 16) == ReplyLimits.of(passed_on)
 
 
 def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():
@@ -284,7 +284,7 @@ def test_another_run_at_an_address_takes_its_models_away_and_no_others():
 
 # --- Replies of servers on their way through a proxy
 
-OWN = messages.Endpoints(request="tcp://me")
+OWN = messages.NodeEndpoints(request="tcp://me")
 
 
 class WorldOfProxyReplies:
@@ -320,7 +320,7 @@ def test_clients_of_a_server_that_was_taken_off_the_list_are_told_to_leave_it():
     updated = read(world.take(frames))
     assert (updated.body.leaving, updated.body.caches, bytes(updated.payload)) == (True, 3, b"feedback")
     assert world.take(reply(messages.Updated()), world.second) == reply(messages.Updated())
-    refused = reply(messages.Refused(code="busy", text="not now"))
+    refused = reply(messages.Refusal(code="busy", text="not now"))
     assert world.take(refused) is refused
 
 
@@ -334,7 +334,7 @@ def test_a_damaged_reply_is_refused_if_it_is_looked_into():
 
 def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
     world = WorldOfProxyReplies()
-    world.receivers.register(b"c" * 16, Receiver(tail_bytes=2000))
+    world.receivers.register(b"c" * 16, ReplyLimits(tail_bytes=2000))
     assert read(world.take(reply(welcome("a")))).type is types.WELCOME
     refused = read(
         world.take(reply(welcome("a", software="s" * 250, models={f"{i} {'t' * 100}": 1 for i in range(20)})))
@@ -448,7 +448,7 @@ def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_lim
         schema="{}", servers=["b"], leaving=["z"], models={"policy": 5, "old": 2}, home_name="b", unmet=["tcp://x"],
         limits={"request_bytes": 10, "message_bytes": 1 << 50, "unheard_of": 7},
     )  # fmt: skip
-    own = messages.Endpoints(request="tcp://me")
+    own = messages.NodeEndpoints(request="tcp://me")
     passed_on = router.welcome(received, own, {"policy": 4, "new": 1}, Limits())
     assert passed_on.endpoints == own and passed_on.servers == ["a"] and passed_on.leaving == ["z", "a", "b"]
     assert passed_on.models == {"policy": 5, "old": 2, "new": 1} and passed_on.unmet == ["tcp://2"]

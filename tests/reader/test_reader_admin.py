@@ -207,7 +207,7 @@ def test_a_reader_that_is_closed_orders_nothing(call):
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent():
     thread, admin = cluster(a=TAKEN, b=TAKEN)
     with pytest.raises(ParameterError, match="one of a, b"):
-        admin.ask({"a": messages.Ledger(), "c": messages.Ledger()}, None)
+        admin.ask({"a": messages.LedgerRequest(), "c": messages.LedgerRequest()}, None)
     with pytest.raises(WrongType, match="a request of memoire.wire.messages"):
         admin.ask({"a": "ledger"}, None)
     assert thread.sent == []
@@ -216,7 +216,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent():
 def test_a_server_that_is_forgotten_while_it_is_asked_is_said_to_be():
     thread, admin = cluster(a=TAKEN)
     thread.post = lambda function: (thread.directory.servers.clear(), function())
-    assert isinstance(admin.ask({"a": messages.Ledger()}, None)["a"], ParameterError)
+    assert isinstance(admin.ask({"a": messages.LedgerRequest()}, None)["a"], ParameterError)
 
 
 def test_one_server_is_told_something_and_has_to_say_that_it_took_it():
@@ -234,8 +234,10 @@ def test_one_server_is_told_something_and_has_to_say_that_it_took_it():
 
 
 def test_a_snapshot_is_asked_for_until_every_server_has_written_it():
-    states = iter([messages.Snapshot(name="x", state="writing"), messages.Snapshot(name="x", state="done", bytes=7)])
-    failed = messages.Snapshot(name="x", state="failed", text="disk full")
+    states = iter(
+        [messages.SnapshotReply(name="x", state="writing"), messages.SnapshotReply(name="x", state="done", bytes=7)]
+    )
+    failed = messages.SnapshotReply(name="x", state="failed", text="disk full")
     thread, admin = cluster(a=lambda _: next(states), b=failed, c=TAKEN, d=silent())
     answers = admin.snapshot("x", None)
     assert answers["a"].bytes == 7 and thread.monitor.paused == [SNAPSHOT_INTERVAL, 0.0]
@@ -247,7 +249,7 @@ def test_a_snapshot_is_asked_for_until_every_server_has_written_it():
 
 
 def test_a_snapshot_that_takes_longer_than_the_call_goes_on():
-    thread, admin = cluster(a=messages.Snapshot(name="x", state="writing"))
+    thread, admin = cluster(a=messages.SnapshotReply(name="x", state="writing"))
     answers = admin.snapshot("x", 1.0)
     assert isinstance(answers["a"], MemoireTimeout) and "The server is still writing" in str(answers["a"])
     assert thread.monitor.now() == pytest.approx(101.0, abs=2 * SNAPSHOT_INTERVAL)

@@ -12,7 +12,7 @@ import pytest
 
 from memoire.errors import ParameterError
 from memoire.inference.node import Inference
-from memoire.limits import Container, Limits, MiB, Reservation
+from memoire.limits import Limits, MemoryLimits, MiB, Reservation
 from memoire.proxy.proxy import Proxy
 from memoire.replay.columns import Column
 from memoire.replay.conversion import ENTRY_OVERHEAD
@@ -33,7 +33,7 @@ RAGGED = Schema({"obs": (np.uint8, (8,)), "tokens": Column(np.int32, (None,)), "
 V1, V2 = "memory.limit_in_bytes", "memory.max"
 
 
-def container(root: Path, groups: str, **files: str) -> Container:
+def container(root: Path, groups: str, **files: str) -> MemoryLimits:
     """Return a container with `groups` in /proc/self/cgroup and a file per keyword (__ is a slash, -- is a dot)."""
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(groups)
@@ -41,10 +41,10 @@ def container(root: Path, groups: str, **files: str) -> Container:
         path = root / "sys" / "fs" / "cgroup" / name.replace("__", "/").replace("--", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    return Container(root)
+    return MemoryLimits(root)
 
 
-def of(root: Path, mib: int) -> Container:
+def of(root: Path, mib: int) -> MemoryLimits:
     """Return a container of `mib` MiB, as Docker makes one under version 2 of control groups."""
     return container(root, "0::/\n", **{"memory--max": str(mib * MiB)})
 
@@ -72,7 +72,7 @@ def test_the_least_limit_of_the_groups_of_a_process_is_its_limit(tmp_path, group
 
 
 def test_a_machine_that_has_no_such_files_has_no_limit(tmp_path):
-    empty = Reservation(Container(tmp_path))
+    empty = Reservation(MemoryLimits(tmp_path))
     empty.reserve("capacity", 1 << 60, 1 << 60)
     assert empty.default("held_bytes", 5) == 5
 
@@ -179,20 +179,20 @@ def test_a_proxy_of_more_servers_than_its_container_has_room_for_keeps_those_tha
         assert len(node.stats().backs) == 1
 
 
-def contained(kind: type, place: Container) -> type:
+def contained(kind: type, place: MemoryLimits) -> type:
     """Return a subclass of this node class for nodes in the container."""
     return type("Contained", (kind,), {"_container": place})
 
 
-def served(place: Container, **changes: object) -> ServerOptions:
+def served(place: MemoryLimits, **changes: object) -> ServerOptions:
     return server_options(contained(ServerOptions, place), **changes)
 
 
-def proxy(place: Container, **changes: object) -> Proxy:
+def proxy(place: MemoryLimits, **changes: object) -> Proxy:
     return contained(Proxy, place)("inproc://a-proxy-in-a-container", ["tcp://127.0.0.1:1"], **changes)
 
 
-def inference(place: Container, **changes: object) -> Inference:
+def inference(place: MemoryLimits, **changes: object) -> Inference:
     rows, place_of_node = {"x": np.float32}, "inproc://an-inference-node-in-a-container"
     return contained(Inference, place)(place_of_node, rows, rows, lambda columns: columns, **changes)
 

@@ -192,7 +192,7 @@ def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:
 def test_a_batch_cannot_be_drawn_into_arrays_of_the_caller() -> None:
     buffer = buffer_of(30)
     for name in ("obs", "next_obs", "obs_length"):
-        with pytest.raises(ParameterError, match="a ragged column is as wide as its longest value"):
+        with pytest.raises(ParameterError, match="a new array of a ragged column, as wide as its longest value"):
             buffer.sample(2, out={name: np.zeros((2, 3, 3), np.float32)})
     reward = np.empty(2, np.float32)
     assert buffer.sample(2, out={"reward": reward})["reward"] is reward

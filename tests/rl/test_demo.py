@@ -142,7 +142,7 @@ def test_a_line_has_every_figure_that_a_learner_reports():
 
 @pytest.mark.parametrize(("options", "goal"), [({}, 195.0), ({"goal": 30.0}, 30.0), ({"env": "Acrobot-v1"}, -100.0)])
 def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(options, goal):
-    assert demo.Demo(demo.Options(**options)).progress.goal == goal
+    assert demo.Demo(demo.DemoOptions(**options)).progress.goal == goal
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
 )
 def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
     monkeypatch.delenv("MAKELEVEL", raising=False)  # `make demo` prints its own name
-    run = demo.Demo(demo.Options(goal=195.0))
+    run = demo.Demo(demo.DemoOptions(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
     run.progress.solved_after, run.solved_return = 3.0, 200.0

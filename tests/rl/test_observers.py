@@ -481,7 +481,7 @@ def test_a_value_that_does_not_fit_is_refused_with_its_column_and_its_place():
 def test_a_result_that_comes_twice_counts_once_and_has_the_same_answer(open_agent):
     agent = open_agent()
     future = agent.run_episode()
-    (job,) = asked(agent.endpoint, (messages.Work(patience=9.0), 1, None, 0))
+    (job,) = asked(agent.endpoint, (messages.WorkRequest(patience=9.0), 1, None, 0))
     body, payload, schema = result(job.body.number)
     wrong = result(job.body.number, fragments=[])
     sent = [(body, 2, payload, schema + 1), (wrong[0], 3, payload, schema), (body, 4, payload, schema)]
@@ -497,11 +497,11 @@ def test_a_question_for_work_that_comes_twice_gets_one_job(open_agent):
     agent = open_agent()
     for _ in range(2):
         agent.run_episode()
-    work = messages.Work(patience=9.0)
+    work = messages.WorkRequest(patience=9.0)
     first, again, same = asked(agent.endpoint, *((work, sequence, None, 0) for sequence in (1, 1, 2)))
     assert first.body == again.body == same.body and agent.stats().jobs.leased == 1
-    going_on = messages.Work(patience=0.0, job=first.body.number)
-    other = messages.Work(patience=0.0, job=first.body.number + 1)
+    going_on = messages.WorkRequest(patience=0.0, job=first.body.number)
+    other = messages.WorkRequest(patience=0.0, job=first.body.number + 1)
     answers = [each.body for each in asked(agent.endpoint, (going_on, 3, None, 0), (other, 4, None, 0))]
     assert [answer.cancelled for answer in answers] == [False, True]
 
@@ -509,7 +509,7 @@ def test_a_question_for_work_that_comes_twice_gets_one_job(open_agent):
 def test_nobody_finishes_the_job_of_others(open_agent):
     agent = open_agent()
     future = agent.run_episode()
-    (job,) = asked(agent.endpoint, (messages.Work(patience=9.0), 1, None, 0))
+    (job,) = asked(agent.endpoint, (messages.WorkRequest(patience=9.0), 1, None, 0))
     body, payload, schema = result(job.body.number)
     (refused,) = asked(agent.endpoint, (body, 1, payload, schema), client=b"d" * 16)
     assert refused.body.code == "owner"

@@ -147,7 +147,7 @@ def test_no_step_is_made_by_a_model_whose_share_is_there(cluster, ends):
 
 
 def test_old_entries_leave_a_full_table_that_nobody_waits_for(cluster):
-    server, table = begin(cluster, capacity=20, rollout_length=5, on_full="oldest")
+    server, table = begin(cluster, capacity=20, rollout_length=5, on_full="drop_oldest")
     client = cluster.client(server, limits=QUICK)
     writer = client.writer(check=False)
     for number in range(50):

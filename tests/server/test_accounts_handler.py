@@ -47,7 +47,7 @@ def count(state, clients, steps=1):
 
 
 def page(handler, reader=READER, **facts):
-    return ask(handler.page, messages.Ledger(**facts), reader).body
+    return ask(handler.page, messages.LedgerRequest(**facts), reader).body
 
 
 def rows_of(number, steps=5):

@@ -282,7 +282,7 @@ SETTINGS = {
     },
     "rollouts": {
         "": {"capacity": 4000},
-        "oldest leave": {"capacity": 500, "on_full": "oldest"},
+        "oldest leave": {"capacity": 500, "on_full": "drop_oldest"},
         "new models": {"capacity": 4000, "max_model_lag": 3},
     },
     "prompts": {
@@ -344,7 +344,7 @@ def fill(server, numbers):
                 target[:] = columns[SCHEMA.names.index(name)].reshape(-1).view(np.uint8)
 
             payload = containers.pack_episode(SCHEMA, copy, *facts, now=1.0)
-            pool.add(client, number + 1, pool.check(messages.Episode(terminated=True), payload))
+            pool.add(client, number + 1, pool.check(messages.EpisodePush(terminated=True), payload))
         table.limiter.reported(client, 20 * (number + 1), number + 1)
 
 

@@ -32,7 +32,7 @@ from memoire.tables.rollouts.far import Takes
 from memoire.tables.rollouts.fragments import packed, unpacked
 from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
-from memoire.wire.receivers import Receiver
+from memoire.wire.receivers import ReplyLimits
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from poolkit import held_of
 from rolloutkit import TakesServer, fragment
@@ -63,7 +63,7 @@ class SmallEnd:
         reply = self.dispatcher.answer(asked)
         came = parse(self.dispatcher.frames_of(asked.header, reply, reply.payload), self.limits)
         self.replies.append(came)
-        if isinstance(came.body, messages.Refused):
+        if isinstance(came.body, messages.Refusal):
             return Refused("home", came.body.code, came.body.text)
         return came
 
@@ -287,7 +287,7 @@ FORMS = {
 def server_with(form):
     """Return a server with 60 entries of 3 clients in one of the forms, and its pool."""
     schema, facts = FORMS[form]
-    storage, body, pack = "episodes", messages.Episode(cut=True), episode_of
+    storage, body, pack = "episodes", messages.EpisodePush(cut=True), episode_of
     if form.startswith("caches"):
         storage, body, pack = "caches", messages.Cache(), caches_of
     table = memoire.Table(schema, storage=storage, parameters=memoire.Parameters(cache_size=16, **facts))
@@ -404,7 +404,7 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     assert served.pool.entries() == 500 and served.pool.stats().split == 0
     rollout = fragment(bytes(16), range(3))
     payload = packed([rollout], served.pool.schema, now=0.0, wall=0.0)[1]
-    body = messages.Episode(has_final=True, cut=True, bootstrap=[0.5])
+    body = messages.EpisodePush(has_final=True, cut=True, bootstrap=[0.5])
     assert served.pool.check(body, payload, limits=Limits(message_bytes=1024)).samples == 3
     with pytest.raises(ProtocolError, match="an entry and its next state take .* bytes") as caught:
         served.pool.check(body, payload, limits=Limits(message_bytes=len(payload)))
@@ -545,7 +545,7 @@ def test_accounts_and_names_of_runs_come_as_far_as_they_fit():
     dispatcher.inherit("run", False, rows)
     clients, after, more = [], b"", True
     while more:
-        ledger = end.one(messages.Ledger(after=after)).body
+        ledger = end.one(messages.LedgerRequest(after=after)).body
         assert 1 <= len(ledger.runs) < 40
         page = unpack_accounts(ledger.accounts)
         clients += page["client"][:, 0].tolist()
@@ -576,12 +576,12 @@ def test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_fo
     service.send = sent.append
 
     def work(client):
-        frames = encode(messages.Work(patience=0.0), client=client, sequence=next(number))
+        frames = encode(messages.WorkRequest(patience=0.0), client=client, sequence=next(number))
         asked = parse(frames)
         service.work([], asked.header, asked.body, 1)
         return parse(sent[-1]).body
 
-    service.receivers.register(b"s" * 16, Receiver(tail_bytes=2048))
+    service.receivers.register(b"s" * 16, ReplyLimits(tail_bytes=2048))
     service.post = lambda function: function()
     service.run(JobContent(None, {"names": ["x" * 100] * 100}))
     refused = work(b"s" * 16)

@@ -312,7 +312,7 @@ def order(number, name="a"):
 
 
 def done(body):
-    return messages.Snapshot(name=body.name, state="done", path="x")
+    return messages.SnapshotReply(name=body.name, state="done", path="x")
 
 
 def test_an_order_is_carried_out_once_however_often_it_is_asked_for():

@@ -135,11 +135,11 @@ def requests(lease):
     yield prompt_messages.Groups(call="finish", dataset="d"), None
     yield prompt_messages.Groups(call="forget", dataset="d"), None
     for call in ("counts", "list", "fetch", "payloads", "forget"):
-        yield prompt_messages.Prompts(call=call), None
+        yield prompt_messages.PromptsRequest(call=call), None
     yield messages.Publish(topic="t", size=1, checksum=_bytes.checksum(b"m")), b"m"
     yield messages.Fetch(topic="t"), None
     yield messages.Control(finish=True), None
-    yield messages.Ledger(), None
+    yield messages.LedgerRequest(), None
     yield messages.Inherit(run_name="former"), None
     yield messages.Sums(), None
     yield messages.Draw(), None
@@ -170,7 +170,7 @@ class Scenario:
 
     def ask(self, body, payload):
         """Return the reply that is sent at once, or None if the reply waits."""
-        of_prompts = (prompt_messages.Prompts, prompt_messages.Answers, prompt_messages.Groups)
+        of_prompts = (prompt_messages.PromptsRequest, prompt_messages.Answers, prompt_messages.Groups)
         table = (
             0 if isinstance(body, messages.Hello) else table_number("p" if isinstance(body, of_prompts) else "default")
         )
@@ -197,7 +197,7 @@ def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_noth
         assert disk.folder.collect() is None
         disk.folder.is_healthy = False
         reply = scenario.ask(body, payload)
-        is_refused = isinstance(reply.body, messages.Refused) and reply.body.code == "disk"
+        is_refused = isinstance(reply.body, messages.Refusal) and reply.body.code == "disk"
         if body.is_saved_first:
             assert is_refused and reply.body.text == disk.folder.trouble, body
             assert disk.folder.collect() is None, f"{body} has changed something"
@@ -217,7 +217,7 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     disk.folder.is_healthy, disk.folder.trouble = False, "the disk is full since 3 s " + 2000 * "x"
     disk.folder.delayed()
     disk.thread.turn()
-    assert disk.sent == 2 * [Reply(messages.Refused(code="disk", text=disk.folder.trouble[:1000]))]
+    assert disk.sent == 2 * [Reply(messages.Refusal(code="disk", text=disk.folder.trouble[:1000]))]
     disk.folder.is_healthy = True
     disk.folder.done(group)
     disk.folder.save()

@@ -161,7 +161,7 @@ def owners_of_all_keys(clock: Clock) -> tuple[Use, int, float]:
 
 
 def sizes_of_replies(clock: Clock) -> tuple[Use, int, float]:
-    table, small = receivers.Receivers(clock), receivers.Receiver(tail_bytes=2000)
+    table, small = receivers.Receivers(clock), receivers.ReplyLimits(tail_bytes=2000)
 
     def use(peer: int) -> None:
         if table.of(id_of(peer)) != small:

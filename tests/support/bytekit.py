@@ -31,8 +31,8 @@ TABLES = {
     "small caches": Table(SMALL, cache_size=8),
     "few frames": Table(FRAMES, cache_size=8),
     "episodes": Table(FRAMES, storage="episodes"),
-    "rollouts": Table(FRAMES, storage="rollouts", on_full="oldest"),
-    "small rollouts": Table(SMALL, storage="rollouts", on_full="oldest"),
+    "rollouts": Table(FRAMES, storage="rollouts", on_full="drop_oldest"),
+    "small rollouts": Table(SMALL, storage="rollouts", on_full="drop_oldest"),
     "rows": Table(storage="keyed"),
 }
 ASTRAL = chr(0x1F600)
@@ -148,7 +148,7 @@ def pieces_of_answers(client, size):
             reply = yield _answered(lease, pieces[place], elements, 4 * elements, is_last=False, columns=1)
             pieces[place] += isinstance(reply, prompt_messages.Prompted)
         if not leases:
-            yield "prompts", prompt_messages.Prompts(call="counts"), None
+            yield "prompts", prompt_messages.PromptsRequest(call="counts"), None
 
 
 def columns_asked_often(client, size):
@@ -159,7 +159,7 @@ def columns_asked_often(client, size):
     keys = [prompt_messages.PromptKey(f"{client}", 0, 0)] * (size // 200)
     while True:
         for call in ("fetch", "payloads"):
-            yield "prompts", prompt_messages.Prompts(call=call, keys=keys, columns=3), None
+            yield "prompts", prompt_messages.PromptsRequest(call=call, keys=keys, columns=3), None
 
 
 def _pushes(body, client, size, samples=0, compression="zlib", table="caches"):
@@ -191,7 +191,7 @@ def larger_caches(client, size):
     return _pushes(messages.Cache, client, most, compression="none", table="few frames")
 
 
-_caches, _episodes = (functools.partial(_pushes, body) for body in (messages.Cache, messages.Episode))
+_caches, _episodes = (functools.partial(_pushes, body) for body in (messages.Cache, messages.EpisodePush))
 _alone = {"samples": 1, "compression": "none"}
 PUSHES = {
     "packed_caches": _caches,  # take thirty times as much when they are unpacked
@@ -271,7 +271,7 @@ KINDS = PUSHES | {
     )
 }  # fmt: skip
 """Requests by a server's peers: name -> generator."""
-PUSHED = messages.Cache | messages.Episode
+PUSHED = messages.Cache | messages.EpisodePush
 
 
 def tables_of(kind, size):

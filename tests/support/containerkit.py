@@ -8,7 +8,7 @@ import numpy as np
 from memoire.replay.schema import Schema
 from memoire.wire import containers
 from memoire.wire.compression import _COMPRESS
-from memoire.wire.containers import Container, ContainerHead
+from memoire.wire.containers import ContainerHead, ContainerWriter
 from memoire.wire.layout import ContainerLayout
 from memoire.wire.parts import BOOKKEEPING, ZERO_FRAME, ContainerKind, Part, RowCount
 
@@ -101,7 +101,7 @@ def make(layout, samples=8, *, seed=0, frames=5, owners=2, head=None, codec=0, r
         if codec and form.extent is RowCount.PER_FRAME and form.row_bytes and i not in of_values:
             raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             packed[i] = (codec, _COMPRESS[codec](raw))
-    container = Container(layout, head, samples, frames, owners, packed, ENTRIES, elements)
+    container = ContainerWriter(layout, head, samples, frames, owners, packed, ENTRIES, elements)
     for i, form in enumerate(layout.blocks):
         if i not in packed:
             name = None if form.column == BOOKKEEPING else layout.schema.names[form.column]

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from memoire.disk.logs import text_of
-from memoire.disk.snapshot_file import Counts, EndRecord, SnapshotFile
+from memoire.disk.snapshot_file import ContentCounts, EndRecord, SnapshotFile
 from memoire.disk.state_folder import Store
 from memoire.limits import Limits
 from memoire.tables.base import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
@@ -293,7 +293,7 @@ def failures(recorded, root, to, count, seed):
 def check_state(folder, acknowledged):
     if (snapshot := folder / "memory.snapshot").exists():
         with SnapshotFile(snapshot) as file:
-            assert not file.verify() and file.end == EndRecord(tables=[Counts(clients=1)])
+            assert not file.verify() and file.end == EndRecord(tables=[ContentCounts(clients=1)])
     with Store(folder, "home", limits=Limits.of(log_bytes=600)) as store:
         step = int(store.settings().get("step", "0"))
         assert acknowledged <= step <= acknowledged + 1

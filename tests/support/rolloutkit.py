@@ -54,5 +54,5 @@ class TakesServer:
         return self.dispatcher.answer(parse(frames))
 
     def got(self, reply):
-        assert isinstance(reply.body, fragments.Rollouts), reply.body
+        assert isinstance(reply.body, fragments.RolloutsReply), reply.body
         return unpacked(reply.body.fragments, reply.payload, SCHEMA, now=5.0, limits=self.limits)

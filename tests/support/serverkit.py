@@ -71,7 +71,7 @@ class Ends:
         self.credits, self.owners, self.feedback = Credits(state), ClientOwners(state), FeedbackHandler(state)
         self.models = ModelsHandler(state, on_model=self.shown.append, after=state.committer.after)
         self.control = ControlHandler(state, self.models, self.feedback, lambda: self.news.append(1))
-        ways = {"endpoints": lambda: messages.Endpoints(request="tcp://home"), "on_lines": self.lines.append}
+        ways = {"endpoints": lambda: messages.NodeEndpoints(request="tcp://home"), "on_lines": self.lines.append}
         self.clients = ClientsHandler(state, self.credits, self.owners, self.feedback, **ways)
         self._number = 0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from faultkit import KillAt, in_child
 from memoire.accounting.runs import RunFacts
 from memoire.disk import snapshot_file
-from memoire.disk.snapshot_file import Record, SnapshotHeader, TableAbout
+from memoire.disk.snapshot_file import SnapshotHeader, SnapshotRecord, TableAbout
 from memoire.limits import Limits
 from memoire.models.model import make
 from memoire.tables.base import LARGE_ROWS, LOSABLE_ROWS, SMALL_ROWS
@@ -59,7 +59,7 @@ def run(folder, acks, at, steps):
         if step % 2 == 0:
             keeper.store.back_up()
             snapshot_file.write(
-                folder / "state" / "memory.snapshot", ABOUT, [Record(ClientRecord(id=CLIENTS[0]))], at=at
+                folder / "state" / "memory.snapshot", ABOUT, [SnapshotRecord(ClientRecord(id=CLIENTS[0]))], at=at
             )
     keeper.close()
 

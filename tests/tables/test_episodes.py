@@ -252,7 +252,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
         refused(pool, messages.Cache(number=1, pushed_bytes=1), good.payload)
         == "unexpected: CACHE was pushed; this table stores whole episodes"
     )
-    bare = messages.Episode(number=1, pushed_bytes=1)
+    bare = messages.EpisodePush(number=1, pushed_bytes=1)
     assert refused(pool, bare, good.payload).startswith("parameters:")  # the message denies the final state
     assert refused(pool, message, good.payload, checksum=1).startswith("payload:")
     assert refused(pool, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
@@ -260,7 +260,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     assert "the table has room for 300" in refused(pool, long.message(0, 1, 1), long.payload)
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
-        assert refused(pool, messages.Episode(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
+        assert refused(pool, messages.EpisodePush(**fields), good.payload).startswith("value:")  # type: ignore[arg-type]
     layout = layout_of(SCHEMA, Parameters(), ContainerKind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()

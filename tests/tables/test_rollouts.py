@@ -40,7 +40,7 @@ def pushed(
 ) -> int:
     """Push a fragment with these numbers as observations, as an actor would; the final state is the next number."""
     _, payload = packed([fragment(client, numbers, version=version)], SCHEMA, now=1.0, wall=1.0)
-    body = messages.Episode(since=1, number=1, has_final=True, **{"terminated": False} | ending)
+    body = messages.EpisodePush(since=1, number=1, has_final=True, **{"terminated": False} | ending)
     return pool.add(client, sequence, pool.check(body, payload, checksum=_bytes.checksum(payload)))
 
 
@@ -293,7 +293,7 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
     facts = np.ones(3, np.float32), np.zeros(3, np.float32), np.zeros(3, np.int64)
     final = {"obs.a": np.float32(3), "obs.b": np.array([7, 8], np.int32)}
     payload = pack_episode(schema, fill, *facts, {"obs.b": lengths}, final=final, now=1.0)
-    body = messages.Episode(has_final=True, terminated=False)
+    body = messages.EpisodePush(has_final=True, terminated=False)
     pool.add(CLIENTS[0], 1, pool.check(body, payload))
     head, rest = take(pool, 2), take(pool, 1)
     assert [each.tolist() for each in head["obs"]["b"]] == [[0], [1, 2]]
@@ -308,9 +308,9 @@ def test_ragged_and_nested_columns_are_taken_and_split() -> None:
         ({"samples_per_insert_tolerance": 10.0}, "capacity limits how far"),
         ({"min_size": 5}, "take"),
         ({"max_times_sampled": 1}, "handed out once"),
-        ({"on_full": "newest"}, "oldest"),
+        ({"on_full": "newest"}, "drop_oldest"),
         ({"storage": "episodes", "rollout_length": 5}, "storage='rollouts'"),
-        ({"storage": "caches", "on_full": "oldest"}, "storage='rollouts'"),
+        ({"storage": "caches", "on_full": "drop_oldest"}, "storage='rollouts'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(options: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fuzz import engine, snapshot_file, state_file
 from memoire.disk import records, snapshots
-from memoire.disk.snapshot_file import Record
+from memoire.disk.snapshot_file import SnapshotRecord
 from memoire.disk.state_folder import Store
 from memoire.errors import DataError, ParameterError, SchemaError, StateCorrupt
 from memoire.nodes.roles import parameters_from, read_tables
@@ -120,7 +120,7 @@ def test_a_parameter_too_large_for_a_float_is_refused():
 )
 def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, body):
     path = tmp_path / "x.snapshot"
-    path.write_bytes(snapshot_file.file_of(Record(body))[1:])
+    path.write_bytes(snapshot_file.file_of(SnapshotRecord(body))[1:])
     assert "cannot be read" in snapshots.facts(path, check=True)["damage"]
 
 

@@ -160,16 +160,16 @@ def test_the_largest_cache_has_just_as_many_bytes_as_is_known_before(parameters:
 
 def test_blocks_take_just_their_bytes() -> None:
     layout = layout_of(SCHEMA, Parameters())
-    container = containers.Container(layout, containers.ContainerHead(), 4, 4)
+    container = containers.ContainerWriter(layout, containers.ContainerHead(), 4, 4)
     with pytest.raises(ValueError, match=r"takes 32 contiguous bytes, got 40"):
         container.fill(Part.NUMBER, np.zeros(5, np.int64))
     with pytest.raises(IndexError):
         container.fill_blocks({99: np.zeros(4)})
     with pytest.raises(ValueError, match="rows are more than an index of 32 bits"):
-        containers.Container(layout, containers.ContainerHead(), 2**32)
+        containers.ContainerWriter(layout, containers.ContainerHead(), 2**32)
     large = Schema({"state": (np.uint8, (1 << 25,))})
     with pytest.raises(MemoryError, match="a container of 144115"):
-        containers.Container(layout_of(large, Parameters()), containers.ContainerHead(), 1, 2**32 - 1)
+        containers.ContainerWriter(layout_of(large, Parameters()), containers.ContainerHead(), 1, 2**32 - 1)
 
 
 def test_an_empty_memory_builds_no_cache() -> None:
@@ -313,7 +313,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(codec: int) -> None:
     layout = layout_of(schema, Parameters())
     big = np.zeros((1, 40 << 20), np.uint8)
     packed = {len(layout.blocks) - 1: (codec, _COMPRESS[codec](big[0]))}
-    form = containers.Container(layout, containers.ContainerHead(1, 1.0, 1, 0.5), 20, 40, packed=packed)
+    form = containers.ContainerWriter(layout, containers.ContainerHead(1, 1.0, 1, 0.5), 20, 40, packed=packed)
     for part, value in ((Part.WEIGHT, 0.5), (Part.STEPS, 1)):
         array = form.array(part, "<f8" if part is Part.WEIGHT else "<u4")
         assert array is not None

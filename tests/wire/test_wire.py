@@ -328,7 +328,7 @@ def test_a_header_takes_only_numbers_that_have_room_and_ids_of_their_size(place,
 
 @pytest.mark.parametrize("frames", [[], [b"MEMR"], [b"x" * 200]])
 def test_a_message_that_does_not_say_who_sent_it_gets_no_refusal(frames):
-    assert refusal(frames, messages.Refused(code="frames", text="")) is None
+    assert refusal(frames, messages.Refusal(code="frames", text="")) is None
 
 
 # --- HELLO is said one at a time, and only a WELCOME answers it

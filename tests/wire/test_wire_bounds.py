@@ -181,7 +181,7 @@ FIELDS = {
     "status": "RESULT.status",
     "16 small": "PROMPTS.states REFUSED.versions",
     "process name": "HELLO.name",
-    "address": "Endpoints.request Endpoints.push Endpoints.publish",
+    "address": "NodeEndpoints.request NodeEndpoints.push NodeEndpoints.publish",
     "any float": "Ended.returned",
     "count or nothing": "ANSWERS.version GROUPS.version PROMPTED.committed",
     "32 tags": "PROMPTS.tags GROUPS.tags",
@@ -201,10 +201,10 @@ OTHERS = "SUMS.part DRAW.part SUMMED.clients DRAW.counts DRAWN.clients ACCOUNTS.
     "PROMPTED.groups"  # fmt: skip
 """Fields that have tests of their own below."""
 PLACES = {"Line": ("UPDATE", "lines"), "Ended": ("UPDATE", "ended"), "ServerRate": ("SUMMED", "standing"),
-          "ClusterRate": ("SUMS", "band"), "Endpoints": ("WELCOME", "endpoints")}  # fmt: skip
+          "ClusterRate": ("SUMS", "band"), "NodeEndpoints": ("WELCOME", "endpoints")}  # fmt: skip
 """Message and field in which a part stands, by name of the part."""
 VECTOR = {body.type.name: name for name, (body, _) in sorted(BODIES.items(), reverse=True)}
-PARTS = [messages.ServerRate, messages.ClusterRate, messages.Line, messages.Ended, messages.Endpoints]
+PARTS = [messages.ServerRate, messages.ClusterRate, messages.Line, messages.Ended, messages.NodeEndpoints]
 
 
 def test_every_field_has_a_kind():
@@ -218,7 +218,7 @@ def tail_with(owner, field, value):
     """Return a golden vector's name, and the tail of its message with this value in a field or in a part."""
     kind, place = PLACES.get(owner, (owner, field))
     tail = msgspec.to_builtins(BODIES[VECTOR[kind]][0], builtin_types=(bytes,))
-    if owner == "Endpoints":
+    if owner == "NodeEndpoints":
         value = {field: value}
     elif owner in PLACES:
         part = next(each for each in PARTS if each.__name__ == owner)

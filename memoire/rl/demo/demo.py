@@ -50,7 +50,7 @@ HINT_INTERVAL = 30.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """Options of the demo from the command line."""
 
     env: str = "CartPole-v1"
@@ -250,7 +250,7 @@ def display(title: str) -> Lines | ProgressPanel:
 class Demo:
     """One run of the demo: starts processes, watches them until goal, time limit or signal, and prints a summary."""
 
-    def __init__(self, options: Options, began: float | None = None) -> None:
+    def __init__(self, options: DemoOptions, began: float | None = None) -> None:
         """Measure the environment. `began` is the monotonic time from which seconds count; now by default."""
         self.options = options
         self.began = time.monotonic() if began is None else began

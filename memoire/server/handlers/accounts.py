@@ -30,7 +30,7 @@ from memoire._core import at_once, setting
 from memoire.accounting.account import Account, FeedbackCounts
 from memoire.accounting.ledger import SILENCE_TIMEOUT
 from memoire.accounting.merge import PAGE_ROWS, Rows, merge
-from memoire.accounting.runs import Run
+from memoire.accounting.runs import RunState
 from memoire.errors import ParameterError, ProtocolError
 from memoire.figures import Timing, Timings
 from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each
@@ -82,7 +82,7 @@ class AccountsHandler:
         # Accounts in memory at the begin of a reading, by reader and run.
         self._readings: OrderedDict[tuple[bytes, str], Rows] = OrderedDict()
 
-    def page(self, now: float, header: MessageHeader, body: messages.Ledger, _: Any) -> Reply:
+    def page(self, now: float, header: MessageHeader, body: messages.LedgerRequest, _: Any) -> Reply:
         """Return a page of a run's accounts and facts about the run."""
         state = self._state
         run = state.runs.named(body.run) if body.run else state.run
@@ -108,7 +108,7 @@ class AccountsHandler:
             )
         )
 
-    def _read(self, reader: bytes, run: Run, after: bytes, most: int) -> tuple[Rows, bool]:
+    def _read(self, reader: bytes, run: RunState, after: bytes, most: int) -> tuple[Rows, bool]:
         """Return the rows after a key, as they were at the begin of the reading, and True if there are more."""
         key = reader, run.name
         live = self._readings.get(key)
@@ -127,7 +127,7 @@ class AccountsHandler:
         run = self.inherit(body.run_name, body.finished, rows, now)
         return Reply(messages.Taken(samples=len(rows), finished=run.finished), until_saved=True)
 
-    def inherit(self, name: str, finished: bool, rows: Rows, now: float) -> Run:
+    def inherit(self, name: str, finished: bool, rows: Rows, now: float) -> RunState:
         """Keep a run's accounts of other servers, in rows as of `merge`; return the run.
 
         Raises:
@@ -138,7 +138,7 @@ class AccountsHandler:
         self._state.committer.add_inherited(run.name, rows)
         return run
 
-    def _former(self, name: str, finished: bool, now: float) -> Run:
+    def _former(self, name: str, finished: bool, now: float) -> RunState:
         try:
             arguments.name("run", name)
         except ParameterError as error:
@@ -166,7 +166,7 @@ class AccountsHandler:
         probes.expire(since)
         runs.rest(lambda run: committer.is_run_saved(run.name))
 
-    def _fold_run(self, run: Run, now: float, feedback: FeedbackHandler) -> None:
+    def _fold_run(self, run: RunState, now: float, feedback: FeedbackHandler) -> None:
         limits, committer = self._state.limits, self._state.committer
         silent = limits.client_timeout if len(run.ledger) > self._crowd else limits.tuning.account_timeout
         for account in list(run.ledger):
@@ -439,10 +439,10 @@ class FeedbackHandler:
             self._drop_overflow(account, waiting)
         return PriorityUpdate(0, 0, count)
 
-    def _touch(self, run: Run, account: Account) -> None:
+    def _touch(self, run: RunState, account: Account) -> None:
         self._state.committer.touch(run.name, account)
 
-    def _lose(self, run: Run, account: Account, samples: int, gone: Changes) -> None:
+    def _lose(self, run: RunState, account: Account, samples: int, gone: Changes) -> None:
         """Count TD errors of a client as lost, and apply the changes that remove them."""
         self._state.committer.touch(run.name, account)
         losing = run.ledger.losing_feedback(account, samples) + adding(account, waiting_feedback=-samples)
@@ -503,7 +503,7 @@ class FeedbackHandler:
             "episodes, whose priorities the server sets itself"
         )
 
-    def give_up(self, run: Run, client: bytes) -> None:
+    def give_up(self, run: RunState, client: bytes) -> None:
         """Count as lost the TD errors of a client that will not fetch them any more."""
         waiting = self._waiting.get(client)
         if waiting is None:
@@ -516,7 +516,7 @@ class FeedbackHandler:
         else:
             self._lose(run, account, account.waiting_feedback, gone)
 
-    def give_up_all(self, run: Run) -> None:
+    def give_up_all(self, run: RunState) -> None:
         """Count as lost all waiting TD errors: the run that they belong to has ended."""
         for client in list(self._waiting):
             self.give_up(run, client)

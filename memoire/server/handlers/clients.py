@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from memoire.accounting.account import Account, sums_of
 from memoire.accounting.ledger import Ledger
-from memoire.accounting.runs import LogEntry, Run
+from memoire.accounting.runs import LogEntry, RunState
 from memoire.errors import ProtocolError
 from memoire.limits import NO_LIMIT
 from memoire.replay.limiter import ClusterSurplus
@@ -29,7 +29,7 @@ from memoire.tables.table import OpenTable
 from memoire.version import SOFTWARE
 from memoire.wire import compression, containers, messages, types
 from memoire.wire.frames import NO_CLIENT, MessageHeader
-from memoire.wire.receivers import ROW_PART, Page, Receiver, too_large
+from memoire.wire.receivers import ROW_PART, ReplyLimits, ReplyPage, too_large
 from memoire.wire.rows import counts_of
 
 from .accounts import FeedbackHandler
@@ -55,7 +55,7 @@ class ClientsHandler:
         owners: ClientOwners,
         feedback: FeedbackHandler,
         *,
-        endpoints: Callable[[], messages.Endpoints],
+        endpoints: Callable[[], messages.NodeEndpoints],
         on_lines: Callable[[list[LogEntry]], None],
     ) -> None:
         self._state, self._credits, self._owners, self._feedback = state, credits, owners, feedback
@@ -180,7 +180,9 @@ class ClientsHandler:
         if self._state.leaving and account.client in ledger and not ledger.is_counted(account):
             ledger.dismiss(account.client)
 
-    def _count(self, run: Run, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
+    def _count(
+        self, run: RunState, header: MessageHeader, body: messages.Update, table: OpenTable, now: float
+    ) -> Account:
         """Update the client's account by its report, mark changes for saving, and return the account."""
         committer, ledger = self._state.committer, self._state.ledger_of(table.number, run)
         if ledger is self._state.probes:
@@ -324,7 +326,7 @@ class IntakeHandler:
         if account is not None:
             ledger.rejected(account, code)
 
-    def _run_of(self, header: MessageHeader) -> Run:
+    def _run_of(self, header: MessageHeader) -> RunState:
         """Return the present run. Raises ProtocolError if the header names another run."""
         run = self._state.runs.current
         if header.run and header.run != run.number:
@@ -332,7 +334,13 @@ class IntakeHandler:
         return run
 
     def _count(
-        self, run: Run, ledger: Ledger, now: float, header: MessageHeader, body: messages.PushedBody, table: int = 0
+        self,
+        run: RunState,
+        ledger: Ledger,
+        now: float,
+        header: MessageHeader,
+        body: messages.PushedBody,
+        table: int = 0,
     ) -> Account | None:
         account = ledger.arrived(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table
@@ -362,7 +370,7 @@ class DrawsHandler:
         (table, pool), reader = self._table_and_pool(header), header.client
         parameters, counts = table.parameters.fingerprint, counts_of(body.counts)
         self._check_rows(pool, reader, body)
-        page = Page(self._receiver(reader), types.DRAWN, reader)
+        page = ReplyPage(self._receiver(reader), types.DRAWN, reader)
         codec = self._compression(table, reader, body.packed)
         payload = pool.draw_counts(reader, counts, now=now, compression=codec, page=page)
         if payload is not None:
@@ -419,7 +427,7 @@ class DrawsHandler:
         begin = int(np.searchsorted(names[order], np.bytes_(after), "right")) if after else 0
         return rows[order[begin : begin + room]], begin + room >= len(rows)
 
-    def _receiver(self, reader: bytes) -> Receiver:
+    def _receiver(self, reader: bytes) -> ReplyLimits:
         return self._state.receivers.of(reader)
 
     def _compression(self, table: OpenTable, reader: bytes, is_chosen: bool) -> str:

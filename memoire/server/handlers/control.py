@@ -229,7 +229,7 @@ class ModelsHandler:
         newest = state.models.version(body.topic)
         if model is None and 0 < body.version < newest:  # a newer version came during the fetch: no fault
             text = f"version {body.version} of topic {body.topic!r} was replaced by version {newest}"
-            return Reply(messages.Refused(code="missing", text=text))
+            return Reply(messages.Refusal(code="missing", text=text))
         chunk, stretch = chunk_of(model, body, state.limits, home=state.home, epoch=state.epoch)
         return Reply(chunk, stretch, known_checksum(chunk, stretch))
 

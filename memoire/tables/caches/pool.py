@@ -43,7 +43,7 @@ from memoire.wire._container import HeldCache
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.layout import layout_of, making_of
 from memoire.wire.parts import ContainerKind, Payload
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 
 from . import inspection as cache_inspection
 from ._draw import HeldClient, HeldPool, Picks
@@ -535,7 +535,7 @@ class Pool(
         *,
         now: float = 0.0,
         compression: str = "none",
-        page: Page | None = None,
+        page: ReplyPage | None = None,
     ) -> Payload | None:
         """Draw samples of named clients for a reader; return the payload of a DRAWN message, None if it is empty.
 

@@ -38,7 +38,7 @@ from memoire.tables.base import PoolCounts
 from memoire.tables.draws import DistinctRows, most_bytes
 from memoire.wire.byte_budget import ByteHolder, PeerTable
 from memoire.wire.layout import ContainerLayout
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 from memoire.wire.rows import CLIENT_SUMS
 
 from ._draw import HeldClient, HeldPool, Picks
@@ -287,7 +287,7 @@ class Readers:
         *,
         reuse: bool,
         now: float,
-        page: Page | None = None,
+        page: ReplyPage | None = None,
     ) -> tuple[Picks, DistinctRows | None]:
         """Draw samples of named clients by rows [C] of `rows.CLIENT_COUNTS`, in the order of the rows, without copying.
         An unknown client gives nothing; a short one all its samples. Returns also the distinct rows, if they were

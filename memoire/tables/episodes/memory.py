@@ -37,7 +37,7 @@ from memoire.tables.inspection import Distribution, EntryPlace, Histogram, Peeke
 from memoire.wire import _bytes, containers, messages
 from memoire.wire.layout import layout_of
 from memoire.wire.parts import ContainerKind, Payload
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 from memoire.wire.rows import CLIENT_SUMS
 
 
@@ -71,7 +71,7 @@ def checked_episode(
     Raises:
         ProtocolError: the episode is invalid. No other error is raised, whatever the bytes.
     """
-    if not isinstance(body, messages.Episode):
+    if not isinstance(body, messages.EpisodePush):
         raise ProtocolError("unexpected", f"{body.type.name} was pushed; this table stores whole episodes")
     layout = layout_of(schema, parameters, ContainerKind.EPISODE, final=body.has_final)
     if checksum is None or stays:
@@ -108,7 +108,7 @@ def _check_finite(schema: Schema, columns: dict[str, Any], final: dict[str, Any]
                 raise ProtocolError("value", f"column {name!r} is not finite")
 
 
-def _bootstrap(body: messages.Episode, schema: Schema) -> NDArray[np.float32] | None:
+def _bootstrap(body: messages.EpisodePush, schema: Schema) -> NDArray[np.float32] | None:
     """Return the value of the state after the last entry, in the reward's shape, or None."""
     if body.bootstrap is None:
         return None
@@ -282,7 +282,7 @@ def sums_of(named: NamedMemory, sequence: int) -> NDArray[np.void]:
 
 
 def drawn_for(
-    named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str, page: Page | None = None
+    named: NamedMemory, counts: NDArray[np.void], *, now: float, compression: str, page: ReplyPage | None = None
 ) -> tuple[Payload | None, int]:
     """Draw for rows [C] of `rows.CLIENT_COUNTS`, C clients; return a DRAWN payload and its number of samples.
 

@@ -62,7 +62,7 @@ from memoire.tables.pools import LastingPool
 from memoire.wire import _bytes, messages
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.parts import Payload
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 
 from . import memory as episode_inspection
 from .memory import (
@@ -533,7 +533,7 @@ class EpisodePool(
         *,
         now: float = 0.0,
         compression: str = "none",
-        page: Page | None = None,
+        page: ReplyPage | None = None,
     ) -> Payload | None:
         """Draw for a reader; return a DRAWN payload, or None if nothing can be drawn or the rows name another memory.
 

@@ -31,10 +31,10 @@ class RolloutsKind(Kind):
         from .pool import RoomLimiter
 
         assert isinstance(pool, HasRoom)
-        return RoomLimiter(pool.capacity if settings.on_full == "wait" else 0, pool.entries)
+        return RoomLimiter(pool.capacity if settings.on_full == "block" else 0, pool.entries)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
-        return {"capacity": settings.capacity, "is_bounded": settings.on_full == "oldest"}
+        return {"capacity": settings.capacity, "is_bounded": settings.on_full == "drop_oldest"}
 
 
 KIND: Final = RolloutsKind()

@@ -184,7 +184,7 @@ class Takes:
     def read(self, answer: Answer, now: float) -> list[Fragment]:
         """Return the fragments of a reply; empty for an error or a message outside the protocol."""
         terms = self.directory.terms
-        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, fragments.Rollouts):
+        if terms is None or not isinstance(answer, Message) or not isinstance(answer.body, fragments.RolloutsReply):
             return []
         try:
             return unpacked(answer.body.fragments, answer.payload, terms.schema, now=now, limits=self.limits)
@@ -197,7 +197,7 @@ class Takes:
         held, request.server.is_away = self.held(request.server), False
         held.is_asked = False
         report = answer.body if isinstance(answer, Message) else None
-        if not isinstance(report, fragments.Rollouts):
+        if not isinstance(report, fragments.RolloutsReply):
             # The server does not know this reader's run or table: a HELLO fetches the current state.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()

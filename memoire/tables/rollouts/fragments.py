@@ -41,9 +41,9 @@ from memoire.wire import containers as pack
 from memoire.wire import types
 from memoire.wire.containers import unpacked_bytes
 from memoire.wire.frames import Buffer
-from memoire.wire.messages import Body, Count, Episode, FragmentRow, Small, Word, body
+from memoire.wire.messages import Body, Count, EpisodePush, FragmentRow, Small, Word, body
 from memoire.wire.parts import ALIGNMENT, HEAD, OF_EPISODE, ROW, Payload
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 
 FRAGMENT_BYTES: Final = 3072
 """Memory overhead of a fragment in bytes."""
@@ -280,7 +280,7 @@ class Take(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @body(types.ROLLOUTS)
-class Rollouts(Body, frozen=True, kw_only=True, omit_defaults=True):
+class RolloutsReply(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Taken entries, as containers of kind EPISODE one after the other, and the number of entries that remain."""
 
     epoch: Word = 0
@@ -305,7 +305,7 @@ def packed(
     return rows, np.concatenate(containers) if containers else None
 
 
-def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
+def fitting(page: ReplyPage, fragment: Fragment, schema: Schema) -> int:
     """Return how many first entries of the next fragment fit into a reply, and add them to the reply's page. The number
     is below the fragment's length only for a first fragment that is too large for any reply.
 
@@ -322,7 +322,7 @@ def fitting(page: Page, fragment: Fragment, schema: Schema) -> int:
     return count
 
 
-def _takes(page: Page, fragment: Fragment, schema: Schema) -> bool:
+def _takes(page: ReplyPage, fragment: Fragment, schema: Schema) -> bool:
     size = _size(fragment, schema)
     return page.takes(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
 
@@ -438,6 +438,6 @@ def _parts(rows: Sequence[FragmentRow], payload: Buffer | None) -> list[memoryvi
 
 
 def _fragment(row: FragmentRow, part: memoryview, schema: Schema, now: float, limits: Limits) -> Fragment:
-    body = Episode(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
+    body = EpisodePush(has_final=row.has_final, terminated=row.terminated, cut=row.cut, bootstrap=row.bootstrap)
     checked = checked_episode(body, part, schema, Parameters(), _MOST_ENTRIES, limits=limits, checksum=None)
     return Fragment(row.client, row.number, checked.episode, checked.age, now)

@@ -57,7 +57,7 @@ from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
 from memoire.wire.frames import MessageHeader
 from memoire.wire.parts import Payload
-from memoire.wire.receivers import Page
+from memoire.wire.receivers import ReplyPage
 
 from . import fragments
 from .fragments import RolloutQueue, check_entries, fitting, packed
@@ -317,7 +317,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, HandsOutOnce):
         return taken
 
     def give(
-        self, wanted: TakeRequest, least: int, page: Page, *, wall: float
+        self, wanted: TakeRequest, least: int, page: ReplyPage, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
         """Return rows and payload of a ROLLOUTS message for a remote learner, without waiting. See `RolloutQueue.give`.
 
@@ -396,7 +396,7 @@ def answers(desk: Desk) -> dict[type[messages.Body], Handler]:
         rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
         entries, clients = pool.held()
         table.limiter.wants(header.client, 0 if rows else body.wanted)
-        rollouts = fragments.Rollouts(
+        rollouts = fragments.RolloutsReply(
             epoch=desk.epoch,
             fragments=rows,
             held=entries,
@@ -482,7 +482,7 @@ class RoomLimiter(Limiter):
         capacity = self.parameters.samples_per_insert_tolerance or 0.0
         return (
             f"waiting until a learner takes entries: {self._surplus:.0f} entries are not taken yet, or keep their room "
-            f"until the next model (capacity={capacity:.0f}, on_full='wait')"
+            f"until the next model (capacity={capacity:.0f}, on_full='block')"
         )
 
     def told(self, cluster: ClusterSurplus) -> None:

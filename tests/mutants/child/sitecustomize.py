@@ -1,4 +1,4 @@
-"""Recording in each Python process that a recorded test starts."""
+"""Recording in each Python process that a test starts: of called functions, or of the texts of memoire."""
 
 import os
 
@@ -7,3 +7,8 @@ if _test and os.environ.get("MEMOIRE_RECORD"):
     import calls
 
     calls.record_child(_test.rpartition(" (")[0])
+
+if os.environ.get("MEMOIRE_MESSAGES"):
+    import messagekit
+
+    messagekit.install()
