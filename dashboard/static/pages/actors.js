@@ -181,7 +181,7 @@ function about({actor}) {
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
   return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),
-    h("section.card", h("h2", "What it sent"), ways));
+    h("section.card", h("h2", "Data sent"), ways));
 }
 
 function tables({homes, episodes, facts: reported}) {
