@@ -232,7 +232,7 @@ def test_actors_are_sorted_filtered_and_looked_at(browser, board):
         until(lambda: column.all_inner_texts() == ["20", "40", "60"])
         assert "order=up" in page.url
         page.locator("input[type=search]").fill("no such actor")
-        page.get_by_text("No actor is like this").wait_for()
+        page.get_by_text("No actor matches").wait_for()
         page.locator("input[type=search]").fill("")
         page.locator("tbody a").first.click()
         page.get_by_text("Newest episodes").first.wait_for()
@@ -382,7 +382,7 @@ def test_a_server_that_goes_away_is_told_of_and_totals_stay_what_the_clients_cou
         row = page.locator("tr.away", has_text="server-1")
         assert "away since" in row.inner_text() and row.locator("td").count() == 4  # no former figures
         open_page(page, board.url, "memory")
-        page.get_by_text("server-1 does not answer: what it holds is in no figure below").wait_for()
+        page.get_by_text("server-1 does not answer: the figures below do not include its data").wait_for()
         page.get_by_text("by 2 of 3 servers").wait_for()
         open_page(page, board.url, "logs")
         page.get_by_text("server-1 did not answer").wait_for()
