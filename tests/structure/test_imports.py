@@ -1,4 +1,4 @@
-"""Architecture of folders: files at the top, imports that point one way, few modules with sockets."""
+"""Order of packages: files at the top, imports in one direction, few modules with sockets."""
 
 import ast
 import functools
@@ -16,12 +16,12 @@ from structure_imports import ENTRY_FILES, place
 ROOT = Path(__file__).resolve().parents[2]
 
 RULES = tomllib.loads((ROOT / structure.RULES).read_text(encoding="utf-8"))["order"]
-"""Order of packages: each imports only packages that stand before it."""
-KERNELS: list[str] = RULES["ground"]
-WORDS: list[str] = RULES["words"]
+"""Order of packages: each imports only packages before it."""
+KERNELS: list[str] = RULES["kernels"]
+COMMON: list[str] = RULES["common"]
 FOR_USERS: list[str] = RULES["for_users"]
 """Files at the top that users import by these paths."""
-ORDER = {package: place for place, package in enumerate([*KERNELS, *WORDS, *RULES["packages"]])}
+ORDER = {package: place for place, package in enumerate([*KERNELS, *COMMON, *RULES["packages"]])}
 
 ENDS = {"client", "reader", "proxy", "server", "inference"}
 """Packages in which only the file with the package's name, and files that begin with `io`, wait and do I/O."""
@@ -46,7 +46,7 @@ PUBLIC_CLASSES = {
 }
 """Other files with I/O, which hold public classes, and the modules of I/O that they import."""
 WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "keyed"}
-"""Packages without sockets, files and processes, but for files named io; they may measure time."""
+"""Packages without sockets, files and processes, except in files named io; they may measure time."""
 KNOW_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
@@ -97,15 +97,15 @@ def everywhere() -> Iterator[tuple[str, str, str]]:
             yield package_of(path), f"{path.relative_to(ROOT)}:{line}", name
 
 
-def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
+def test_a_file_at_the_top_is_imported_everywhere_or_is_a_path_for_users() -> None:
     files = {package_of(path) for path in sources() if len(place(path, ROOT)) == 1} - ENTRY_FILES
     folders = {package_of(path) for path in sources() if len(place(path, ROOT)) > 1}
-    assert files == {*WORDS, *FOR_USERS}
-    assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"say in {structure.RULES} where a folder stands"
+    assert files == {*COMMON, *FOR_USERS}
+    assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"add the folder to the order in {structure.RULES}"
 
 
 def test_modules_import_from_modules_and_not_from_memoire_itself() -> None:
-    """`from memoire import Buffer` inside the package would hide which way the import points."""
+    """`from memoire import Buffer` inside the package would hide which package is imported."""
     top = HEAVY | {"classic", "keyed", "prompts", *FOR_USERS} | ENTRY_FILES
     wrong = [
         f"{where}: {name}"
