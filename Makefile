@@ -138,7 +138,7 @@ simulate: setup-dev
 simulate-plants: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.find --seeds $(SEEDS) $(SIMULATE_ARGS)
 
-# All orders of events of small worlds, with the product's classes that decide; then Spin's models, if spin is installed.
+# All orders of events of small worlds, with the product's classes that decide. Then Spin's models, if it is installed.
 protocol: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m protocol.run $(PROTOCOL_ARGS)
 	cd tests && PYTHONPATH=.:support $(CURDIR)/$(BIN)/python -m protocol.spin
