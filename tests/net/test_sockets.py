@@ -168,7 +168,7 @@ def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
     assert all(shared.of(payload) is payload for payload in unshared)
 
 
-# --- docs/development/sockets.md lists the options of sockets, which are read back from each role and from nodes
+# --- docs/development/wire.md lists the options of sockets, which are read back from each role and from nodes
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
@@ -176,10 +176,10 @@ LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
 
 def table(heading):
     """Return the rows of the first table under a heading, each a dictionary by column."""
-    text = (ROOT / "docs" / "development" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    text = (ROOT / "docs" / "development" / "wire.md").read_text(encoding="utf-8").partition(f"\n### {heading}\n")[2]
     rows = [
         [cell.strip() for cell in line.strip("| \n").split(" | ")]
-        for line in re.findall(r"^\|.*$", text.partition("\n## ")[0], re.M)
+        for line in re.findall(r"^\|.*$", text.partition("\n### ")[0], re.M)
     ]
     return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
 
