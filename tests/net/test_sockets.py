@@ -74,7 +74,7 @@ def test_a_taken_address_is_an_error_that_names_it(context, times):
 
 
 @pytest.mark.parametrize("endpoint", ["", "tcp://", "tcp://127.0.0.1", "bogus://x", "ipc://" + "x" * 200])
-def test_an_address_that_is_none_is_an_error(context, endpoint):
+def test_a_malformed_address_is_an_error(context, endpoint):
     with pytest.raises(EndpointError, match="cannot"):
         sockets.bind(sockets.data_receiver(context, 100), endpoint)
 
@@ -246,7 +246,7 @@ def test_the_sockets_of_living_nodes_have_it_too(cluster):
     assert seen == set(by_type)
 
 
-def test_nobody_else_makes_a_socket_or_sets_its_options():
+def test_no_other_module_makes_a_socket_or_sets_its_options():
     """Subscriptions and ZeroMQ's monitor sockets are left out."""
     counts = {}
     for path in (ROOT / "memoire").rglob("*.py"):
@@ -284,7 +284,7 @@ def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: st
 
 
 @pytest.mark.parametrize("node", [server, proxy])
-def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node, times) -> None:
+def test_a_path_on_which_a_process_listens_is_kept(tmp_path: Path, node, times) -> None:
     with server(tmp_path / "relay") as first:
         times(address_taken=0.05)
         with pytest.raises(EndpointError, match="in use"):

@@ -1,4 +1,4 @@
-"""Figures of tools/structure.py for a small made-up package, and changes that raise each of them."""
+"""Figures of tools/structure.py for a small example package, and changes that raise each figure."""
 
 import subprocess
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ FIGURES = {
 
 
 def checkout(folder: Path, *changes: Mapping[str, str]) -> Path:
-    """Write a checkout with the made-up package; each change appends text to its files."""
+    """Write a checkout with the example package; each change appends text to its files."""
     files = dict(PACKAGE)
     for change in changes:
         for name, text in change.items():
@@ -52,7 +52,7 @@ def figures_of(folder: Path, *changes: Mapping[str, str]) -> dict[str, structure
     return structure.measure(checkout(folder, *changes), RULES, runs=False)
 
 
-def test_every_measure_of_the_made_up_package_is_right(tmp_path: Path) -> None:
+def test_every_figure_of_the_example_package_is_right(tmp_path: Path) -> None:
     assert {name: figure.value for name, figure in figures_of(tmp_path).items()} == FIGURES
     assert structure.MEASURES.keys() == FIGURES.keys() | structure.OF_A_RUN
 
@@ -171,7 +171,7 @@ modules = 9
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a repository with the made-up package, whose ceilings are its figures."""
+    """Return a repository with the example package, whose ceilings are its figures."""
     checkout(tmp_path, {structure.RULES: TOML})
     figures = structure.measure(tmp_path, RULES, runs=False)
     structure.record(tmp_path / structure.RULES, figures, {"modules": 9})
@@ -197,7 +197,7 @@ def test_a_figure_above_its_ceiling_is_refused_with_the_file_that_raised_it(
 
 
 @pytest.mark.slow
-def test_an_actor_and_a_proxy_of_this_package_run_until_both_have_loaded_what_they_need() -> None:
+def test_an_actor_and_a_proxy_of_this_package_load_their_modules() -> None:
     loaded = structure.loaded_modules(structure.ROOT)
     assert "memoire.client.client" in loaded["actor"] and "memoire.proxy.proxy" in loaded["proxy"]
     assert "memoire.server.server" not in loaded["actor"] + loaded["proxy"]
