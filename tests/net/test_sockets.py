@@ -184,8 +184,8 @@ def table(heading):
     return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
 
 
-COMMON = {row["option"]: row["value"] for row in table("What every socket has")}
-ROLES = {row["role"]: row for row in table("What each role has")}
+COMMON = {row["option"]: row["value"] for row in table("Options of every socket")}
+ROLES = {row["role"]: row for row in table("Options of each role")}
 
 
 def expected(text, usual=0):
