@@ -205,7 +205,7 @@ class NodeRow:
     memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: its pages in RAM, shared "
         "pages included.", unit="bytes", curve=True)]
     descriptors: Annotated[int | None, shown("Open files", "Open file descriptors of the process, and their limit. "
-        "Each client takes up to three.", docs="development/sockets.md")]
+        "Each client takes up to three.", docs="development/wire.md")]
     most_descriptors: int | None
     faults: Annotated[int, FAULTS]
     took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",

@@ -1,4 +1,4 @@
-"""Public names, their presence in a release, and extensions, which import public names alone and can be left out."""
+"""Public names, their presence in a release, and extensions, which import only public names and can be left out."""
 
 import ast
 import importlib
@@ -32,7 +32,7 @@ PACKAGE = Path(memoire.__file__).parent
 
 
 @pytest.mark.parametrize("module", [memoire, *LAZY], ids=lambda module: str(module.__name__))
-def test_what_a_module_imports_for_type_checkers_is_found_when_it_is_used(module: Any) -> None:
+def test_names_imported_for_type_checkers_are_imported_when_they_are_used(module: Any) -> None:
     block = next(node for node in ast.parse(Path(module.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
     imports = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
     assert imports and set(getattr(module, "__all__", ())) <= {name for _, name in imports}
@@ -52,7 +52,7 @@ def output_of(code: str, *arguments: str, **options: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_nobody_uses_is_not_imported() -> None:
+def test_unused_packages_are_not_imported() -> None:
     loaded = output_of("import memoire, sys, json; print(json.dumps(sorted(sys.modules)))")
     assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(loaded)
 
@@ -77,7 +77,7 @@ print(json.dumps(said))
 """
 
 
-def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
+def test_a_module_without_its_package_names_the_command_to_install_it() -> None:
     commands = {
         "memoire.torch": "'memoire-rl[torch]'",
         "memoire.sb3": "'memoire-rl[sb3]'",
@@ -102,7 +102,7 @@ def test_the_package_carries_its_types() -> None:
         assert resources.files("memoire").joinpath(f"{name}.pyi").is_file()
 
 
-def test_every_source_of_a_compiled_module_is_built_and_looked_for() -> None:
+def test_every_source_of_a_compiled_module_is_built_and_checked() -> None:
     sources = {
         path.relative_to(ROOT / "memoire").with_suffix("").as_posix() for path in (ROOT / "memoire").rglob("*.pyx")
     }
@@ -157,7 +157,7 @@ def not_public(extension: str) -> set[str]:
 
 
 @pytest.mark.parametrize("extension", memoire.EXTENSIONS)
-def test_an_extension_imports_public_names_alone(extension: str) -> None:
+def test_an_extension_imports_only_public_names(extension: str) -> None:
     assert not_public(extension) == set()
 
 
