@@ -1,7 +1,7 @@
-# A clean clone, python3 (3.11 or newer), a C compiler and make: every target sets up the rest by itself, in ./.venv.
+# Requirements: a clean clone, python3 (3.11 or newer), a C compiler and make. Every target installs the rest in ./.venv.
 
 PYTHON ?= python3
-# Tried if python3 does not run, as a shim of pyenv whose version is not installed, or is too old (tools/setup_venv.py).
+# Tried if python3 is too old or does not run, such as a shim of pyenv without its version (tools/setup_venv.py).
 PYTHONS := python3.14 python3.13 python3.12 python3.11 /usr/bin/python3
 PYTEST_ARGS ?=
 LOCK_ARGS ?=
@@ -20,18 +20,18 @@ GAME ?= breakout
 CONTEST_ARGS ?=
 SIMULATE_ARGS ?=
 PROTOCOL_ARGS ?=
-# Half of what tests take is waiting, for sockets and processes: four workers keep two cores busy.
+# Tests wait for sockets and processes half of the time: four workers keep two cores busy.
 PYTEST_WORKERS ?= -n 4 --dist worksteal
-# The quick half does not wait: one for each core.
+# Quick tests do not wait: one worker for each core.
 QUICK_WORKERS ?= -n auto --dist worksteal
-# Compiled files are kept, also where CI forbids it: hundreds of child processes would compile the package anew.
+# Python keeps compiled files, also if CI forbids it. Otherwise hundreds of child processes would compile the package.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
-# Where torch lies for tests: a gigabyte, or five with CUDA's libraries. Checkouts may share one.
+# Folder of torch for tests: 1 GB, or 5 GB with CUDA's libraries. Checkouts may share it.
 export MEMOIRE_TORCH ?= $(CURDIR)/build/torch
 
-# The checked build lies in build/checked/lib and is found before the editable install; safe path keeps the plain build,
-# which lies in the working directory, out of the way of every child process too.
+# PYTHONPATH puts the checked build before the editable install. PYTHONSAFEPATH hides the plain build, which is in the
+# working directory, from every child process.
 CHECKED := PYTHONPATH=$(CURDIR)/build/checked/lib PYTHONSAFEPATH=1 MEMOIRE_CHECKED=1
 
 LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling lint-english lint-imports lint-structure lint-chart lint-pictures
@@ -39,36 +39,36 @@ LINTS := lint-ruff lint-format lint-types lint-stubs lint-cython lint-spelling l
 .PHONY: help simulate simulate-plants protocol demo demo-ppo demo-sac test test-quick test-plain test-checked test-pages test-chart test-torch chart docs site pictures release image structure lock soak curves contest mutants messages lint $(LINTS) format bench bench-peers instructions wheel audit clean setup setup-dev setup-checked setup-torch setup-ppo
 
 help:
-	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep goes on"
-	@echo "make demo-ppo      on-policy learning: LunarLander by PPO, collectors without torch; ENV=CartPole-v1 LEARNERS=2; installs torch, a gigabyte or more"
-	@echo "make demo-sac      a server, two workers and a trainer balance MuJoCo's double pendulum by SAC; two of them are killed on the way"
-	@echo "make test          every test on the plain build; those about arrays on the one with bounds checks"
-	@echo "make test-quick    the quick half, in some seventy seconds: without sockets of whole clusters, without processes"
-	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' picks some"
+	@echo "make demo          a replay cluster on this machine: actors, proxy, server, learner, until CartPole is solved; DEMO_ARGS=--keep continues"
+	@echo "make demo-ppo      on-policy learning: LunarLander by PPO, collectors without torch; ENV=CartPole-v1 LEARNERS=2; installs torch, 1 GB or more"
+	@echo "make demo-sac      a server, two workers and a trainer balance MuJoCo's double pendulum by SAC; two of them are killed during the run"
+	@echo "make test          every test on the plain build; tests about arrays also on the build with bounds checks"
+	@echo "make test-quick    the quick half, about 70 seconds: no clusters over sockets, no processes"
+	@echo "make test-plain    every test on the plain build; PYTEST_ARGS='-k ring' selects some"
 	@echo "make test-checked  the tests about arrays on the build with bounds checks"
 	@echo "make test-pages    the dashboard's pages in Chromium, its API, and a real Prometheus"
 	@echo "make test-chart    the Helm chart, rendered by helm"
-	@echo "make test-torch    what needs torch, Stable-Baselines3, TRL or tensordict, installed into $$MEMOIRE_TORCH (build/torch) and build/language"
-	@echo "make image         the images that the chart asks for, and how to give them to a cluster; ENGINE=podman"
-	@echo "make simulate      trials of a whole cluster in one thread, by seeds: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
-	@echo "make protocol      every order of events of small worlds, and each rule taken out with the harm that it does; Spin's models"
-	@echo "make soak          what takes minutes: kills, loads, disks; written to docs/development/records/soak.md; SOAK='killed_cluster' picks some"
-	@echo "make curves        the programs of examples/learning with five seeds each; half an hour; written to docs/development/records; CURVES_ARGS='--only ppo' runs one"
-	@echo "make chart         write what follows from the chart's values.schema.yaml, from rules, boards and the version"
-	@echo "make lock          pin anew what images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
-	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong, pong_gpu; installs them"
-	@echo "make mutants       plant mistakes in copies of the code, see whether tests find them; hours; written to docs/development/records/mutants.md"
+	@echo "make test-torch    tests that need torch, Stable-Baselines3, TRL or tensordict; installs them into $$MEMOIRE_TORCH (build/torch) and build/language"
+	@echo "make image         build the images of the chart, and print how to load them into a cluster; ENGINE=podman"
+	@echo "make simulate      trials of a whole cluster in one thread, one for each seed: SEEDS=2000 FIRST=1; SIMULATE_ARGS='storage=rollouts'"
+	@echo "make protocol      every order of events of small worlds, and what goes wrong without each rule; Spin's models"
+	@echo "make soak          trials that take minutes: kills, loads, disks; written to docs/development/records/soak.md; SOAK='killed_cluster' selects some"
+	@echo "make curves        the programs of examples/learning with five seeds each; takes half an hour; written to docs/development/records; CURVES_ARGS='--only ppo' runs one"
+	@echo "make chart         write the chart's files that follow from values.schema.yaml, rules, boards and the version"
+	@echo "make lock          pin the packages that images install (deploy/requirements); LOCK_ARGS=--upgrade: the newest versions"
+	@echo "make contest       seconds until a task is learned, beside SB3, TorchRL, RLlib: PART=A GAME=breakout or space_invaders; B pendulum, hopper; C lander; D pong, pong_gpu; installs these libraries"
+	@echo "make mutants       plant mistakes in copies of the code, and list those that no test finds; takes hours; written to docs/development/records/mutants.md"
 	@echo "make messages      run the tests and write each text that memoire raises, logs or prints to tests/messages.txt"
-	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, and how pages read"
-	@echo "make bench         benchmarks/, written to docs/development/records/"
-	@echo "make bench-peers   beside cpprb, TorchRL, Stable-Baselines3, Reverb, installed into build/peers: gigabytes"
-	@echo "make instructions  what hot calls cost in instructions, by valgrind, against the record in docs/development/records"
-	@echo "make wheel         a wheel and a source archive in dist/, and a look whether only what belongs there is in them"
-	@echo "make audit         known weaknesses of what is installed in .venv; says so where no database can be asked"
+	@echo "make lint          ruff, mypy, stubtest, cython-lint, codespell, structure, and English of pages"
+	@echo "make bench         run benchmarks/; written to docs/development/records/"
+	@echo "make bench-peers   the same beside cpprb, TorchRL, Stable-Baselines3, Reverb; installs them into build/peers: gigabytes"
+	@echo "make instructions  count instructions of hot calls by valgrind, and compare with docs/development/records"
+	@echo "make wheel         a wheel and a source archive in dist/; checks their contents"
+	@echo "make audit         known weaknesses of the packages in .venv; says so if no database can be reached"
 	@echo "make docs          the documentation as a site: search, API reference, every page; opens it in a browser"
-	@echo "make site          the same without a browser, for CI: each link leads somewhere, nothing is loaded from elsewhere"
-	@echo "make release       a release into dist/release, tried but not published; RELEASE='wheel arm64' picks parts"
-	@echo "make clean         remove what the targets above made"
+	@echo "make site          the same without a browser, for CI; checks that each link has a target and that no page loads foreign files"
+	@echo "make release       make a release in dist/release and try it, without publishing it; RELEASE='wheel arm64' selects parts"
+	@echo "make clean         remove the files that the targets above made"
 
 setup setup-dev setup-checked setup-torch setup-ppo:
 	@for python in $(PYTHON) $(if $(filter file,$(origin PYTHON)),$(PYTHONS)); do \
@@ -80,11 +80,11 @@ setup setup-dev setup-checked setup-torch setup-ppo:
 demo: setup
 	@$(BIN)/memoire demo $(DEMO_ARGS)
 
-# Collectors have no torch: the learner alone finds the folder.
+# Collectors run without torch: only the learner gets its folder.
 demo-ppo: setup-ppo
 	@$(BIN)/python examples/demos/ppo.py --env $(ENV) --learners $(LEARNERS) $(DEMO_ARGS)
 
-# MuJoCo goes into a folder of its own; torch is a gigabyte, or five with CUDA's libraries.
+# MuJoCo has its own folder; torch takes 1 GB, or 5 GB with CUDA's libraries.
 MUJOCO ?= $(CURDIR)/build/mujoco
 DEMO_SECONDS ?= 300
 
@@ -104,41 +104,42 @@ test-quick: setup-dev
 test-plain: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-# Clusters of processes take minutes and show nothing more about the bounds of arrays; nor do the files that conftest.py
-# names.
+# Clusters of processes take minutes and show nothing more about the bounds of arrays. The same holds for the files that
+# conftest.py names.
 test-checked: setup-checked
 	$(CHECKED) $(BIN)/python -P -m pytest $(PYTEST_WORKERS) -m "not processes" $(PYTEST_ARGS)
 
-# Without Chromium and Prometheus these are skipped, or fail where CI=true: Debian's packages chromium and prometheus.
+# Without Chromium or Prometheus these tests are skipped, or fail if CI=true. Debian: packages chromium and prometheus.
 test-pages: setup-dev
 	$(BIN)/pytest $(PYTEST_WORKERS) -m browser $(PYTEST_ARGS)
 
-# MEMOIRE_HELM names helms that are not on PATH, with : between; where there is none, two are fetched into build/helm.
+# MEMOIRE_HELM lists helm programs that are not on PATH, separated by colons. Without helm, two versions are fetched
+# into build/helm.
 test-chart: setup-dev
 	MEMOIRE_HELM="$${MEMOIRE_HELM:-$$(command -v helm || $(BIN)/python tools/get_helm.py)}" \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -m chart $(PYTEST_ARGS)
 
-# TRL and tensordict, with what they need beside torch; half a gigabyte.
+# TRL and tensordict, with their requirements except torch: 0.5 GB.
 LANGUAGE ?= $(CURDIR)/build/language
 
 $(LANGUAGE)/trl: tests/frameworks/requirements.txt | setup-torch
 	$(BIN)/python -m pip install --quiet --upgrade --target $(LANGUAGE) --no-deps -r tests/frameworks/requirements.txt
 	touch $(LANGUAGE)/trl
 
-# torch is put in front of what .venv has; where it cannot be installed, this fails. Threads of its own would wait for each
-# other.
+# PYTHONPATH puts torch before the packages of .venv. The target fails if torch cannot be installed. OMP_NUM_THREADS=1:
+# torch's threads in several workers would wait for each other.
 test-torch: setup-torch $(LANGUAGE)/trl
 	PYTHONPATH=$(MEMOIRE_TORCH):$(LANGUAGE) OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK_WORKERS) -m torch $(PYTEST_ARGS)
 
-# A failing seed prints its schedule, made as short as it can be, and the line that runs it again.
+# A failing seed prints its shortest schedule that still fails, and the command that repeats it.
 simulate: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.run --seeds $(SEEDS) --first $(FIRST) $(SIMULATE_ARGS)
 
-# Every planted fault, and after how many seeds it is found.
+# Plants each fault in turn, and prints after how many seeds it is found.
 simulate-plants: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m simulation.find --seeds $(SEEDS) $(SIMULATE_ARGS)
 
-# All orders of events of small worlds, over the product's deciding classes; then Spin's models, where spin is installed.
+# All orders of events of small worlds, with the product's classes that decide. Then Spin's models, if it is installed.
 protocol: setup-dev
 	cd tests && PYTHONPATH=.:support PYTHONHASHSEED=0 $(CURDIR)/$(BIN)/python -m protocol.run $(PROTOCOL_ARGS)
 	cd tests && PYTHONPATH=.:support $(CURDIR)/$(BIN)/python -m protocol.spin
@@ -146,7 +147,7 @@ protocol: setup-dev
 soak: setup-dev
 	$(BIN)/python tests/soak/_run.py --write docs/development/records/soak.md $(SOAK)
 
-# A run that was cut off goes on; MUTANTS_ARGS=--again tries anew what was not found, --only=WORD some.
+# An interrupted run continues. MUTANTS_ARGS=--again repeats the mistakes that were not found; --only=WORD selects some.
 mutants: setup-dev
 	$(BIN)/python tests/mutants/run.py --write docs/development/records/mutants.md $(MUTANTS_ARGS)
 
@@ -203,7 +204,7 @@ site: setup
 pictures: setup
 	$(BIN)/python tools/pictures.py
 
-# Parts that this machine cannot make are named, and do not fail.
+# The release names parts that this machine cannot make, and does not fail for them.
 release: setup-dev
 	$(BIN)/python tools/release.py $(RELEASE)
 
@@ -238,11 +239,11 @@ bench: setup-dev
 curves: setup-torch
 	PYTHONPATH=$(MEMOIRE_TORCH) OMP_NUM_THREADS=1 $(BIN)/python benchmarks/curves.py --write docs/development/records $(CURVES_ARGS)
 
-# Runs that are recorded in build/contest are not run again: CONTEST_ARGS="--seeds 5 --sides memoire,sb3" adds to them.
+# Runs recorded in build/contest are not repeated; CONTEST_ARGS="--seeds 5 --sides memoire,sb3" adds further ones.
 contest: setup-torch
 	$(BIN)/python benchmarks/contest.py --part $(PART) --game $(GAME) --write docs/development/records $(CONTEST_ARGS)
 
-# benchmarks/peers/versions.toml names whom and which versions; with torch and TensorFlow that is gigabytes.
+# benchmarks/peers/versions.toml lists the libraries and their versions; with torch and TensorFlow they take gigabytes.
 bench-peers: setup-dev
 	$(BIN)/python benchmarks/learner.py --write docs/development/records
 	$(BIN)/python tools/pictures.py
@@ -251,7 +252,7 @@ bench-peers: setup-dev
 	$(BIN)/python benchmarks/onpolicy.py --write docs/development/records
 	$(BIN)/python benchmarks/transfer.py --write docs/development/records
 
-# Without valgrind (Debian, Ubuntu: apt-get install valgrind) it says so and exits with 77.
+# Without valgrind (Debian, Ubuntu: apt-get install valgrind), the target says so and exits with 77.
 instructions: setup-dev
 	$(BIN)/python benchmarks/instructions.py
 

@@ -31,10 +31,10 @@ DISTINCT_BYTES = 256 << 20
 FACTS = """W1 and W2 are those of benchmarks/workloads.py, in caches of 256 samples. The baseline moves messages of as
 many bytes, cycles through as many distinct ones, and reads none; its high-water marks are those of memoire's sockets
 for such caches. It uses the C library's default allocation, while memoire has the library keep some memory
-([sockets.md](../sockets.md)); one row has a baseline that does the same. *Ingest* is the way into a server that
-checks and holds all caches, without draws. *End to end* is everything: actors draw caches from their memories, build
-and push them, and a learner draws a batch for each. For W2 the bytes of the samples in these batches count, and the
-baseline moves messages of just these bytes: overlapping stacks cross the wire once."""
+([wire.md](../wire.md#memory-for-messages)); one row has a baseline that does the same. *Ingest* is the way into a
+server that checks and holds all caches, without draws. *End to end* is everything: actors draw caches from their
+memories, build and push them, and a learner draws a batch for each. For W2 the bytes of the samples in these batches
+count, and the baseline moves messages of just these bytes: overlapping stacks cross the wire once."""
 
 
 def raw_sender(pipe: Connection, endpoint: str, size: int) -> None:
@@ -55,7 +55,7 @@ def raw_receiver(pipe: Connection, endpoint: str, size: int, keeps: bool = False
     """Run a PULL socket, which receives as many messages as each order says; answer with the seconds and CPU seconds.
 
     Args:
-        keeps: Tune the C library as memoire does (docs/development/sockets.md).
+        keeps: Tune the C library as memoire does (docs/development/wire.md).
     """
     if keeps:
         process.tune()

@@ -23,6 +23,12 @@ class MemoireError(Exception):
 
     Gymnasium and other libraries raise an error again as `type(error)(text)`. So each class also accepts one text: the
     new error keeps class and text, and loses the facts.
+
+    Example:
+        try:
+            buffer.sample(0)
+        except memoire.MemoireError as error:
+            print(error)
     """
 
     TEXT = ""
@@ -101,7 +107,11 @@ def _is_text(kind: type[MemoireError], init: Callable[..., None], value: object)
 
 
 class InsecureWarning(UserWarning):
-    """Warning: other machines can reach an address that asks for neither a key nor a token."""
+    """Warning: other machines can reach an address that asks for neither a key nor a token.
+
+    Example:
+        warnings.simplefilter("error", memoire.InsecureWarning)  # refuse to listen without a key or token
+    """
 
 
 # Characters that start a new line, move a terminal's cursor, or change the direction in which the rest of the line is

@@ -1,6 +1,6 @@
 """Figures: declarations of counters, gauges and histograms on the fields of stats, and rules to add them up.
 
-    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", docs="tables.md")]
+    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes held by the table.", docs="tables.md")]
                 │                   │             │       └ the sentence of a scrape, of docs/metrics.md and of pages
                 │                   │             └ the title of columns on pages and in `memoire top`
                 │                   └ the metric is memoire_held_bytes, its unit bytes
@@ -103,7 +103,8 @@ def adding(how: str) -> Figure:
 UPTIME: Final = Figure("gauge", "uptime_seconds", "Up for", "Seconds since the node was started.", "s", adds="min")
 FAULTS: Final = Figure(
     "counter", "faults", "Faults",
-    "Turns of the node's threads that failed. A fault is a bug of memoire; the node's log has it.", docs="errors.md",
+    "Failed turns of the node's threads. Each fault is a bug of memoire; the node's log has the error.",
+    docs="errors.md",
 )  # fmt: skip
 REFUSED: Final = Figure("counter", "refused", "Refused messages", "Messages that were refused, by code.", label="code")
 DROPPED_REPLIES: Final = Figure(
@@ -113,13 +114,13 @@ DROPPED_REPLIES: Final = Figure(
 MODEL_VERSION: Final = Figure(
     "gauge", "model_version", "Models", "Newest version of each topic.", label="topic", adds="max"
 )
-MODEL_BYTES: Final = Figure("gauge", "model_bytes", "Models kept", "Bytes of models that are kept.", "bytes")
+MODEL_BYTES: Final = Figure("gauge", "model_bytes", "Models kept", "Bytes of kept models.", "bytes")
 HOLDER_BYTES: Final = Figure(
-    "gauge", "holder_bytes", "Held for peers", "Bytes that are held for peers, by holder.", "bytes", label="holder"
+    "gauge", "holder_bytes", "Held for peers", "Bytes held for peers, by holder.", "bytes", label="holder"
 )
 BUDGET_BYTES: Final = Figure(
     "gauge", "budget_bytes", "Budget",
-    "Bytes that all holders may have together, with those that some have of their own.", "bytes",
+    "Bytes that all holders together may use, private shares included.", "bytes",
 )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
     python tools/english.py [PATH ...]      tables for pages and for code; by default for all of the project
     python tools/english.py --long PATH     also print what to rewrite, with its line
     python tools/english.py --check         fail for a page beyond the bounds, or a figure above its ceiling
-    python tools/english.py --record        lower the ceilings in tools/english.toml to the figures of today
+    python tools/english.py --record        lower the ceilings in tools/english.toml to the present figures
 
-A sentence has at most 15 words in the median of a page, nine in ten have at most 28, and none has more than 45. A line
-of a page has at most 100 columns, but for rows of tables, lines that are one link, and code, which is not English
-either: blocks between fences, and lines indented by four.
+The sentences of a page have at most 15 words in the median. Nine in ten have at most 28 words, and none has more than
+45. A line of a page has at most 100 columns; rows of tables, lines that are one link, and code may be longer. Code is
+not measured as English: blocks between fences, and lines indented by four.
 
 Each row of the second table is an area of the code:
 
@@ -17,7 +17,7 @@ Each row of the second table is an area of the code:
 * awkward: words and phrases of `AWKWARD` in docstrings, and in other strings of two words or more
 * names: bindings of the five participles that do not say what a variable holds
 
-The figures are a help for the writer. A text without a fault can still be a riddle.
+The figures help the writer. A text within all bounds can still be unclear.
 """
 
 import argparse
@@ -39,7 +39,7 @@ AWKWARD = re.compile(
     r"|must be absent beside|what there is none|nowhere to be)\b",
     re.IGNORECASE,
 )
-"""Words of another century or of another kind of text, and templates of sentences that make riddles."""
+"""Archaic or literary words, and phrases of templates that produce unclear messages."""
 OPENINGS = re.compile(r"(Of|What|Whether|Where|Those|Who|How)\b")
 NAMES = {"made", "found", "given", "told", "said"}
 AREAS = {
@@ -50,9 +50,9 @@ AREAS = {
 FOREIGN = re.compile(r"memoire/(classic|tmrl|sb3)|(?!memoire|dashboard)")
 """Files whose classes may have the name of another class: names of other libraries, and tests and tools."""
 SHORT = 4
-"""Words of a docstring that says hardly anything, or is superfluous."""
+"""Greatest number of words of a short docstring."""
 STRETCH = 10
-"""Words of a stretch that is looked for on two pages."""
+"""Words of a stretch of text that should not be on two pages."""
 
 
 def share(lengths: Iterable[int], part: float) -> int:
@@ -69,7 +69,7 @@ class Page:
     sentences: list[tuple[int, int, str]] = field(default_factory=list)
     """Words, line, text."""
     cells: list[tuple[int, int, str]] = field(default_factory=list)
-    """The same of sentences in tables, which bound the longest alone."""
+    """Words, line and text of sentences in tables. They count for the longest sentence only."""
     wide: list[tuple[int, int, str]] = field(default_factory=list)
     """Columns, line, text."""
     awkward: list[tuple[str, int, str]] = field(default_factory=list)
@@ -174,7 +174,7 @@ def of_menu() -> list[Path]:
 
 
 def doubled(paths: Iterable[Path]) -> dict[str, set[str]]:
-    """Map each stretch of `STRETCH` words that stands on two pages or more to these pages."""
+    """Map each stretch of `STRETCH` words that is on two pages or more to these pages."""
     places: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         for _, paragraph, _ in paragraphs(path.read_text(encoding="utf-8")):
@@ -194,11 +194,11 @@ class Code:
     docstrings: list[tuple[str, str]] = field(default_factory=list)
     """Place and text."""
     modules: list[tuple[str, str]] = field(default_factory=list)
-    """The same of modules alone."""
+    """Place and text of the docstrings of modules."""
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """The same of other strings of two words or more."""
+    """Place and text of other strings of two words or more."""
     names: list[tuple[str, str]] = field(default_factory=list)
-    """The same of bindings that `NAMES` has."""
+    """Place and name of bindings that are in `NAMES`."""
     classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Places of the definitions of each public class, outside of packages with the names of other libraries."""
 
@@ -345,7 +345,7 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="fail for a page beyond the bounds, or a figure above its ceiling"
     )
-    parser.add_argument("--record", action="store_true", help="lower the ceilings to the figures of today")
+    parser.add_argument("--record", action="store_true", help="lower the ceilings to the present figures")
     args = parser.parse_args()
     of_pages = [path for path in args.paths if path.suffix == ".md"]
     of_code = [path for path in args.paths if path.suffix != ".md"]

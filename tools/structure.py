@@ -7,8 +7,8 @@
     python tools/structure.py --beside COMMIT   print the figures of a commit and of this tree side by side
     python tools/structure.py --draw FILE       draw the packages and their imports
 
-`structure.toml` holds the order of packages, the files of each kind of table, and the ceilings. `MEASURES` says what
-each figure counts. A figure that rises for a good reason has its ceiling raised by hand, so that a review sees it.
+`structure.toml` holds the order of packages, the files of each kind of table, and the ceilings. `MEASURES` describes
+each figure. If a figure has to rise, raise its ceiling by hand and give the reason in the commit.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from structure_imports import (
     CYTHON,
     Graph,
     Modules,
-    circles_of,
+    cycles_of,
     imported,
     layers_of,
     lines_of,
@@ -67,15 +67,15 @@ MEASURES = {
     "small_modules": f"modules below {SMALL} lines that exactly one other imports, imports in functions included",
     "long_modules": f"Python modules above {LONG} lines",
     "longest_chain": "modules in the longest chain of imports, imports in functions included",
-    "circles": "groups of modules that import each other in a circle, imports for types included",
-    "upward_imports": "imports of a package that stands later in the order",
-    "named_modules": "modules that another module names as text",
-    "named_circles": "groups of modules in a circle, if a name as text counts as an import",
-    "packages": "packages: folders of memoire/, and the files at its top as one",
-    "arrows": "pairs of packages of which one imports the other",
-    "arrows_of_files": "pairs of packages of which one imports the other, with each file at the top as a package",
-    "layers": "packages in the longest chain of packages, each file at the top by itself",
-    "passing_methods": "per cent of methods that only call another one with their own parameters",
+    "import_cycles": "groups of modules that import each other in a cycle, imports for types included",
+    "upward_imports": "imports of a package that is later in the order",
+    "modules_named_in_strings": "modules that another module names in a string",
+    "cycles_with_named_modules": "groups of modules in a cycle, if a name in a string counts as an import",
+    "packages": "packages: folders of memoire/; the files at its top count as one",
+    "imports_between_packages": "pairs of packages of which one imports the other",
+    "imports_between_packages_and_top_files": "the same pairs if each file at the top counts as a package",
+    "layers": "packages in the longest chain of imports; each file at the top counts as a package",
+    "forwarding_methods": "percentage of methods that only call another method with their own parameters",
     "kind_comparisons": "comparisons with a kind of table outside of its own files and the registry",
     "actor_modules": "modules that an actor has loaded after its first push, model and priority",
     "proxy_modules": "modules that the proxy of that actor has loaded at the same time",
@@ -98,7 +98,7 @@ class Rules:
     """The order of packages, the kinds of tables, and the ceilings."""
 
     order: Sequence[str] = ()
-    """A package imports only those that stand before it."""
+    """A package imports only packages before it."""
     kinds: Kinds = field(default_factory=Kinds)
     ceilings: Mapping[str, float] = field(default_factory=dict)
 
@@ -107,18 +107,19 @@ class Rules:
         """Return the rules in a file such as structure.toml."""
         text = tomllib.loads(path.read_text(encoding="utf-8"))
         order = text["order"]
-        return cls([*order["ground"], *order["words"], *order["packages"]], Kinds(**text["kinds"]), text["ceilings"])
+        packages = [name for key, names in order.items() if key != "for_users" for name in names]
+        return cls(packages, Kinds(**text["kinds"]), text["ceilings"])
 
 
 @dataclass
 class Figure:
-    """Value of a figure, and the part of each file in it."""
+    """Value of a figure, and the share of each part in it."""
 
     value: float
     parts: Counter[str] = field(default_factory=Counter)
-    """Share of the value by file, arrow or module."""
+    """Share of the value by file, module, or pair of packages."""
     where: dict[str, str] = field(default_factory=dict)
-    """Places to look at, by part."""
+    """Description of each part: a place in the code, or other modules."""
 
 
 def lines(root: Path) -> dict[str, Figure]:
@@ -185,26 +186,28 @@ def graphs(root: Path, rules: Rules) -> dict[str, Figure]:
             {files[name]: "imported by " + files[min(importers[name])] for name in small},
         ),
         "longest_chain": Figure(len(chain), Counter(files[name] for name in chain)),
-        "circles": circle_figure(modules.all_imports, files),
-        "named_modules": sum_figure((files[name], len(targets)) for name, targets in modules.named.items() if targets),
-        "named_circles": circle_figure(both, files),
+        "import_cycles": cycle_figure(modules.all_imports, files),
+        "modules_named_in_strings": sum_figure(
+            (files[name], len(targets)) for name, targets in modules.named.items() if targets
+        ),
+        "cycles_with_named_modules": cycle_figure(both, files),
         **between(root, rules),
     }
 
 
-def circle_figure(graph: Graph, files: Mapping[str, str]) -> Figure:
-    """Return the number of circles; the parts are the files in the circles."""
-    circles = circles_of(graph)
-    where = {files[name]: "with " + ", ".join(files[each] for each in group) for group in circles for name in group}
-    return Figure(len(circles), Counter(dict.fromkeys(where, 1)), where)
+def cycle_figure(graph: Graph, files: Mapping[str, str]) -> Figure:
+    """Return the number of cycles; the parts are the files in the cycles."""
+    cycles = cycles_of(graph)
+    where = {files[name]: "with " + ", ".join(files[each] for each in group) for group in cycles for name in group}
+    return Figure(len(cycles), Counter(dict.fromkeys(where, 1)), where)
 
 
 def between(root: Path, rules: Rules) -> dict[str, Figure]:
     """Return the figures about packages."""
     packages, order = packages_of(root), {name: at for at, name in enumerate(rules.order)}
     one = {name: name if package.files else "top files" for name, package in packages.items()}
-    arrows = {(name, target): where for name in packages for target, where in packages[name].imports.items()}
-    joined = {(one[name], one[to]): where for (name, to), where in arrows.items() if one[name] != one[to]}
+    pairs = {(name, target): where for name in packages for target, where in packages[name].imports.items()}
+    joined = {(one[name], one[to]): where for (name, to), where in pairs.items() if one[name] != one[to]}
     upward = (
         (name_below(path, root), line)
         for path in sources(root)
@@ -215,17 +218,17 @@ def between(root: Path, rules: Rules) -> dict[str, Figure]:
     return {
         "upward_imports": place_figure(upward),
         "packages": Figure(len(set(one.values())), Counter(dict.fromkeys(one.values(), 1))),
-        "arrows": arrow_figure(joined),
-        "arrows_of_files": arrow_figure(arrows),
+        "imports_between_packages": import_figure(joined),
+        "imports_between_packages_and_top_files": import_figure(pairs),
         "layers": Figure(
             1 + max(layers.values(), default=-1), Counter({name: at for name, at in layers.items() if at})
         ),
     }
 
 
-def arrow_figure(arrows: Mapping[tuple[str, str], str]) -> Figure:
-    """Return the number of arrows, each with a place of an import."""
-    where = {f"{name} -> {target}": at for (name, target), at in arrows.items()}
+def import_figure(imports: Mapping[tuple[str, str], str]) -> Figure:
+    """Return the number of pairs of packages, each with a place of an import."""
+    where = {f"{name} -> {target}": at for (name, target), at in imports.items()}
     return Figure(len(where), Counter(dict.fromkeys(where, 1)), where)
 
 
@@ -239,7 +242,7 @@ def place_figure(places: Iterable[tuple[str, int]]) -> Figure:
     return parts
 
 
-def passing_methods(root: Path) -> Figure:
+def forwarding_methods(root: Path) -> Figure:
     """Return the percentage of methods that only call another method with their own parameters."""
     methods, passing = 0, Figure(0.0)
     for path in sources(root):
@@ -248,13 +251,13 @@ def passing_methods(root: Path) -> Figure:
                 for node in holder.body:
                     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                         methods += 1
-                        if only_passes_on(node):
+                        if only_forwards(node):
                             passing.parts[f"{name_below(path, root)} {holder.name}.{node.name}"] += 1
     passing.value = round(100 * passing.parts.total() / max(methods, 1), 2)
     return passing
 
 
-def only_passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def only_forwards(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return True if a method is a single method call whose arguments are all its own parameters."""
     body = method.body[1:] if ast.get_docstring(method, clean=False) is not None else method.body
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
@@ -273,7 +276,7 @@ def only_passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def measure(root: Path, rules: Rules, *, runs: bool = True) -> dict[str, Figure]:
     """Return all figures of a checkout in the order of `MEASURES`; figures of a run only if `runs`."""
     figures = lines(root) | graphs(root, rules)
-    figures["passing_methods"] = passing_methods(root)
+    figures["forwarding_methods"] = forwarding_methods(root)
     figures["kind_comparisons"] = place_figure(comparisons(root, rules.kinds))
     for folder in ("tests", "benchmarks"):
         files = sorted((root / folder).rglob("*.py"))
@@ -414,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="fail if a figure is above its ceiling")
     parser.add_argument("--record", action="store_true", help="lower the ceilings to the figures")
     parser.add_argument("--beside", metavar="COMMIT", help="print a commit's figures beside those of the checkout")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the packages, each above those that it imports")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the packages, layers and imports")
     parser.add_argument("--parts", metavar="MEASURE", choices=MEASURES, help="print the parts of a figure")
     args: Any = parser.parse_args(arguments)
     root: Path = args.root.resolve()

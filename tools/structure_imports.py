@@ -1,4 +1,4 @@
-"""Files of the package and their imports: modules, packages, chains and circles.
+"""Files of the package and their imports: modules, packages, chains and cycles.
 
 A package is a folder of memoire/, or a file at its top. Compiled modules are read by the imports and cimports of their
 sources. `tools/structure.py` measures by these functions, and tests of imports use them.
@@ -128,7 +128,7 @@ class Modules:
     all_imports: Graph
     """Run-time imports plus imports for types; the latter are left out for entry files, which name everything."""
     named: Graph
-    """Modules that a module names as text, such as "memoire.torch" or "memoire.rl.realtime:RealTimeEnv"."""
+    """Modules that a module names in a string, such as "memoire.torch" or "memoire.rl.realtime:RealTimeEnv"."""
 
     @classmethod
     def read(cls, root: Path) -> "Modules":
@@ -203,13 +203,13 @@ def groups_of(graph: Graph) -> list[list[str]]:
     return groups
 
 
-def circles_of(graph: Graph) -> list[list[str]]:
-    """Return the groups of names that lead to each other in a circle."""
+def cycles_of(graph: Graph) -> list[list[str]]:
+    """Return the groups of names that lead to each other in a cycle."""
     return [group for group in groups_of(graph) if len(group) > 1]
 
 
 def longest_chain(graph: Graph, counted: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Return the counted names of the longest chain; a circle in the chain is included as a whole."""
+    """Return the counted names of the longest chain; a cycle in the chain is included as a whole."""
     chains: dict[str, list[str]] = {}
     for group in groups_of(graph):
         below = [chains[target] for name in group for target in sorted(graph[name]) if target not in group]
@@ -249,7 +249,7 @@ def packages_of(root: Path) -> dict[str, Package]:
 
 
 def layers_of(packages: Mapping[str, Package]) -> dict[str, int]:
-    """Return the layer of each package, 0 for those that import no other; packages in a circle have none."""
+    """Return the layer of each package, 0 for those that import no other; packages in a cycle have none."""
     layers: dict[str, int] = {}
     while ready := [name for name in packages if name not in layers and packages[name].imports.keys() <= layers.keys()]:
         layers |= {name: 1 + max((layers[at] for at in packages[name].imports), default=-1) for name in ready}

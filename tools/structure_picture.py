@@ -1,4 +1,4 @@
-"""Drawing of memoire's packages, each above the packages that it imports, as an SVG."""
+"""Drawing of memoire's packages, layers and imports, as an SVG."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,20 +7,26 @@ from pathlib import Path
 
 from structure_imports import Package, layers_of, packages_of
 
-WIDTH, MARGIN, GAP, HEIGHT, STOREY = 1200, 24, 10, 40, 92
+WIDTH, MARGIN, GAP, HEIGHT, ROW_HEIGHT = 1200, 24, 10, 40, 92
+LEGEND = (
+    ("package", "package: a folder of memoire/"),
+    ("file", "package: a file at the top"),
+    ("import", "import of a lower package"),
+)
+"""Class and description of each mark."""
 STYLE = """
     text { font: 13px system-ui, sans-serif; fill: #1f2328; text-anchor: middle; }
     .small { font-size: 10px; fill: #59636e; }
-    .layer { font-size: 11px; fill: #59636e; text-anchor: start; }
+    .layer, .legend { font-size: 11px; fill: #59636e; text-anchor: start; }
     .package { fill: #f6f8fa; stroke: #8c959f; }
     .file { fill: #ffffff; stroke: #8c959f; }
-    .arrow { fill: none; stroke: #0a6cbd; stroke-opacity: 0.28; }
+    .import { fill: none; stroke: #0a6cbd; stroke-opacity: 0.28; }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3; }
-      .small, .layer { fill: #9198a1; }
+      .small, .layer, .legend { fill: #9198a1; }
       .package { fill: #161b22; stroke: #6e7681; }
       .file { fill: #0d1117; stroke: #6e7681; }
-      .arrow { stroke: #58a6ff; stroke-opacity: 0.35; }
+      .import { stroke: #58a6ff; stroke-opacity: 0.35; }
     }
 """
 
@@ -40,7 +46,7 @@ class Box:
 
 
 def boxes_of(packages: Mapping[str, Package], layers: Mapping[str, int]) -> dict[str, Box]:
-    """Return a box for each package: layers from the ground up, each in rows of the drawing's width."""
+    """Return a box for each package: layers from 0 up, each in rows of the drawing's width."""
     boxes: dict[str, Box] = {}
     rows: list[list[tuple[str, float]]] = []
     for layer in range(max(layers.values()) + 1):
@@ -51,7 +57,7 @@ def boxes_of(packages: Mapping[str, Package], layers: Mapping[str, int]) -> dict
                 rows.append([])
             rows[-1].append((name, width))
     for number, row in enumerate(rows):
-        top = (len(rows) - 1 - number) * STOREY + MARGIN
+        top = (len(rows) - 1 - number) * ROW_HEIGHT + MARGIN
         left = 50 + (WIDTH - 50 - sum(width + GAP for _, width in row)) / 2
         for name, width in row:
             boxes[name] = Box(left, top, width)
@@ -60,11 +66,12 @@ def boxes_of(packages: Mapping[str, Package], layers: Mapping[str, int]) -> dict
 
 
 def drawing(root: Path) -> str:
-    """Return an SVG of the packages, each above the packages that it imports."""
+    """Return an SVG of the packages in layers, with their imports; each stands above the packages that it imports."""
     packages = packages_of(root)
     layers = layers_of(packages)
     boxes = boxes_of(packages, layers)
-    height = max(box.top for box in boxes.values()) + HEIGHT + MARGIN
+    bottom = max(box.top for box in boxes.values()) + HEIGHT + MARGIN
+    height = bottom + 2 * MARGIN
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title" '
         f'viewBox="0 0 {WIDTH} {height:.0f}">',
@@ -73,20 +80,36 @@ def drawing(root: Path) -> str:
     ]
     for name in sorted(layers):
         for target in sorted(packages[name].imports.keys() & layers.keys()):
-            parts.append(f"  {arrow(boxes[name], boxes[target])}")
+            parts.append(f"  {import_line(boxes[name], boxes[target])}")
     for top in sorted({box.top for box in boxes.values()}):
         layer = next(layers[name] for name, box in boxes.items() if box.top == top)
         parts.append(f'  <text class="layer" x="{MARGIN / 2:.0f}" y="{top + HEIGHT / 2 + 4:.0f}">{layer}</text>')
     for name in sorted(layers):
         parts += [f"  {part}" for part in drawn(packages[name], boxes[name])]
+    parts += [f"  {part}" for part in legend(bottom + MARGIN)]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def arrow(start: Box, end: Box) -> str:
-    begin, stop = start.top + HEIGHT, end.top
-    bend = (stop - begin) / 2
-    way = f"M{start.middle:.0f} {begin:.0f}c0 {bend:.0f} {end.middle - start.middle:.0f} {bend:.0f}"
-    return f'<path class="arrow" d="{way} {end.middle - start.middle:.0f} {stop - begin:.0f}"/>'
+def import_line(start: Box, end: Box) -> str:
+    first, last = start.top + HEIGHT, end.top
+    bend = (last - first) / 2
+    curve = f"M{start.middle:.0f} {first:.0f}c0 {bend:.0f} {end.middle - start.middle:.0f} {bend:.0f}"
+    return f'<path class="import" d="{curve} {end.middle - start.middle:.0f} {last - first:.0f}"/>'
+
+
+def legend(middle: float) -> list[str]:
+    """Return the parts of a line that explains the marks, at this height."""
+    texts = [*LEGEND, ("layer", "number at the left: layer; a package imports only packages of lower layers")]
+    parts, left = [], 50.0
+    for kind, text in texts:
+        if kind == "import":
+            parts.append(f'<path class="import" d="M{left:.0f} {middle:.0f}h24"/>')
+        elif kind != "layer":
+            parts.append(f'<rect class="{kind}" x="{left:.0f}" y="{middle - 7:.0f}" width="24" height="14" rx="3"/>')
+        left += 30 * (kind != "layer")
+        parts.append(f'<text class="legend" x="{left:.0f}" y="{middle + 4:.0f}">{escape(text)}</text>')
+        left += 6 * len(text) + 30
+    return parts
 
 
 def drawn(package: Package, box: Box) -> list[str]:

@@ -53,8 +53,8 @@ class Rates:
 
 
 ACTORS: Final = gauge(
-    "actors", "Actors", "Actors of this run: active (heard in the last 20 seconds), silent, lost (silent for too long "
-    "to be expected back), or gone (ended in order).", label="state", docs="metrics.md",
+    "actors", "Actors", "Actors of this run: active (sent a message in the last 20 seconds), silent, lost (silent for "
+    "longer than --lost-after), or gone (ended in order).", label="state", docs="metrics.md",
 )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ class Forecast:
         "room left, at the pace of the last twenty minutes; 0 if a table is full. New entries then overwrite the "
         "oldest; nothing fails.", docs="tables.md")] = None
     disk_full: Annotated[float | None, gauge("disk_full_seconds", "Disk is full", "Seconds until the disk of a state "
-        "folder is full, at the pace of the last twenty minutes. Then nothing is acknowledged any more.",
+        "folder is full, at the pace of the last twenty minutes. A server with a full disk acknowledges no data.",
         docs="state.md")] = None
     goal: Annotated[float | None, gauge("goal_seconds", "Goal reached", "Seconds until the goal is reached (steps or "
         "episodes, as set for the dashboard), at the pace of the last twenty minutes.")] = None
@@ -205,19 +205,19 @@ class NodeRow:
     memory_bytes: Annotated[int | None, shown("Memory", "Resident memory of the process: its pages in RAM, shared "
         "pages included.", unit="bytes", curve=True)]
     descriptors: Annotated[int | None, shown("Open files", "Open file descriptors of the process, and their limit. "
-        "Each client takes up to three.", docs="development/sockets.md")]
+        "Each client takes up to three.", docs="development/wire.md")]
     most_descriptors: int | None
     faults: Annotated[int, FAULTS]
     took: Annotated[float, shown("Answer", "Seconds that the node took to send its status page to the dashboard.",
         unit="s", curve=True)]
     keys: bool | None = None
     """True if the node admits only peers with a key; None if the node does not report this setting."""
-    open: Annotated[tuple[str, ...], shown("Access", "What a peer needs to connect: a key, to be on this machine, "
-        "or nothing (open to everybody).", docs="security.md")] = ()
+    open: Annotated[tuple[str, ...], shown("Access", "Requirement to connect: a key, a process on this machine, or "
+        "nothing (open to everybody).", docs="security.md")] = ()
     """Addresses that other machines can reach and that require no key or token."""
     refused: Annotated[int, figure_of(PageGuard, "refused")] = 0
-    cpu: Annotated[float | None, shown("CPU", "Processor time that the process used over the newest 10 s. 100 % is one "
-        "core at work all the time.", unit="share", formula="processor seconds ÷ seconds", curve=True)] = None
+    cpu: Annotated[float | None, shown("CPU", "Processor time of the process over the newest 10 s. 100 % is one fully "
+        "used core.", unit="share", formula="processor seconds ÷ seconds", curve=True)] = None
     requests_per_second: Annotated[float | None, shown("Requests/s", "Requests that the node answered or forwarded "
         "each second, over the newest 10 s.", docs="metrics.md", curve=True)] = None
     """None if nodes of this role answer no requests, or the rate is not known yet."""
@@ -240,24 +240,24 @@ class InferenceRow:
     """True if the node's model was replaced more than a minute ago."""
     clients: Annotated[int, figure_of(InferenceStats, "clients")]
     queue_rows: Annotated[int, figure_of(InferenceStats, "queue_rows")]
-    rows_per_second: Annotated[float | None, shown("Rows/s", "Observations for which actors ask; an actor with eight "
-        "environments asks for eight rows at a time.", docs="remote-policies.md", curve=True)]
+    rows_per_second: Annotated[float | None, shown("Rows/s", "Observations in the requests of actors; an actor with "
+        "eight environments requests eight rows at a time.", docs="remote-policies.md", curve=True)]
     batch_rows: Annotated[float | None, shown("Batch", "Mean number of rows in one call of the function. Large "
         "batches cost less per row.", formula="rows ÷ batches", docs="remote-policies.md", curve=True)]
     batches: Annotated[dict[str, float], figure_of(InferenceStats, "batches")]
     """Share of the batches by the reason that started them; {} if no batch was computed."""
-    wait: Annotated[float | None, shown("Wait", "Seconds from the arrival of a request to the start of its batch, as a "
-        "mean.", unit="s", docs="remote-policies.md", curve=True)]
+    wait: Annotated[float | None, shown("Wait", "Mean seconds from the arrival of a request to the start of its batch.",
+        unit="s", docs="remote-policies.md", curve=True)]
     p50: Annotated[float | None, shown("Answer, median", "Median seconds from the arrival of a request at the node "
-        "until its answer is sent: the wait and the call of the function. The network adds to this time.",
+        "until its answer is sent: the wait and the call of the function, without the network.",
         unit="s", docs="remote-policies.md", curve=True)]
     p99: Annotated[float | None, shown("99 % below", "Seconds from the arrival of a request to its answer: 99 in 100 "
         "requests take less.", unit="s", docs="remote-policies.md", curve=True)]
-    busy: Annotated[float | None, shown("Busy", "The share of its time in which the node computes. Near 100 % actors "
-        "wait for it.", unit="share", formula="seconds in the function ÷ seconds", docs="remote-policies.md",
+    busy: Annotated[float | None, shown("Busy", "Share of its time in which the node computes. Near 100 %, actors wait "
+        "for it.", unit="share", formula="seconds in the function ÷ seconds", docs="remote-policies.md",
         curve=True)]
     refused: Annotated[dict[str, int], shown("Refused requests", "Requests without an answer since the node was "
-        "started: busy (too many rows wait), failed (the function raised), or those of another schema or key.",
+        "started: busy (too many rows wait), failed (the function raised), another schema, or a wrong key.",
         docs="remote-policies.md")]
     refused_per_second: Annotated[float, shown("Refused/s", "Requests without an answer each second.",
         docs="remote-policies.md", curve=True)]
@@ -358,18 +358,18 @@ class Overview:
     missing: list[str]
     """Names or addresses of nodes that do not answer. Newer counts of servers among these are not in `totals` yet."""
     rates: Rates
-    actors: Annotated[Actors, shown("Actors", "An active actor was heard in the last 20 seconds. A silent actor was "
-        "not, and did not end in order. A gone actor ended in order.", docs="metrics.md")]
+    actors: Annotated[Actors, shown("Actors", "An active actor sent a message in the last 20 seconds. A silent actor "
+        "did not, and did not end in order. A gone actor ended in order.", docs="metrics.md")]
     tables: Annotated[list[TableRow], by("table", "name", own=True)]
     learning: Annotated[Learning, within("", "(at most 100 of each server)", "of all servers (at most 100 of each)")]
     freshness: SampleFreshness
     """Least fresh figures that learners report."""
-    latency: Annotated[Latency, shown("Request time", "How long servers take to answer: half of the requests take less "
-        "than the first figure, 99 in 100 less than the second.", unit="s", docs="metrics.md")]
+    latency: Annotated[Latency, shown("Request time", "Time that servers take to answer: half of the requests take "
+        "less than the first figure, 99 in 100 less than the second.", unit="s", docs="metrics.md")]
     forecast: Forecast
     verdicts: list[Verdict]
     nodes: list[NodeRow]
-    learners: Annotated[list[LearnerRow], gauge("learners", "Learners", "Learners that servers heard lately.")]
+    learners: Annotated[list[LearnerRow], gauge("learners", "Learners", "Learners that were active recently.")]
     roles: Annotated[list[RoleCount], by("role", "role")] = field(default_factory=list)
     """Node counts of each role that has nodes or expected nodes."""
     models: Annotated[dict[str, int], MODEL_VERSION] = field(default_factory=dict)
@@ -443,13 +443,13 @@ class ActorRow:
     return_recent: Annotated[float | None, shown("Return, last 20", "Mean return of the actor's newest 20 episodes, of "
         "those that the dashboard has seen end.", formula="Σ return ÷ episodes")] = None
     """None if the dashboard has seen no episode of the actor end."""
-    model_version: Annotated[int | None, shown("Acts with", "The version of the model with which the actor acted when "
-        "it reported last. An actor that asks an inference node reports the version of the answers.",
+    model_version: Annotated[int | None, shown("Acts with", "Version of the model with which the actor acted, as last "
+        "reported. An actor that asks an inference node reports the version of the answers.",
         docs="on-policy.md")] = None
     """None if the actor has reported no version."""
-    model_lag: Annotated[int | None, shown("Behind", "Versions that were newer than the one with which the actor "
-        "acted, at the moment of its last report; of several topics the most.", formula="newest version then - version "
-        "that acted", docs="on-policy.md")] = None
+    model_lag: Annotated[int | None, shown("Behind", "Versions newer than the actor's model, at the moment of its last "
+        "report; of several topics the most.",
+        formula="newest version then - version that acted", docs="on-policy.md")] = None
     # fmt: on
 
 
@@ -514,16 +514,16 @@ class HeldSample:
     number: int
     """Number of the sampled entry."""
     age: Annotated[float, shown("Age", "Seconds since the entry was recorded.", unit="s")]
-    weight: Annotated[float, shown("Weight", "Draws are in proportion to it.", formula="init_w · multiplier · priority "
-        "^ priority_exponent", docs="sampling.md")]
+    weight: Annotated[float, shown("Weight", "Draws are proportional to the weight.",
+        formula="init_w · multiplier · priority ^ priority_exponent", docs="sampling.md")]
     probability: Annotated[float, shown("Chance at each draw", "Probability that one draw from the server returns "
         "this sample.", formula="weight ÷ Σ weight", docs="sampling.md")]
-    importance: Annotated[float, shown("Importance", "What a learner multiplies into its loss to correct for unequal "
-        "chances. 1 is an entry of the mean chance. A batch divides by its largest.",
+    importance: Annotated[float, shown("Importance", "Factor in a learner's loss that corrects for unequal chances. An "
+        "entry of mean chance has 1. A batch divides by its largest.",
         formula="(N · chance) ^ -importance_exponent", docs="sampling.md")]
-    model_version: Annotated[int, shown("Model that acted", "The version of the published model with which the actor "
-        "chose this entry's action; 0 if it did not say.")]
-    model_lag: Annotated[int | None, shown("Models behind", "Versions that were published since the one that acted.",
+    model_version: Annotated[int, shown("Model that acted", "Version of the published model with which the actor chose "
+        "this entry's action; 0 if not reported.")]
+    model_lag: Annotated[int | None, shown("Models behind", "Versions published since the model that acted.",
         formula="newest version - version that acted")]
     """None if no model was published, or the actor reported no version."""
     earlier: int | None
@@ -545,35 +545,35 @@ class HeldSample:
 # fmt: off
 WORDS: Final[Mapping[str, Figure]] = {
     "bytes_factor": shown("Sent for each byte recorded", "Above 1, entries are sent several times, because a cache "
-        "repeats the frames and entries that it samples. Below 1, only a part is sent, or it is compressed.",
+        "repeats sampled frames and entries. Below 1, only a part is sent, or it is compressed.",
         formula="bytes received ÷ bytes recorded", docs="tables.md"),
     "bytes_sent": shown("Bytes received", "Bytes of caches that reached servers, beside the bytes of all entries "
         "that actors recorded.", docs="tables.md"),
     "priority": shown("Priority", "How surprising an entry is: the size of its TD error plus a small constant, so that "
         "every entry can be drawn.", formula="|TD error| + priority_epsilon", docs="sampling.md"),
-    "trainer_waits": shown("Trainer", "Present state of the trainer. It pauses until start_training samples have come, "
-        "and while it has made max_training_steps_per_env_step steps for each sample.", docs="trainers.md"),
-    "trainer_ratio": shown("Steps per sample", "Training steps that the trainer made for each sample that came since "
-        "it was started.", formula="training steps ÷ samples", docs="trainers.md"),
+    "trainer_waits": shown("Trainer", "State of the trainer. It pauses until start_training samples have arrived, and "
+        "after max_training_steps_per_env_step steps for each sample.", docs="trainers.md"),
+    "trainer_ratio": shown("Steps per sample", "Training steps for each sample that arrived since the trainer started.",
+        formula="training steps ÷ samples", docs="trainers.md"),
     "test_return": shown("Test return", "Return of episodes that are played to measure the policy and are not "
         'learned from, by workers (client.report with kind="test"), or as the program reports it under the name '
         "test_return.", docs="on-policy.md"),
     "policy_loss": shown("Policy loss", "Loss that the optimizer lowers so that good actions become more likely. Its "
         "size says little; the loss need not fall while returns rise.",
         formula="-mean of min(ratio · advantage, clipped ratio · advantage)", docs="on-policy.md"),
-    "value_loss": shown("Value loss", "How far the value function is from the returns that were seen. It rises with "
-        "the size of returns.", formula="½ mean of (value - return)²", docs="on-policy.md"),
+    "value_loss": shown("Value loss", "Error of the value function against the observed returns. It grows with the "
+        "size of returns.", formula="½ mean of (value - return)²", docs="on-policy.md"),
     "entropy": shown("Entropy", "Randomness of the policy. It falls while the policy learns; near 0 the policy no "
         "longer explores.", formula="-Σ p log p", docs="on-policy.md"),
-    "kl": shown("KL divergence", "How far an update moved the policy, as an estimate. Values above 0.05 often mean a "
-        "step size that is too large.", formula="mean of (ratio - 1) - log ratio", docs="on-policy.md"),
-    "clip_fraction": shown("Clipped ratios", "The share of the entries whose probability ratio left the range that "
-        "the update allows.", formula="|ratio - 1| > clip", docs="on-policy.md"),
-    "ratio": shown("Probability ratio", "How much more likely the policy makes an action than the policy that chose "
-        "it. Far from 1, entries are old or steps too large.",
+    "kl": shown("KL divergence", "Estimated change of the policy by an update. Values above 0.05 often mean a step "
+        "size that is too large.", formula="mean of (ratio - 1) - log ratio", docs="on-policy.md"),
+    "clip_fraction": shown("Clipped ratios", "Share of the entries whose probability ratio left the range that the "
+        "update allows.", formula="|ratio - 1| > clip", docs="on-policy.md"),
+    "ratio": shown("Probability ratio", "Probability of an action now, relative to the policy that chose it. Far from "
+        "1, entries are old or steps too large.",
         formula="π new(action) ÷ π old(action)", docs="on-policy.md"),
-    "explained_variance": shown("Explained variance", "How much of the differences between returns the value "
-        "function predicts: 1 is all, 0 as much as their mean, below 0 less.",
+    "explained_variance": shown("Explained variance", "Share of the returns' variance that the value function "
+        "predicts: 1 is all; 0 is no better than their mean.",
         formula="1 - Var(return - value) ÷ Var(return)", docs="on-policy.md"),
     "grad_norm": shown("Gradient norm", "Length of the gradient before it is clipped. Jumps often precede "
         "the collapse of a policy.", docs="on-policy.md"),

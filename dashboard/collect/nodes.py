@@ -274,9 +274,9 @@ class ClusterDistribution:
     """Number of samples, or entries of episodes, that can be drawn."""
     population: float
     """Number of entries of positive weight, in the actors' memories or in the servers' episodes."""
-    effective: Annotated[float | None, shown("Effective size", "Number of equally likely entries "
-        "of which two draws would give the same entry as often as here. It is the number of entries if all chances "
-        "are equal, and 1 if a single entry is always drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
+    effective: Annotated[float | None, shown("Effective size", "Number of equally likely entries with the same chance "
+        "that two draws coincide. It is the number of entries if all chances are equal, and 1 if a single entry is "
+        "always drawn.", formula="1 ÷ Σ p²", docs="sampling.md")]
     weights: ClusterHistogram
     """Weights of the examined items: the chances of draws are proportional to the weights."""
     ages: ClusterHistogram

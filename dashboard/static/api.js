@@ -1,9 +1,9 @@
-// Questions to the dashboard, which may be shown under any path: addresses are relative to where this file came from.
+// Requests to the dashboard. Addresses are relative to this file, because the dashboard may be served under any path.
 
 const ROOT = new URL("../", import.meta.url);
-const ANSWER_TIMEOUT = 30_000; // milliseconds: a question without an answer would keep its page as it is for ever
+const ANSWER_TIMEOUT = 30_000; // milliseconds, so that a request without an answer does not block its page
 
-/** The address of something of the dashboard's, such as "api/stream". */
+/** The full address of a path of the dashboard, such as "api/stream". */
 export const at = (path) => new URL(path, ROOT).href;
 
 export class Refused extends Error {
@@ -13,25 +13,25 @@ export class Refused extends Error {
   }
 }
 
-/** Parameters as in an address; lists are repeated, what is empty is left out. */
+/** Parameters as in an address; lists are repeated, empty values are left out. */
 export function query(parameters = {}) {
-  const found = new URLSearchParams();
+  const search = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of Array.isArray(value) ? value : [value]) {
-      if (each !== "" && each !== null && each !== undefined) found.append(name, each);
+      if (each !== "" && each !== null && each !== undefined) search.append(name, each);
     }
   }
-  const text = found.toString();
+  const text = search.toString();
   return text ? `?${text}` : "";
 }
 
-/** Aborted with `signal`, where there is one, and when an answer takes too long. */
+/** A signal that aborts with `signal`, if there is one, and after ANSWER_TIMEOUT. */
 function untilLate(signal) {
   const late = AbortSignal.timeout(ANSWER_TIMEOUT);
   return signal ? AbortSignal.any([signal, late]) : late;
 }
 
-/** The JSON that "api/..." answers, if any; throws Refused with the reason in a sentence. */
+/** The JSON from "api/...", if any; throws Refused with the reason in a sentence. */
 async function ask(path, options) {
   let answer, body;
   try {
@@ -45,7 +45,7 @@ async function ask(path, options) {
   throw new Refused(answer.status, body.error || `The dashboard answered ${answer.status}.`);
 }
 
-/** The JSON at "api/..."; asks for a login where one is needed. Throws Refused. */
+/** The JSON at "api/..."; asks for a login if one is needed. Throws Refused. */
 export async function get(path, parameters, signal) {
   try {
     return await ask(`${path}${query(parameters)}`, {signal: untilLate(signal), headers: {Accept: "application/json"}});
@@ -55,7 +55,7 @@ export async function get(path, parameters, signal) {
   }
 }
 
-/** Give the token, or forget it; throws Refused. */
+/** Log in with a token, or log out; throws Refused. */
 export async function post(path, body) {
   const headers = {"Content-Type": "application/json"};
   await ask(path, {method: "POST", headers, body: JSON.stringify(body ?? {}), signal: untilLate()});

@@ -1,4 +1,4 @@
-// Arrays as the API sends them, {dtype, shape, axes, data}: numbers out of their bytes, and frames as pictures on canvases.
+// Arrays as the API sends them, {dtype, shape, axes, data}: their numbers, and frames as pictures on canvases.
 import {h} from "./dom.js";
 import {figure} from "./format.js";
 import {spark} from "./histogram.js";
@@ -12,7 +12,7 @@ const MOST_FRAMES = 16;
 const MOST_NUMBERS = 8;
 const MOST_POINTS = 400;
 
-/** Its numbers in C order; null for a type that is not known here. */
+/** The numbers of an array in C order; null if the type is unknown. */
 export function numbers({dtype, data}) {
   const kind = dtype.slice(1);
   if (dtype[0] === ">") return null;
@@ -31,7 +31,7 @@ function halves(words) {
 }
 
 /**
- * How an array is taken for pictures: {frames, height, width, channels, at(frame, row, column, channel)}, or null. The last two or three
+ * Layout of an array as pictures: {frames, height, width, channels, at(frame, row, column, channel)}, or null. The last two or three
  * axes of a column may be height and width, with colours behind or before; channels other than 1 and 3 are frames of their own.
  */
 function pictureOf({dtype, shape, axes}) {
@@ -62,7 +62,7 @@ function channelsFirst(lead, depth, height, width) {
   return {frames: lead * depth, height, width, channels: 1, at: (f, y, x) => f * plane + y * width + x};
 }
 
-/** Pictures of an array's frames, the oldest first, with what they are in words; null where it is none. */
+/** Pictures of an array's frames, the oldest first, with what they are in words; null if the array is no picture. */
 export function pictures(name, array) {
   const picture = pictureOf(array);
   const values = picture && picture.frames > 0 && numbers(array);
@@ -76,7 +76,7 @@ export function pictures(name, array) {
   return h("figure.frames", h("figcaption", h("b.mono", name), h("span.quiet", text)), h("div.strip", {tabindex: "0", role: "group", "aria-label": `${name}: ${text}`}, strip));
 }
 
-/** Bytes as they are; what has other numbers from its least to its greatest. */
+/** A function from values to brightness: bytes as they are, other numbers scaled from the least to the greatest. */
 function scaleOf(dtype, values) {
   if (dtype === "|u1") return (value) => value;
   const known = values.filter(Number.isFinite);
@@ -103,7 +103,7 @@ function draw({height, width, channels, at}, values, frame, scale, label) {
   return canvas;
 }
 
-/** An array in a cell of a table: its numbers where they are few, else a line through them. */
+/** An array in a cell of a table: its numbers if they are few, else a line through them. */
 export function inBrief(name, array) {
   if (!array) return "–";
   const values = numbers(array);

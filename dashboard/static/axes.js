@@ -1,5 +1,5 @@
-// What charts have on x (time of day, time since the beginning, steps, versions of a model), where the ticks lie, and their words; and what
-// is drawn beside the lines: stretches in which nobody looked, upright marks, ticks at the foot, the goal.
+// X axes of charts (time of day, time since the beginning, steps, model versions), with their ticks and labels; and drawings beside
+// the lines: stretches in which no dashboard ran, upright marks, ticks at the foot, the goal.
 import {clock, count, duration, figure} from "./format.js";
 import {colour} from "./theme.js";
 
@@ -22,7 +22,7 @@ export const AXES = {
   version: {name: "model version", show: (value) => count(value), values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? figure(tick) : ""))},
 };
 
-/** Ticks at whole seconds, minutes, hours or days; as many as there is room for. On the clock of this place, or from 0. */
+/** Ticks at whole seconds, minutes, hours or days; as many as there is room for. In local time, or from 0. */
 function timeSplits(isClock) {
   return (chart, _, low, high) => {
     const most = Math.max(2, Math.floor(chart.bbox.width / devicePixelRatio / ROOM));
@@ -33,7 +33,7 @@ function timeSplits(isClock) {
   };
 }
 
-/** Hours and minutes; seconds where ticks are closer than a minute; the day at midnight, and below the first tick where it is not today. */
+/** Hours and minutes; seconds where ticks are closer than a minute; the day at midnight, and below the first tick if it is not today. */
 function timeLabels(_, ticks) {
   const step = ticks[1] - ticks[0];
   const today = new Date().toDateString();
@@ -45,7 +45,7 @@ function timeLabels(_, ticks) {
   });
 }
 
-/** 0, 30 s, 5 min, 1 h 30: how long after the beginning. */
+/** Labels such as 0, 30 s, 5 min, 1 h 30: time since the beginning. */
 function elapsedLabels(_, ticks) {
   return ticks.map((tick) => {
     const [hours, minutes, seconds] = [Math.floor(tick / HOUR), Math.floor((tick % HOUR) / MINUTE), tick % MINUTE];
@@ -104,7 +104,7 @@ export function drawMarks(chart) {
   });
 }
 
-/** Short ticks at the foot: as many as are told apart. */
+/** Short ticks at the foot: at most MOST_TICKS, so that a reader can distinguish them. */
 export function drawTicks(chart) {
   const {ticks} = chart.extras;
   const every = Math.max(1, Math.ceil(ticks.length / MOST_TICKS));
@@ -114,7 +114,7 @@ export function drawTicks(chart) {
   });
 }
 
-/** A level line with its value above it, or below where there is no room. */
+/** A level line with its value above it, or below it if there is no room above. */
 export function drawGoal(chart, format) {
   const {goal} = chart.extras;
   if (goal === null || goal === undefined) return;

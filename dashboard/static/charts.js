@@ -1,5 +1,5 @@
-// Charts of lines over time, steps or versions, by uPlot: nothing else here knows it. Where it is not installed, plain lines.
-// Each comes with its figures as a table, for those who cannot see it, and is read by the arrow keys.
+// Charts of lines over time, steps or versions. Only this module uses uPlot; if it is not installed, charts are plain lines.
+// Each chart has a table of its figures, for readers who cannot see it, and can be read with the arrow keys.
 import {AXES, drawGoal, drawMarks, drawTicks, shadeAway} from "./axes.js";
 import {fill, h, say} from "./dom.js";
 import {bytes, count, figure} from "./format.js";
@@ -10,7 +10,7 @@ import {colour} from "./theme.js";
 const HEIGHT = 200;
 const LINES = 6; // colours in the style sheet
 const TABLE_ROWS = 60;
-const NEAR = 6; // pixels from a mark at which its words are shown
+const NEAR = 6; // pixels from a mark within which its text is shown
 const WHOLE = Array.from({length: 15}, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat(); // no half actors or bytes
 const NOTHING = {away: [], marks: [], ticks: [], goal: null, axis: null, range: null};
 const isSet = (value) => value !== null && value !== undefined;
@@ -19,7 +19,7 @@ const isSet = (value) => value !== null && value !== undefined;
  * A chart: {element, set(x, lines, extras), close()}.
  *
  * Lines are [{name, values, low?, high?, bands?, faint?, shade?}]. In values, null is a gap and undefined is nothing at this x: the line
- * goes on. Between low and high lies a band, the least and the greatest of each bucket: spikes are seen however coarse the curve is;
+ * goes on. Between low and high lies a band, the least and the greatest of each bucket, so that spikes show in a coarse curve;
  * bands [{name, low, high}] are further ones. `shade` is the number of its colour, `faint` a line that stays behind others.
  * Extras: axis (a name of AXES), away [[from, to]] is shaded, marks [{x, kind, text}] are upright lines, ticks [x] short ones at the
  * foot, goal a level line, range [from, to] of x.
@@ -131,7 +131,7 @@ function optionsOf({format, sync, zoom, top, height, plot}, lines, x, extras, re
   };
 }
 
-/** From where to where y goes: with some air, from 0 where that is near, and as far as the goal. */
+/** Range of y: with a margin, from 0 if that is near, and including the goal. */
 function spanOf(low, high, top, goal, format) {
   if (!isSet(low)) return [0, top || 1];
   if (isSet(goal)) [low, high] = [Math.min(low, goal), Math.max(high, goal)];
@@ -141,7 +141,7 @@ function spanOf(low, high, top, goal, format) {
   return [isFromZero ? 0 : low - air, upper];
 }
 
-/** As much room as the longest label of the axis takes. */
+/** Width of the longest label of the axis. */
 function widthOfLabels(_, values) {
   const longest = Math.max(3, ...(values ?? []).map((text) => text?.length ?? 0));
   return Math.round(14 + longest * 6.6);
@@ -150,7 +150,7 @@ function widthOfLabels(_, values) {
 const shade = (at) => colour(`--line-${(at % LINES) + 1}`);
 const faded = (tint, part) => tint.replace(/^rgb\((.*)\)$/, `rgba($1, ${part})`);
 
-/** The bands of a line that are anywhere more than the line, the widest first. */
+/** Bands of a line that have a width anywhere, the widest first. */
 function bandsOf({values, low, high, bands = []}) {
   const all = low && high ? [...bands, {low, high}] : bands;
   return all.filter((band) => values.some((value, at) => isSet(value) && isSet(band.low[at]) && band.low[at] < band.high[at]));
@@ -159,7 +159,7 @@ function bandsOf({values, low, high, bands = []}) {
 /** The line itself, then the ends of its bands. */
 const columnsOf = (lines) => lines.flatMap((line) => [line.values, ...bandsOf(line).flatMap(({high, low}) => [high, low])]);
 
-/** At which place of uPlot's series each line stands. */
+/** Index of each line in uPlot's series. */
 function placesOf(lines) {
   let place = 1;
   return lines.map((line) => {
@@ -179,7 +179,7 @@ function seriesOf(line, at) {
     ...bandsOf(line).flatMap(() => [end, end])];
 }
 
-/** So few values that a line alone would hide them. */
+/** True if there are so few values that a line alone would hide them. */
 function isSparse(values) {
   let known = 0;
   for (const value of values) {
@@ -210,7 +210,7 @@ function nearest(chart, place, at) {
 
 const isRead = (plot) => plot.matches(":hover") || plot === document.activeElement;
 
-/** What the cross-hair points at, in a small box beside it: on the chart alone that somebody points at. */
+/** Show the values under the cross-hair in a small box, only on the chart under the pointer or with the focus. */
 function tellTip(chart, {plot, tip, format}, {x, lines, extras}, axis) {
   const {left, idx, idxs} = chart.cursor;
   tip.hidden = !(isSet(idx) && left >= 0 && isRead(plot));
@@ -235,7 +235,7 @@ function valueOf(line, number, at, format) {
 const wordsOf = ({x, lines}, at, format, axis) => `${axis.show(x[at])}: ${lines.map(({name, values}) => `${name} ${format(values[at])}`).join(", ")}`;
 
 /** Arrow keys move the cross-hair; with Shift by a tenth. */
-function step(event, chart, told) {
+function step(event, chart, report) {
   const way = {ArrowLeft: -1, ArrowRight: 1}[event.key];
   if (!way) return;
   event.preventDefault();
@@ -243,7 +243,7 @@ function step(event, chart, told) {
   const size = event.shiftKey ? Math.ceil(x.length / 10) : 1;
   const at = Math.min(x.length - 1, Math.max(0, (chart.cursor.idx ?? x.length) + way * size));
   chart.setCursor({left: chart.valToPos(x[at], "x"), top: 10});
-  told(at);
+  report(at);
 }
 
 function selected(chart, zoom) {
@@ -252,7 +252,7 @@ function selected(chart, zoom) {
   chart.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
 }
 
-/** Every line by itself, with its newest value. */
+/** Each line by itself, with its newest value. */
 function plainly(lines) {
   return lines.map(({name, values}) => h("div", h("span.quiet", `${name}: ${figure(newest(values))}`), spark(values.map((value) => value ?? null), name)));
 }
@@ -271,8 +271,8 @@ function figuresOf(title, {x, lines, extras}, format, axis) {
 }
 
 /**
- * The legend, a button for each line with its colour and the value that is pointed at: {element, hidden, set(lines), tell(values)}. A line
- * goes and comes by it, of which `change(name, isShown)` is told.
+ * The legend, a button for each line with its colour and the value that is pointed at: {element, hidden, set(lines), tell(values)}. A click
+ * hides or shows the line and calls `change(name, isShown)`.
  */
 function legendOf(change) {
   const element = h("div.legend");
@@ -296,9 +296,9 @@ function legendOf(change) {
     element,
     hidden,
     set(lines) {
-      const made = lines.map(entry);
-      values = made.map(({value}) => value);
-      fill(element, made.map(({button}) => button));
+      const entries = lines.map(entry);
+      values = entries.map(({value}) => value);
+      fill(element, entries.map(({button}) => button));
     },
     tell(texts) {
       texts.forEach((text, at) => values[at] && say(values[at], text));

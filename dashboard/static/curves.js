@@ -1,17 +1,17 @@
 // Curves of one or several runs on one x: time, time since the beginning, steps, or versions of a model. Gaps stay gaps.
 
-const IS_SPARSE = /^(test_)?(return|length)(_p\d+)?$/; // there only when an episode ended: without one the line goes on
+const IS_SPARSE = /^(test_)?(return|length)(_p\d+)?$/; // known only when an episode ended: between episodes the line continues
 const KINDS = {node_down: "bad", node_back: "good", node_restarted: "notice", run_began: "run", run_finished: "run"};
 const MOST_MARKS = 60;
 
-/** Where each bucket of an answer of api/curves lies on x; null where nobody knows. `topic` is of the model whose versions count. */
+/** Where each bucket of an answer of api/curves lies on x; null if unknown. `topic` is that of the model for the axis "version". */
 export function placesOn(axis, {time, steps, greatest}, began = time[0] ?? 0, topic = "") {
   if (axis === "time") return time;
   if (axis === "elapsed") return time.map((each) => each - began);
   return axis === "steps" ? steps : greatest[`model.${topic}`] ?? time.map(() => null);
 }
 
-/** A figure of an answer as columns [mean, least, greatest]: null where there is a gap, undefined where the line goes on. */
+/** A figure of an answer as columns [mean, least, greatest]: null is a gap, undefined continues the line. */
 export function columnsOf({time, away, mean, least, greatest}, name, width = 1) {
   const isUp = mean.nodes_up ?? [];
   const gap = (value, at) => (value === null && IS_SPARSE.test(name) && isUp[at] !== 0 ? undefined : value);
@@ -36,8 +36,8 @@ export function smoothed(values, width, starts = new Set()) {
 }
 
 /**
- * Several sources on one x: [{xs, time, away, columns}] -> {x, columns}, all columns of all sources in their order. Where nobody looked
- * for a while, the lines of that source break.
+ * Several sources on one x: [{xs, time, away, columns}] -> {x, columns}, all columns of all sources in their order. The lines of a
+ * source break at stretches in which no dashboard ran.
  */
 export function together(sources) {
   const rows = new Map();
@@ -59,13 +59,13 @@ export function together(sources) {
   return {x, columns: Array.from({length: width}, (_, column) => x.map((each) => rows.get(each)[column]))};
 }
 
-/** Places on x that lie within stretches in which nobody looked. */
+/** Places on x within stretches in which no dashboard ran. */
 function breaksOf(xs, time, away) {
   return away.map(([, after]) => time.indexOf(after)).filter((at) => at > 0 && xs[at - 1] !== null && xs[at] !== null && xs[at] > xs[at - 1])
     .map((at) => (xs[at - 1] + xs[at]) / 2);
 }
 
-/** Times and lines of an answer with a gap wherever nobody looked: [x, lines]. */
+/** Times and lines of an answer with a gap at each stretch in which no dashboard ran: [x, lines]. */
 export function withGaps(answer, lines) {
   const {time, away} = answer;
   if (!away.length) return [time, lines];
@@ -74,7 +74,7 @@ export function withGaps(answer, lines) {
   return [x, lines.map((line, at) => ({...line, values: columns[3 * at], ...(line.low ? {low: columns[3 * at + 1], high: columns[3 * at + 2]} : {})}))];
 }
 
-/** Events of a run as marks of a chart: the newest ones. `xs` is where each bucket lies. */
+/** Events of a run as marks of a chart: the newest ones. `xs` has the place of each bucket. */
 export function marksOf(events, {time}, xs, isTime) {
   const place = (when) => (isTime ? when : xs[time.findIndex((each) => each >= when)] ?? null);
   const inside = events.filter((event) => time.length && event.time >= time[0] - 1 && event.time <= time.at(-1) + 60);
@@ -82,7 +82,7 @@ export function marksOf(events, {time}, xs, isTime) {
     .filter(({x}) => x !== null && x !== undefined);
 }
 
-/** Where a newer version of a model was seen first. */
+/** Places on x at which a newer model version first appears. */
 export function ticksOf({greatest}, topic, xs) {
   const versions = greatest[`model.${topic}`] ?? [];
   let newest = versions.find((value) => value !== null) ?? 0;

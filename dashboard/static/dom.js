@@ -1,6 +1,6 @@
-// Elements out of values. Text is only ever set as text: what actors send is never markup.
+// Elements from values. Text is always set as text, so that data from actors is never markup.
 
-/** An element: h("p.quiet", {title: "..."}, "text", child, [children]). Functions are listeners; null leaves out. */
+/** An element: h("p.quiet", {title: "..."}, "text", child, [children]). Functions are listeners; null is left out. */
 export function h(kind, ...rest) {
   const [tag, ...classes] = kind.split(".");
   const element = document.createElement(tag || "div");
@@ -18,13 +18,13 @@ export function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Put these in place of what an element holds. */
+/** Replace the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat(3).filter(isShown));
   return element;
 }
 
-/** The same as fill, but what is the same stays: a selection, the focus, the place in a scrolled list. */
+/** Like fill, but equal children stay, with a selection, the focus and the scroll position. */
 export function patch(element, ...children) {
   const wanted = document.createElement("div");
   fill(wanted, ...children);
@@ -44,14 +44,14 @@ function patchChildren(element, wanted) {
 
 function patchNode(old, node) {
   if (old.nodeType === Node.TEXT_NODE) return say(old, node.textContent);
-  const isUnfolded = old.nodeName === "DETAILS" && old.open; // by whoever reads it
+  const isUnfolded = old.nodeName === "DETAILS" && old.open; // by the reader
   for (const {name} of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
   for (const {name, value} of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (isUnfolded) old.open = true;
   patchChildren(old, node);
 }
 
-/** Change a text only where it is another one: what is selected stays selected, and nothing is laid out anew. */
+/** Change a text only if it differs, so that a selection stays and no layout is needed. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

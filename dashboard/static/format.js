@@ -1,4 +1,4 @@
-// Figures as people read them. What is not known is a dash, never a zero.
+// Texts of figures. An unknown value is a dash, never a zero.
 
 export const NONE = "–";
 const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
@@ -34,9 +34,6 @@ export function bytes(value) {
 /** 93 % */
 export const share = (value) => (isNumber(value) ? `${exact.format(Math.round(value * 1000) / 10)} %` : NONE);
 
-/** 93 % of what was recorded, or 4.5 times what was recorded */
-export const partOf = (value, what) => (isNumber(value) && value > 2 ? `${exact.format(value)} times what ${what}` : `${share(value)} of what ${what}`);
-
 /** 340 ms, 12.3 s, 4 min, 3.1 h, 2.4 days */
 export function duration(seconds) {
   if (!isNumber(seconds)) return NONE;
@@ -47,7 +44,7 @@ export function duration(seconds) {
   return `${(seconds / 86_400).toFixed(1)} days`;
 }
 
-/** "in 3.1 h", or what is the case already; null is not foreseen. */
+/** "in 3.1 h"; `already` if no time is left, "not foreseen" for null. */
 export const until = (seconds, already) => (seconds === null ? "not foreseen" : seconds > 0 ? `in ${duration(seconds)}` : already);
 
 /** 12 s ago, or "just now" */
@@ -56,7 +53,7 @@ export function ago(time, now) {
   return now - time < 1 ? "just now" : `${duration(now - time)} ago`;
 }
 
-/** 14:03:22, with the date where it is not today's */
+/** 14:03:22, with the date if it is not today's */
 export function clock(time) {
   if (!isNumber(time)) return NONE;
   const date = new Date(time * 1000);
@@ -67,11 +64,11 @@ export function clock(time) {
 const IS_TIME = /^(time|since|began)$|_(seen|cache)$/;
 const IS_COUNT = /bytes|credit|chunk|limit|inline|steps|samples|lines|caches|entries|episodes|given|lost|applied|stale/;
 
-/** What a node said, as its name lets people read it. */
+/** Text of a value that a node reports, by the kind that its name suggests. */
 export function raw(name, value) {
   if (value === null || value === undefined || value === "") return NONE;
   if (typeof value !== "number") return String(value);
-  if (IS_TIME.test(name) && value > 1e9) return clock(value > 1e15 ? value / 1e9 : value); // lives of servers are in nanoseconds
+  if (IS_TIME.test(name) && value > 1e9) return clock(value > 1e15 ? value / 1e9 : value); // the lives of servers are in nanoseconds
   if (!Number.isInteger(value)) return String(Number(value.toPrecision(6)));
   return IS_COUNT.test(name) ? count(value) : String(value);
 }

@@ -1,31 +1,31 @@
-// Names that explain themselves: a dotted line below a name, and a bubble with what it means, by pointer, touch or keyboard.
+// Explained names: a dotted underline, and a bubble with the meaning, opened by pointer, touch or keyboard.
 import {fill, h} from "./dom.js";
 import {ago, bytes, count, duration, figure, share} from "./format.js";
 import {address} from "./router.js";
 import {TERMS} from "./terms.js";
 
-const DELAY = 350; // ms that a pointer rests on a name before its bubble comes
+const DELAY = 350; // ms for which the pointer rests on a name before its bubble opens
 const EDGE = 8; // px between a bubble and the window's edge
 
-/** A name that explains itself; `text` where it is called otherwise here. Without an entry in TERMS it is text. */
+/** An explained name, shown as `text`; plain text if TERMS has no entry. */
 export function term(name, text = TERMS[name]?.title ?? name) {
   return TERMS[name] ? h("button.term", {type: "button", "data-term": name, "aria-haspopup": "dialog"}, text) : text;
 }
 
 const FORMATS = {bytes, count, share, s: duration, ago: (time) => ago(time, Date.now() / 1000)};
 
-/** A column of a table for a figure of its rows, "TableRow.held_bytes": {name, title, term, format, value, number} and what is given beside. */
-export function column(named, given = {}) {
+/** A column of a table for a figure such as "TableRow.held_bytes": {name, title, term, format, value, number}, changed by `overrides`. */
+export function column(named, overrides = {}) {
   const {title, unit} = TERMS[named];
   const name = named.split(".")[1];
-  const format = given.format ?? FORMATS[unit] ?? figure;
-  return {name, title, term: named, format, value: (row) => format(row[name]), number: true, ...given};
+  const format = overrides.format ?? FORMATS[unit] ?? figure;
+  return {name, title, term: named, format, value: (row) => format(row[name]), number: true, ...overrides};
 }
 
-/** Sentences about a name, for an attribute. */
+/** Meaning and formula of a name, for an attribute. */
 export const explained = (name) => (TERMS[name] ? [TERMS[name].text, TERMS[name].formula].filter(Boolean).join(" ") : null);
 
-/** From now on every name in the document has its bubble. */
+/** Open a bubble for each explained name of the document from now on. */
 export function startHelp() {
   const bubble = h("div.bubble", {id: "help", popover: "auto", role: "dialog"});
   document.body.append(bubble);
@@ -61,7 +61,7 @@ function draw(bubble, name) {
     h("p.quiet", h("a", {href: address("glossary", {term: name})}, "All terms"), docs && ` · more in docs/${docs}`));
 }
 
-/** Below a name, or above it where there is no room; always within the window. */
+/** Place the bubble below a name, or above it if there is no room below; always within the window. */
 function place(bubble, {left, top, bottom}) {
   const {width, height} = bubble.getBoundingClientRect();
   const isBelow = bottom + height + 2 * EDGE < innerHeight;

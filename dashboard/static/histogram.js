@@ -1,5 +1,5 @@
-// Small drawings of SVG. Bars over three marks of the axis show how many values lie where; lines stand beside figures, and in place
-// of charts where uPlot is not installed.
+// Small SVG drawings: histograms with three marks on the axis, and lines beside figures, or in place of charts if uPlot is not
+// installed.
 import {h, svg} from "./dom.js";
 import {count, figure} from "./format.js";
 
@@ -14,9 +14,9 @@ const BAR = 10; // of width, stretched to the card
  * widths, whatever their scale.
  */
 export function histogram({bounds, counts, zeros = 0, least, greatest}, title, format = figure) {
-  if (!counts.length) return h("p.empty", zeros ? `All ${count(zeros)} are 0.` : "There is nothing to count yet.");
+  if (!counts.length) return h("p.empty", zeros ? `All ${count(zeros)} are 0.` : "There are no values yet.");
   const known = counts.filter(Boolean);
-  if (isAlike(least, greatest, zeros)) return h("div.histogram", h("p.alike", `All ${count(sum(known))} are ${format(least)}: nothing to spread.`));
+  if (isAlike(least, greatest, zeros)) return h("div.histogram", h("p.alike", `All ${count(sum(known))} are ${format(least)}.`));
   const most = Math.max(...counts);
   const range = (at) => `${format(bounds[at])} to ${format(bounds[at + 1])}`;
   const peak = counts.indexOf(most);
@@ -33,10 +33,10 @@ export function histogram({bounds, counts, zeros = 0, least, greatest}, title, f
   });
   const marks = [0, Math.floor(counts.length / 2), counts.length].filter((at, place, all) => all.indexOf(at) === place);
   return h("div.histogram", svg("svg", frame, ...bars.flat()), h("div.marks", marks.map((at) => h("span", format(bounds[at])))),
-    zeros > 0 && h("p.quiet", `and ${count(zeros)} that are 0`));
+    zeros > 0 && h("p.quiet", `and ${count(zeros)} zeros`));
 }
 
-/** A line through values (null: none), from the least to the greatest; `label` says in words what is shown. */
+/** A line through values (null is skipped), scaled from the least to the greatest; `label` describes it for screen readers. */
 export function spark(values, label, height = 40) {
   const viewBox = `0 0 ${LENGTH} ${height}`;
   const frame = {class: "spark", viewBox, preserveAspectRatio: "none", role: "img", "aria-label": label};

@@ -1,4 +1,4 @@
-// The frame around the pages: who is let in, navigation, theme, the live state, keys.
+// Frame around the pages: login, navigation, theme, live state, keys.
 import {get, post} from "./api.js";
 import {fill, h, patch, say} from "./dom.js";
 import {clock, duration} from "./format.js";
@@ -83,7 +83,7 @@ function showLogin(problem = "") {
       token.select();
     }
   };
-  const hint = "It is in the file that the dashboard was started with (--token-file).";
+  const hint = "The token is in the file that --token-file of the dashboard names.";
   fill(content, h("h1", "Log in"), h("form.card.login", {submit},
     h("label", {for: "token"}, "Token"), token, h("button.primary", {type: "submit"}, "Log in"), message,
     h("p.quiet", hint)));
@@ -104,16 +104,16 @@ function showLive() {
   button.setAttribute("aria-pressed", String(stream.isPaused));
   say(button, texts[stream.state]);
   $("gone").hidden = stream.state !== "stale";
-  say($("gone"), stream.state === "stale" ? `The dashboard does not answer. This page shows ${since}, and goes on by itself when there is an answer.` : "");
+  say($("gone"), stream.state === "stale" ? `The dashboard does not answer. This page shows its state at ${since} and updates when the dashboard answers again.` : "");
 }
 
-/** On every page, in one line: that some addresses let everybody in. Which ones, and what closes them, unfolds. */
+/** Show on every page, in one line, that some addresses are open; the addresses and the remedy unfold. */
 function showOpen(addresses) {
   $("open").hidden = addresses.length === 0;
   const text = addresses.length === 1 ? "One address is open to everybody" : `${addresses.length} addresses are open to everybody`;
   patch($("open"), h("details", h("summary", text), h("ul", addresses.map((each) => h("li.mono", each))),
-    h("p", "Whoever reaches them can read or write. Keys (--keys) close the nodes' addresses, a token (--http-token-file, --token-file) " +
-      "closes their pages: docs/security.md.")));
+    h("p", "Everybody who can reach them can read or write. Keys (--keys) protect the nodes' addresses, and a token (--http-token-file, " +
+      "--token-file) protects their pages: docs/security.md.")));
 }
 
 function startKeys(nextTheme) {
@@ -153,7 +153,7 @@ startMenu();
 startHelp();
 $("live").addEventListener("click", () => stream.pause(!stream.isPaused));
 $("logout").addEventListener("click", async () => {
-  leave(); // before: what the page asks afterwards would be refused
+  leave(); // first, because later requests of the page would be refused
   stream.pause(true);
   await post("logout").catch(() => stream.pause(false));
   start();
@@ -162,7 +162,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   content.focus();
 });
-document.addEventListener("memoire:login", () => showLogin("Log in to go on."));
+document.addEventListener("memoire:login", () => showLogin("Log in to continue."));
 stream.addEventListener("state", showLive);
 stream.addEventListener("overview", ({detail}) => {
   say($("run"), detail.run);

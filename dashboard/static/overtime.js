@@ -1,4 +1,4 @@
-// Charts of a page over a range of time that its reader chooses: asked for and drawn in one way.
+// Charts of a page over a range of time that the reader chooses.
 import {get} from "./api.js";
 import {lineOf, makeChart} from "./charts.js";
 import {withGaps} from "./curves.js";
@@ -11,7 +11,7 @@ const RANGES = [["300", "5 minutes"], ["3600", "1 hour"], ["86400", "1 day"], ["
 /** A choice of a range; `change` gets {range}. */
 export const rangeChoice = (range, change) => choice("Range", RANGES, range ?? "300", (chosen) => change({range: chosen}));
 
-/** {since, until} for a state of a page: a stretch that was chosen, or the newest so many seconds. */
+/** {since, until} for a state of a page: the chosen stretch, or the newest `range` seconds. */
 export function spanOf({since, until, range = "300"}, stream) {
   if (since) return {since, until};
   if (range === "all") return {since: 0};
@@ -20,8 +20,8 @@ export function spanOf({since, until, range = "300"}, stream) {
 
 /**
  * An element with the choice of a range and charts below it. `kinds` are options of makeChart, `sync` is the name of their cross-hair.
- * `linesOf(names)` gets the names of all figures that there are, and says what each chart draws: {figure: title of its line}, or
- * [figures, found => lines] where lines are calculated; null hides all. `classes` are those of the charts' place, `usual` is the first range.
+ * `linesOf(names)` gets the names of all known figures and returns the lines of each chart: {figure: title of its line}, or
+ * [figures, curves => lines] if lines are calculated; null hides all. `classes` are those of the charts' place, `usual` is the first range.
  */
 export function makeOverTime({kinds, linesOf, sync, heading = "Over time", classes = "grid.wide", usual = "300"}, {parameters, stream, signal}) {
   const state = {range: parameters.get("range") ?? usual};
@@ -39,10 +39,10 @@ export function makeOverTime({kinds, linesOf, sync, heading = "Over time", class
     element.hidden = drawn === null;
     if (element.hidden) return;
     const name = drawn.flatMap((each) => (Array.isArray(each) ? each[0] : Object.keys(each)));
-    const found = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
+    const curves = await get("curves", {name, points: 300, ...spanOf(state, stream)}, signal);
     drawn.forEach((each, at) => {
-      const lines = Array.isArray(each) ? each[1](found) : Object.entries(each).map(([figure, title]) => lineOf(found, figure, title));
-      charts[at].set(...withGaps(found, lines), {away: found.away});
+      const lines = Array.isArray(each) ? each[1](curves) : Object.entries(each).map(([figure, title]) => lineOf(curves, figure, title));
+      charts[at].set(...withGaps(curves, lines), {away: curves.away});
     });
   }, (error) => showProblem(message, error));
   return element;

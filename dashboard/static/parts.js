@@ -1,19 +1,19 @@
-// Pieces that several pages are made of.
+// Elements that several pages share.
 import {fill, h} from "./dom.js";
 import {term} from "./help.js";
 
 /** A list of facts: [["what", "value" or element], ...]. */
 export const facts = (rows) => h("dl.facts", rows.map(([what, value]) => [h("dt", what), h("dd", value)]));
 
-/** What a page shows where there is nothing: what that means, and what to do. */
+/** Text in place of missing data: the reason, and advice. */
 export const empty = (...text) => h("p.empty", ...text);
 
-/** What went wrong, for people. */
+/** The message of an error. */
 export const problem = (error) => h("p.problem", {role: "alert"}, error.message);
 
 /**
  * A table out of columns {title, value(row), number?, term?} and rows; a title with a term explains itself. `instead(row)` is null, or
- * {after, kind, text} for a row of which only the first `after` cells are known: one cell says why in place of the rest.
+ * {after, kind, text} for a row of which only the first `after` cells are known: one cell gives the reason in place of the rest.
  */
 export function table(caption, columns, rows, instead = () => null) {
   const head = h("tr", columns.map((column) => h(`th${column.number ? ".number" : ""}`, {scope: "col"}, titleOf(column))));
@@ -42,7 +42,7 @@ export function choice(label, options, value, change) {
   return select;
 }
 
-/** A search field that waits until somebody stops typing. */
+/** A search field that calls `change` when the reader stops typing. */
 export function searchField(label, value, change) {
   let timer = 0;
   const input = h("input", {type: "search", placeholder: label, "aria-label": label, value, spellcheck: "false",
@@ -54,10 +54,10 @@ export function searchField(label, value, change) {
 }
 
 /**
- * Do something again and again while the page is there, but never twice at once; returns a function that does it now. `told` gets what
- * went wrong, or null.
+ * Repeat `work` while the page is open, but never twice at once; return a function that runs it now. `report` gets an error, or
+ * null.
  */
-export function every(seconds, signal, stream, work, told = (error) => error && console.info(error.message)) {
+export function every(seconds, signal, stream, work, report = (error) => error && console.info(error.message)) {
   let isBusy = false;
   let isWanted = false;
   const run = async () => {
@@ -66,9 +66,9 @@ export function every(seconds, signal, stream, work, told = (error) => error && 
     isBusy = true;
     try {
       await work();
-      told(null);
+      report(null);
     } catch (error) {
-      if (error.name !== "AbortError") told(error);
+      if (error.name !== "AbortError") report(error);
     } finally {
       isBusy = false;
       if (isWanted) run();
@@ -80,10 +80,10 @@ export function every(seconds, signal, stream, work, told = (error) => error && 
   return run;
 }
 
-/** Put an error in an element, or take it away. */
+/** Show an error in an element, or clear the element. */
 export const showProblem = (element, error) => fill(element, error && problem(error));
 
-/** A figure by itself: what it is called, its value, and what more there is to say. */
+/** A card of one figure: its label, its value and further text. */
 export const tile = (label, value, rest, ...more) => h("section.card.tile", h("div.label", label), h("div.value", value), rest && h("div.rate", rest), ...more);
 
 /** A menu of boxes to tick, [{name, label}]; `change` gets a name and whether it is ticked. */
@@ -94,7 +94,7 @@ export function tickMenu(title, boxes, chosen, change, isOpen = false) {
   })));
 }
 
-/** The `route` of a page whose parts are opened by its state: `open(state, signal)` is called anew for each, and the one before is ended. */
+/** The `route` of a page with parts: calls `open(state, signal)` for each state, after it aborts the part before. */
 export function routed(signal, open) {
   let shown = new AbortController();
   signal.addEventListener("abort", () => shown.abort());

@@ -1,4 +1,4 @@
-// The curve that a run is about: what episodes return, over steps, time or versions of the model, beside other runs, with the goal.
+// Chart of the returns of episodes over steps, time or model versions, beside other runs and the goal.
 import {get} from "./api.js";
 import {makeChart} from "./charts.js";
 import {columnsOf, marksOf, placesOn, ticksOf, together} from "./curves.js";
@@ -12,20 +12,20 @@ const POINTS = 400;
 const MOST_BESIDE = 5;
 const MOST_RUNS = 20; // in the menu
 const SMOOTH = {off: 1, some: 5, much: 20};
-const ACTORS = "The middle actor, by its last 20 episodes. Shades hold half of the actors, and 8 in 10.";
-const EPISODES = "Mean of the episodes that ended; the shade reaches from the least to the greatest.";
+const ACTORS = "Median of the actors, each by its last 20 episodes. The shades hold half of the actors, and 8 in 10 of them.";
+const EPISODES = "Mean of the episodes that ended; the shade spans the lowest to the highest return.";
 
 const isChosen = (state) => (state.beside ? state.beside.split("\n") : []);
 
-/** Runs that are drawn: the one that is counted now, if there is one, and those that were chosen beside it. */
+/** Runs to draw: the current one, if there is one, and those chosen beside it. */
 export function shownRuns(runs, state) {
   const beside = isChosen(state).map((name) => runs.find((run) => run.name === name && !run.is_current)).filter(Boolean);
   return [...runs.filter((run) => run.is_current), ...beside.slice(0, MOST_BESIDE)];
 }
 
 /**
- * {element, refresh(), newest}: the chart with its controls. `state` is of the page: over, beside, smooth; `change(changes)` remembers
- * parts of it. `newest` is what the curve of the run that is counted now said last: {values, times}.
+ * {element, refresh(), values}: the chart with its controls. `state` is of the page: over, beside, smooth; `change(changes)` remembers
+ * parts of it. `values` are the known values of the first run's curve as last drawn.
  */
 export function makeReturns({state, change, stream, signal, height}) {
   const tools = h("div.bar.tools-of-chart");
@@ -49,9 +49,9 @@ export function makeReturns({state, change, stream, signal, height}) {
 
   async function curvesOf(run, names) {
     if (!run.is_current && cached.has(run.name)) return cached.get(run.name);
-    const found = await get("curves", {run: run.name, name: names, since: 0, points: POINTS}, signal);
-    if (!run.is_current) cached.set(run.name, found);
-    return found;
+    const curves = await get("curves", {run: run.name, name: names, since: 0, points: POINTS}, signal);
+    if (!run.is_current) cached.set(run.name, curves);
+    return curves;
   }
 
   function draw(runs, answers, axis, topic, events, goal) {
@@ -62,7 +62,7 @@ export function makeReturns({state, change, stream, signal, height}) {
     const lines = sources.map(({kind, columns: own}, at) => {
       const mine = columns.slice(first, first + own.length);
       first += own.length;
-      const name = isOne ? (kind === "actors" ? "middle actor" : "mean of episodes") : runs[at].name;
+      const name = isOne ? (kind === "actors" ? "median actor" : "mean of episodes") : runs[at].name;
       return lineOf(kind, name, mine, isOne, at);
     });
     const answer = answers[0];
@@ -78,7 +78,7 @@ export function makeReturns({state, change, stream, signal, height}) {
     }
     chart.set(x, lines, extras);
     fill(note, sources[0]?.kind === "actors" ? ACTORS : EPISODES, extras.ticks?.length ? " Ticks at the foot: a new model." : "");
-    made.values = sources[0] ? sources[0].columns[0].filter((value) => value !== null && value !== undefined) : [];
+    returns.values = sources[0] ? sources[0].columns[0].filter((value) => value !== null && value !== undefined) : [];
   }
 
   function drawTools(runs, topics) {
@@ -93,19 +93,19 @@ export function makeReturns({state, change, stream, signal, height}) {
       choice("Over", overs, state.over ?? "steps", (over) => change({over})));
   }
 
-  if (!stream.newest) stream.addEventListener("overview", refresh, {once: true, signal}); // it has the goal
-  const made = {element: chart.element, refresh, values: []};
-  return made;
+  if (!stream.newest) stream.addEventListener("overview", refresh, {once: true, signal}); // the overview has the goal
+  const returns = {element: chart.element, refresh, values: []};
+  return returns;
 }
 
-/** Runs are compared by the time since they began, not by the day. */
+/** Several runs are compared by the time since their beginning, not by the time of day. */
 function axisOf(over = "steps", runs, topics) {
   if (over === "version" && topics.length) return "version";
   if (over !== "time") return "steps";
   return runs > 1 ? "elapsed" : "time";
 }
 
-/** Columns of one run: of its actors, or of its episodes where there is but one actor. */
+/** Columns of one run: of its actors, or of its episodes if the actors are not known apart. */
 function sourceOf(answer, axis, topic, began, width) {
   const xs = placesOn(axis, answer, began, topic);
   const isOfActors = answer.mean.return_p50?.some((value) => value !== null);
@@ -122,10 +122,10 @@ function lineOf(kind, name, columns, isOne, shade) {
   return {name, shade, values, bands};
 }
 
-/** Which runs are drawn beside this one. */
+/** A menu of the runs to draw beside this one. */
 function besideMenu(others, chosen, isOpen, change) {
   if (!others.length) return null;
   const toggle = (name, isOn) => change(isOn ? [...chosen, name].slice(-MOST_BESIDE) : chosen.filter((each) => each !== name));
   const boxes = others.map(({name, facts}) => ({name, label: [name, h("span.quiet", figure(facts.return_mean))]}));
-  return tickMenu(chosen.length ? `Beside ${chosen.length} run${chosen.length > 1 ? "s" : ""}` : "Compare with", boxes, chosen, toggle, isOpen);
+  return tickMenu(chosen.length ? `Compared with ${chosen.length} run${chosen.length > 1 ? "s" : ""}` : "Compare with", boxes, chosen, toggle, isOpen);
 }

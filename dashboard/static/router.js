@@ -1,4 +1,4 @@
-// Which page, and with which state: all of it is in the address after "#/", so that it can be sent to somebody.
+// Routing: the page and its state are in the address after "#/", so that a link shows the same view.
 
 /** {page, parameters} of the address as it is now. */
 export function here() {
@@ -6,7 +6,7 @@ export function here() {
   return {page: path || "overview", parameters: new URLSearchParams(search)};
 }
 
-/** The address of a page with a state; what is empty is left out. */
+/** The address of a page with a state; empty values are left out. */
 export function address(page, state = {}) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {

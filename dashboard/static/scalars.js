@@ -1,10 +1,10 @@
-// Scalars that learners send under names of their own: which of them belong together, and what they are called here.
+// Scalars that actors and learners report: their titles and their groups.
 import {figure, share, words} from "./format.js";
 
 const IS_SCALAR = /^(client|learner)\./;
 const HIDDEN = new Set(["recent_return", "learner_steps", "model_version", "lag_mean", "lag_max", "trainer_waits"]); // other charts show them
 
-/** {title, unit, term?, format?} of scalars that are known by name; others are called as they are. */
+/** {title, unit, term?, format?} of scalars with known names; others keep their names. */
 const KNOWN = {
   test_return: {title: "Test return", unit: "episodes that are not learned from", term: "test_return"},
   test_length: {title: "Length of test episodes", unit: "steps", term: "Learning.length_mean"},
@@ -14,7 +14,7 @@ const KNOWN = {
   clip_fraction: {title: "Clipped ratios", unit: "share of the entries", term: "clip_fraction", format: share, top: 0.1},
   ratio: {title: "Probability ratio", unit: "new policy to old", term: "ratio"},
   value_loss: {title: "Value loss", term: "value_loss"},
-  explained_variance: {title: "Explained variance", unit: "1 is all of it", term: "explained_variance"},
+  explained_variance: {title: "Explained variance", unit: "1 is perfect", term: "explained_variance"},
   loss: {title: "Loss"},
   grad_norm: {title: "Gradient norm", unit: "before it is clipped", term: "grad_norm"},
 };
@@ -33,10 +33,10 @@ const REST = "Other figures";
 const rest = (name) => name.slice(name.indexOf(".") + 1);
 const known = (name) => SAME[rest(name)] ?? rest(name);
 
-/** Whether other places show a scalar better. */
+/** True if another chart shows the scalar. */
 export const isHidden = (name) => HIDDEN.has(name);
 
-/** Names of figures that the page Learning draws, out of all that there are. */
+/** Names of the figures that the page Learning draws, out of all names. */
 export const drawn = (names) => ["length", "test_return", "test_length", ...new Set(names.filter((name) => IS_SCALAR.test(name) && !isHidden(rest(name))))];
 
 /** [[heading, names]] in their order; only those that there are. */
@@ -46,10 +46,10 @@ export function grouped(names) {
   return [...groups, [REST, names.filter((name) => !taken.has(name))]].filter(([, own]) => own.length);
 }
 
-/** What the chart of a figure is called: {title, unit, term, format}. */
+/** {title, unit, term, format} of the chart of a figure. */
 export function called(name) {
   if (name === "length") return {title: "Length of episodes", unit: "steps", term: "Learning.length_mean"};
-  const found = KNOWN[known(name)];
-  const plain = {title: words(rest(name)).replace(/^./, (letter) => letter.toUpperCase()), ...found, format: found?.format ?? figure};
+  const entry = KNOWN[known(name)];
+  const plain = {title: words(rest(name)).replace(/^./, (letter) => letter.toUpperCase()), ...entry, format: entry?.format ?? figure};
   return name.startsWith("client.") ? {...plain, unit: "mean of the actors"} : plain;
 }

@@ -1,6 +1,5 @@
-// The cluster as it changes: one overview a second, as server-sent events; asked for now and then where there is no
-// stream. Its state is always one of: connecting, live, paused, stale, recorded
-// (a run out of a file, which never changes).
+// Stream of overviews: one a second, as server-sent events; polled if there is no stream. Its state is one of: connecting,
+// live, paused, stale, recorded (a run from a file, which never changes).
 import {at, get} from "./api.js";
 
 const STALE_AFTER = 4000;
@@ -21,7 +20,7 @@ export class Stream extends EventTarget {
     document.addEventListener("visibilitychange", () => (document.hidden ? this.#close() : this.open()));
   }
 
-  /** When the newest overview came, in milliseconds since 1970; 0: none yet. */
+  /** Time at which the newest overview arrived, in milliseconds since 1970; 0 if none has. */
   get heard() {
     return this.#heard;
   }

@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it. "?theme=dark" in the address is for pages that are shown inside others.
+// Theme: light, dark or the system's. "?theme=dark" in the address is for pages embedded in others.
 
 const KEY = "memoire.theme";
 const NAMES = ["system", "light", "dark"];
@@ -34,7 +34,7 @@ export function colour(name) {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const value = getComputedStyle(probe).color;
   probe.remove();
-  return found;
+  return value;
 }

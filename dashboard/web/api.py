@@ -337,7 +337,7 @@ class Api:
         asked, places = [server] if server else servers, logs.read_cursor(cursor)
         return _json(logs.search(self._aggregator.ask_servers, asked, wanted, places, direction, limit))
 
-    # ---------------------------------------------------------------------------------------------------- who is let in
+    # ---------------------------------------------------------------------------------------------------- access
 
     def session(self, request: Request) -> Response:
         """Return whether a token is needed, and whether the request is let in."""

@@ -58,7 +58,7 @@ class WatchedNode:
     url: str
     name: str
     is_up: Annotated[bool, gauge("dashboard_node_up", "Up", "1 if the node answers, 0 if not.")]
-    took: Annotated[float, gauge("dashboard_node_seconds", "Answer", "Seconds that its newest answer took.")]
+    took: Annotated[float, gauge("dashboard_node_seconds", "Answer", "Seconds that the newest answer took.")]
     # fmt: on
 
 
@@ -70,8 +70,8 @@ class ScrapedDashboard(PageGuard):
     listeners: Annotated[int, gauge("dashboard_listeners", "Listeners", "Programs that follow the stream.")]
     history_failed: Annotated[bool, gauge("dashboard_history_failed", "History failed", "1 while the history cannot be "
         "written, 0 otherwise.")]
-    time: Annotated[float | None, gauge("dashboard_overview_timestamp_seconds", "Newest overview", "When the newest "
-        "overview was made, in seconds since 1970.")]
+    time: Annotated[float | None, gauge("dashboard_overview_timestamp_seconds", "Newest overview", "Time of the newest "
+        "overview in seconds since 1970.")]
     nodes: Annotated[Sequence[WatchedNode], by("url name", "url name")]
     # fmt: on
 

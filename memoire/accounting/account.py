@@ -28,7 +28,7 @@ FEEDBACK: Final = counter(
 )  # fmt: skip
 DROPPED_CACHES: Final = counter(
     "dropped_caches", "Caches not used",
-    "Caches that were not used, by reason: skipped for want of credit, rejected on arrival, overwritten unused.",
+    "Caches that were not used, by reason: skipped for lack of credit, rejected on arrival, overwritten unused.",
     label="reason",
 )  # fmt: skip
 
@@ -219,7 +219,7 @@ class Totals:
         docs="guarantees.md")] = 0
     steps: Annotated[int, counter("steps", "Steps", "Entries of this run that clients recorded.",
         docs="guarantees.md")] = 0
-    pushed_caches: Annotated[int, counter("pushed_caches", "Caches pushed", "Caches that clients say they pushed.",
+    pushed_caches: Annotated[int, counter("pushed_caches", "Caches pushed", "Pushed caches, as clients report.",
         formula="accepted + rejected + lost + on the way")] = 0
     pushed_bytes: int = 0
     skipped_caches: Annotated[int, DROPPED_CACHES("skipped", "Skipped", formula="skipped ÷ (skipped + pushed)",
@@ -237,19 +237,19 @@ class Totals:
     accepted_samples: int = 0
     rejected_caches: Annotated[int, DROPPED_CACHES("rejected", "Rejected", docs="errors.md"), counter("rejected_caches",
         "Rejected", "Caches that were rejected on arrival, such as those of another schema.", of="cluster")] = 0
-    lost_caches: Annotated[int, gauge("missing_caches", "Lost", "Caches that later ones overtook, or whose client left "
-        "first; fewer when they arrive after all.", docs="guarantees.md")] = 0
+    lost_caches: Annotated[int, gauge("missing_caches", "Lost", "Caches that a later one overtook, or whose client "
+        "left first. The figure falls if they arrive later.", docs="guarantees.md")] = 0
     lost_bytes: int = 0
-    dropped_lines: Annotated[int, counter("dropped_log_lines", "Log lines dropped", "Log lines that clients did not "
-        "take: too many waited to be sent.", docs="settings.md")] = 0
+    dropped_lines: Annotated[int, counter("dropped_log_lines", "Log lines dropped", "Log lines that clients dropped "
+        "because too many waited to be sent.", docs="settings.md")] = 0
     returns_count: int = 0
     returns_sum: float = 0.0
     applied: Annotated[int, shown("Priorities set", "TD errors that learners reported and that became priorities.",
         docs="sampling.md")] = 0
-    stale: Annotated[int, shown("Too late", "TD errors that learners reported after their entry had made room for "
-        "another one. They change nothing.", docs="sampling.md")] = 0
-    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that no client fetched: it had ended, or too many "
-        "waited for it.")] = 0
+    stale: Annotated[int, shown("Too late", "TD errors that arrived after their entry was overwritten. They change "
+        "nothing.", docs="sampling.md")] = 0
+    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that were not fetched, because the client had ended "
+        "or too many waited for it.")] = 0
     # fmt: on
 
 

@@ -337,8 +337,8 @@ class FolderStats:
 
     # fmt: off
     bytes: Annotated[int, gauge("state_bytes", "State folder", "Bytes of the files in the state folder.")]
-    free_bytes: Annotated[int, gauge("state_disk_free_bytes", "Free", "Bytes that the disk of the state folder has "
-        "left for this process.", adds="min")]
+    free_bytes: Annotated[int, gauge("state_disk_free_bytes", "Free", "Free bytes for this process on the disk of the "
+        "state folder.", adds="min")]
     disk_bytes: Annotated[int, gauge("state_disk_bytes", "Disk", "Size of the disk of the state folder.", adds="min")]
     trouble: Annotated[str, adding("any")]
     """Current trouble with the disk, for people; empty if the disk works."""

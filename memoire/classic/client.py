@@ -38,6 +38,10 @@ class ClientMemory(ReplayMemory):
 class ReplayMemoryClient(ClosingContext, StrictAttributes):
     """Actor's client: a local memory, from which caches are drawn and pushed to the server.
 
+    Example:
+        client = memoire.ReplayMemoryClient("tcp://server:5562", "tcp://server:5560", "tcp://server:5561")
+        client.rem.new_episode()
+
     Args:
         sub_endpoint: Address at which the server publishes.
         req_endpoint: Address of a request worker, or of a proxy in front of several.

@@ -35,6 +35,10 @@ def _parameter(name: str, doc: str) -> Any:
 class ReplayMemory(StrictAttributes):
     """Local memory of episodes, from which samples are drawn in proportion to their weight.
 
+    Example:
+        state, action, number = np.zeros(4, np.float32), np.zeros((), np.int64), np.zeros((), np.float32)
+        memory = memoire.ReplayMemory(state, action, number, number, number, number, np.zeros(()), 1000)
+
     Args:
         state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: Templates: arrays with the dtype
             and shape (without a batch axis) of every entry. A Gymnasium space, a structured dtype's array, or a dict or

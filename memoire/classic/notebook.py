@@ -23,7 +23,11 @@ from memoire.errors import EmptyMemory, ParameterError
 
 @dataclass
 class Transition:
-    """One step with the notebook's fields; each instance has its own arrays."""
+    """One step with the notebook's fields; each instance has its own arrays.
+
+    Example:
+        step = memoire.Transition(reward=1.0, done=1)
+    """
 
     current_state: NDArray[Any] = field(default_factory=lambda: np.zeros((1, 10)))
     action: int = 0
@@ -78,8 +82,8 @@ class PrioritizedReplayBuffer(StrictAttributes):
         ParameterError: capacity or alpha is out of its range.
 
     Example:
-        buffer = PrioritizedReplayBuffer(1000, alpha=0.6)
-        buffer.extend(Transition(reward=float(step)) for step in range(10))
+        buffer = memoire.PrioritizedReplayBuffer(1000, alpha=0.6)
+        buffer.extend(memoire.Transition(reward=float(step)) for step in range(10))
         samples = buffer.sample(4, beta=0.4)
         buffer.update_priorities(samples["indexes"], [1.0, 2.0, 0.5, 3.0], samples["handles"])
     """

@@ -75,6 +75,11 @@ class ServerMemory(ReplayMemory):
 class ReplayMemoryServer(ClosingContext, StrictAttributes):
     """Learner's server: receives caches, counters and log lines of many clients, and returns batches.
 
+    Example:
+        state, action, number = np.zeros(4, np.float32), np.zeros((), np.int64), np.zeros((), np.float32)
+        fields = (state, action, number, number, number, number, np.zeros(()))
+        server = memoire.ReplayMemoryServer(*fields, 1000, "tcp://*:5562", 100)
+
     Args:
         state_buf, action_buf, reward_buf, prob_buf, value_buf, qvest_buf, info_buf: See `ReplayMemory`.
         max_step: Entries of a client's memory, unless `sync_sizes` sets another number; 0: as many as fit 256 MiB.

@@ -125,6 +125,11 @@ def connect(
 class Client(Node):
     """One client of a cluster; `connect` makes it. All methods may be called from any thread.
 
+    Example:
+        with memoire.connect(server.endpoint) as client:
+            client.writer().step(np.zeros(4), 0, 1.0, False, False, np.ones(4))
+            client.log("one step")
+
     Args:
         request: Address for requests.
         push, subscribe: Addresses for caches and notices, if they differ from those that the server names.

@@ -321,17 +321,17 @@ class ClientStats:
     """Number of caches pushed. If the server stores episodes, all counts of caches count episodes instead."""
     pushed_bytes: Annotated[int, counter("client_pushed_bytes", "Bytes pushed", "Bytes of these caches.")]
     accepted_caches: Annotated[int, counter("client_accepted_caches", "Accepted",
-        "Caches that the home says it has taken.")]
+        "Caches that the home accepted.")]
     received_bytes: int
     rejected: dict[str, int]
-    lost_caches: Annotated[int, gauge("client_missing_caches", "Lost", "Caches that were pushed and are given up; "
-        "fewer when they arrive after all.")]
+    lost_caches: Annotated[int, gauge("client_missing_caches", "Lost", "Pushed caches that count as lost. The figure "
+        "falls if they arrive later.")]
     lost_bytes: int
     in_flight_caches: int
-    in_flight_bytes: Annotated[int, gauge("client_in_flight_bytes", "On the way", "Bytes of caches of which no answer "
-        "has come yet.")]
-    credit: Annotated[int, gauge("client_credit_bytes", "Credit", "Bytes that may be on the way: what the home grants, "
-        "or less where configure_limits says so.")]
+    in_flight_bytes: Annotated[int, gauge("client_in_flight_bytes", "On the way", "Bytes of pushed caches that the "
+        "home has not acknowledged yet.")]
+    credit: Annotated[int, gauge("client_credit_bytes", "Credit", "Bytes that may be in flight: the home's grant, or "
+        "less if configure_limits sets less.")]
     granted: int
     """Bytes that the home grants."""
     on_full: str
@@ -340,8 +340,8 @@ class ClientStats:
         "window.")]
     compression: str
     """Compression in use: that of the parameters, or the choice of "auto", if the home can decompress it."""
-    passed_steps: Annotated[int, counter("client_passed_steps", "Passed steps", "Entries recorded beyond what was "
-        "granted, while the home told this client to wait, and not pushed.")]
+    passed_steps: Annotated[int, counter("client_passed_steps", "Passed steps", "Entries recorded beyond the grant "
+        "while the home made this client wait; they are not pushed.")]
     held_back: str
     """Reason why the client has to wait now; "" if it need not. See `samples_per_insert_tolerance`."""
     held_back_for: Annotated[float, counter("client_held_back_seconds", "Held back", "Seconds that recording waited "
@@ -350,8 +350,8 @@ class ClientStats:
         "the window was full.", docs="cluster.md")]
     not_pushed: dict[str, int]
     """Number of calls of push_cache and push_episode, the writer's included, that pushed nothing, by reason."""
-    waiting_lines: Annotated[int, gauge("client_waiting_lines", "Lines waiting", "Log lines that the home does not "
-        "have yet.")]
+    waiting_lines: Annotated[int, gauge("client_waiting_lines", "Lines waiting", "Log lines that the home has not "
+        "acknowledged yet.")]
     waiting_line_bytes: int
     dropped_lines: Annotated[int, counter("client_dropped_lines", "Lines dropped",
         "Log lines that log() did not take.")]
@@ -360,8 +360,8 @@ class ClientStats:
     parameters_version: int
     models: Annotated[dict[str, int], gauge("client_model_version", "Models", "Newest version of each topic that this "
         "client has.", label="topic")]
-    skipped_models: Annotated[int, counter("client_skipped_models", "Models skipped", "Versions of models that were "
-        "passed over, because newer ones were there.")]
+    skipped_models: Annotated[int, counter("client_skipped_models", "Models skipped", "Model versions that were "
+        "skipped because newer ones existed.")]
     fetched_bytes: int
     """Bytes of models that were fetched by request, since no notice brought them."""
     resubscribed: int

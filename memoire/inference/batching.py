@@ -407,16 +407,15 @@ class JobStats:
     # fmt: off
     open: Annotated[int, gauge("jobs_open", "Open", "Jobs of an agent that no observer has.")] = 0
     leased: Annotated[int, gauge("jobs_leased", "Leased", "Jobs of an agent that an observer has.")] = 0
-    observers: Annotated[int, gauge("jobs_observers", "Observers", "Observers that were heard of within the time of a "
+    observers: Annotated[int, gauge("jobs_observers", "Observers", "Observers that sent a message within the time of a "
         "lease.")] = 0
-    done: Annotated[int, counter("jobs_done", "Done", "Jobs whose result came.")] = 0
-    failed: Annotated[int, counter("jobs_failed", "Failed", "Jobs of which the observer's function raised an "
-        "error.")] = 0
+    done: Annotated[int, counter("jobs_done", "Done", "Jobs whose result arrived.")] = 0
+    failed: Annotated[int, counter("jobs_failed", "Failed", "Jobs whose observer's function raised an error.")] = 0
     cancelled: Annotated[int, counter("jobs_cancelled", "Cancelled", "Jobs that were cancelled.")] = 0
     lost: Annotated[int, counter("jobs_lost", "Lost", "Jobs whose last lease ended without a result.")] = 0
     expired: Annotated[int, counter("jobs_expired", "Expired", "Leases that ended without a result.")] = 0
-    late: Annotated[int, counter("jobs_late", "Late", "Results that came too late, or of too old weights, to be "
-        "used.")] = 0
+    late: Annotated[int, counter("jobs_late", "Late", "Results not used because they came too late or from too old "
+        "weights.")] = 0
     # fmt: on
 
 
@@ -429,14 +428,13 @@ class StartsStats:
     """Name of the origin of the states."""
     kept: Annotated[int, gauge("starts_kept", "States kept", "States from which episodes may start now: the best "
         "ones.")]
-    draws: Annotated[int, counter("starts_draws", "Episodes started from them", "How often a state was handed out to "
-        "start an episode.")]
-    best: Annotated[float, gauge("starts_best_cost", "Best cost", "The least cost of all states that were ever kept to "
-        "start from.", adds="min")]
+    draws: Annotated[int, counter("starts_draws", "Episodes started from them", "Number of states handed out to start "
+        "an episode.")]
+    best: Annotated[float, gauge("starts_best_cost", "Best cost", "Lowest cost of all states ever kept.", adds="min")]
     first: float
     """Cost of the first state."""
-    lineage: Annotated[tuple[tuple[float, int], ...], shown("Lineage", "The way from the first state to the best one, "
-        "with the cost of the states on it that are still known.")]
+    lineage: Annotated[tuple[tuple[float, int], ...], shown("Lineage", "Ancestors of the best state, from the first "
+        "state on, with their costs if still known.")]
     """Cost and number of steps from the first state, for each ancestor of the best; the newest `MAX_LINEAGE`."""
     # fmt: on
 
@@ -451,38 +449,38 @@ class InferenceStats:
     topic: str
     """Topic of the models that the node follows; "" if it follows none."""
     uptime: Annotated[float, UPTIME]
-    requests: Annotated[int, counter("inference_requests", "Requests", "Requests that were answered or refused, those "
-        "that came again too.")]
-    rows: Annotated[int, counter("inference_rows", "Rows", "Rows (observations) that clients asked for; an actor with "
-        "eight environments asks for eight rows at a time.", docs="remote-policies.md")]
-    batches: Annotated[dict[str, int], counter("inference_batches", "What makes a batch due",
-        "Calls of the function, by what made them due: the batch is full, every client that is alive has asked, or the "
-        "oldest request has waited long enough (max_wait).", label="reason", docs="remote-policies.md")]
-    batched_rows: Annotated[int, counter("inference_batch_rows", "Rows of batches", "Rows that the function was given, "
-        "without those that fill a batch up.")]
-    expired: Annotated[int, counter("inference_expired", "Expired", "Requests that were dropped before the function "
-        "saw them: the answer was not needed any more.")]
-    resends: Annotated[int, counter("inference_resends", "Resends", "Requests that came again.")]
+    requests: Annotated[int, counter("inference_requests", "Requests", "Requests that were answered or refused, "
+        "repeated ones included.")]
+    rows: Annotated[int, counter("inference_rows", "Rows", "Rows (observations) in the requests of clients; an actor "
+        "with eight environments requests eight rows at a time.", docs="remote-policies.md")]
+    batches: Annotated[dict[str, int], counter("inference_batches", "Reasons that start batches",
+        "Calls of the function, by reason: the batch is full, every alive client has a request, or the oldest request "
+        "waited max_wait.", label="reason", docs="remote-policies.md")]
+    batched_rows: Annotated[int, counter("inference_batch_rows", "Rows of batches", "Rows passed to the function, "
+        "without padding.")]
+    expired: Annotated[int, counter("inference_expired", "Expired", "Requests dropped before their batch, because "
+        "their clients no longer needed an answer.")]
+    resends: Annotated[int, counter("inference_resends", "Resends", "Repeated requests.")]
     failures: Annotated[int, counter("inference_failures", "Failures", "Batches for which the function failed.")]
     weights_failures: Annotated[int, counter("inference_weights_failures", "Models not read",
-        "Models of which no weights could be made; the former ones are still used.")]
+        "Models that the node could not read; it still uses the former weights.")]
     refused: Annotated[dict[str, int], REFUSED]
     queue_rows: Annotated[int, gauge("inference_queue_rows", "Rows that wait", "Rows that wait for their batch now. "
-        "Above queue_rows further ones are refused (busy).", docs="remote-policies.md", curve=True)]
+        "Rows above queue_rows are refused (busy).", docs="remote-policies.md", curve=True)]
     holders: Annotated[dict[str, int], HOLDER_BYTES]
     budget: Annotated[int, BUDGET_BYTES]
-    clients: Annotated[int, gauge("inference_clients", "Clients", "Actors that asked within the last second, or the "
-        "node's `alive` seconds.", docs="remote-policies.md")]
+    clients: Annotated[int, gauge("inference_clients", "Clients", "Actors that sent a request within the last second, "
+        "or the node's `alive` seconds.", docs="remote-policies.md")]
     version: Annotated[int, gauge("inference_model_version", "Version", "Version of the weights with which the next "
         "batch is computed. The node changes it between two batches.", docs="remote-policies.md", curve=True)]
     waited_seconds: float
     """Total seconds that requests waited for their batch."""
     computed_seconds: Annotated[float, counter("inference_forward_seconds", "Computed",
-        "Seconds that the function took, in all.")]
-    waits: Annotated[dict[str, Timing], counter("inference_wait_seconds", "Waited", "Seconds that requests waited from "
-        "their arrival for their batch, by what made it due.", label="reason")]
+        "Total seconds that the function took.")]
+    waits: Annotated[dict[str, Timing], counter("inference_wait_seconds", "Waited", "Seconds from the arrival of "
+        "requests to the start of their batch, by its reason.", label="reason")]
     durations: Annotated[dict[str, Timing], histogram("inference_request_duration_seconds", "Time of an answer",
-        "Seconds from the arrival of a request to its answer, by what made its batch due. The network comes on top.",
+        "Seconds from the arrival of a request to its answer, by the reason of its batch, without the network.",
         label="reason", docs="remote-policies.md")]
     security: Security
     faults: Annotated[int, FAULTS]

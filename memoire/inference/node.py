@@ -53,6 +53,14 @@ class Inference(Node):
     A batch begins as soon as its rows reach `max_batch`, or every alive client has a request in the queue, or the
     oldest request has waited `max_wait`. All rows of a batch are computed with one version of the weights.
 
+    Example:
+        def policy(columns):
+            return {"action": columns["obs"].argmax(axis=1)}
+
+        inputs, outputs = {"obs": (np.float32, (4,))}, {"action": np.int64}
+        with memoire.Inference("tcp://127.0.0.1:*", inputs, outputs, policy) as node:
+            print(node.endpoint)
+
     Args:
         endpoint: Address to listen at, such as "tcp://*:5570".
         inputs, outputs: Columns of received and returned rows, as of `Schema`; a state is not required. Values of

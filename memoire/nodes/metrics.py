@@ -49,8 +49,8 @@ class PageGuard:
     """Access to a process' addresses: the open ones, and refused connections and requests."""
 
     # fmt: off
-    open: Annotated[Sequence[str], gauge("open_endpoints", "Access", "Addresses of the node that other machines reach "
-        "and that ask for no key or token.", docs="security.md")]
+    open: Annotated[Sequence[str], gauge("open_endpoints", "Access", "Addresses of the node that other machines can "
+        "reach and that require no key or token.", docs="security.md")]
     refused: Annotated[Mapping[str, int], counter("refused_peers", "Refused", "Connections and requests that were "
         "refused because of their sender, by reason.", label="reason", docs="security.md")]
     # fmt: on
@@ -79,7 +79,7 @@ class ScrapedNode(PageGuard):
         self,
     ) -> Annotated[
         bool,
-        gauge("ready", "Ready", "1 while the node should get new clients, 0 while /readyz says why not."),
+        gauge("ready", "Ready", "1 while the node should get new clients, else 0; /readyz has the reasons."),
     ]:
         """True if the node should get new clients."""
         return not self.reasons
@@ -89,7 +89,7 @@ class ScrapedNode(PageGuard):
         self,
     ) -> Annotated[
         bool,
-        gauge("alive", "Alive", "1 while the node's threads take their turns, 0 while /livez says which one does not."),
+        gauge("alive", "Alive", "1 while all threads of the node run, 0 while one is stuck; /livez names it."),
     ]:
         """True if no thread of the node is stuck."""
         return not self.stuck

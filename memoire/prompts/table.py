@@ -388,7 +388,7 @@ class PromptStats:
     # fmt: off
     waiting: Annotated[int, PROMPTS("waiting", "Prompts by state", "Prompts by state. Waiting: no "
         "worker has it. Leased: a worker has it. Answered: its answers lack a required column. Ready: its group can be "
-        "drawn. Drawn: a trainer got it and has not committed. Committed: it was trained on. Dropped: it is not "
+        "drawn. Drawn: a trainer received it and has not committed. Committed: it was trained on. Dropped: it is not "
         "trained on. Forgotten: its epoch was removed.", formula="Σ states = prompts given", docs="language-models.md")]
     leased: Annotated[int, PROMPTS("leased")]
     answered: Annotated[int, PROMPTS("answered")]
@@ -402,20 +402,22 @@ class PromptStats:
     """Number of prompts that are never drawn."""
     workers: Annotated[int, gauge("prompts_workers", "Workers", "Workers that have a lease.")]
     oldest_lease: Annotated[float, gauge("prompts_oldest_lease_seconds", "Oldest lease",
-        "Seconds since the oldest current lease began. A worker that died gives its prompt back when its lease "
-        "ends.", docs="language-models.md", adds="max", curve=True)]
+        "Seconds since the oldest current lease began. The prompt of a dead worker waits again when its lease ends.",
+        docs="language-models.md", adds="max", curve=True)]
     expired: Annotated[int, counter("prompts_expired_leases", "Leases that ended", "Leases that ended unfinished, "
-        "since the server began.")]
-    late: Annotated[int, counter("prompts_late_answers", "Late answers", "Answers that came after another one, or "
+        "since the server started.")]
+    late: Annotated[int, counter("prompts_late_answers", "Late answers", "Answers that arrived after another one, or "
         "after their group was ready.")]
-    failed: Annotated[int, counter("prompts_failed_answers", "Failed answers", "Answers that failed for good.")]
-    dead: Annotated[int, counter("prompts_dead", "Groups without signal", "Groups whose score was 0, so that nothing "
-        "could be learned from them. They were dropped, and others came in their place (drop_dead).",
+    failed: Annotated[int, counter("prompts_failed_answers", "Failed answers", "Answers that failed and are not "
+        "tried again.")]
+    dead: Annotated[int, counter("prompts_dead", "Groups without signal", "Groups dropped because of the score 0, "
+        "which teaches nothing; others replaced them (drop_dead).",
         docs="language-models.md")]
-    stale: Annotated[int, counter("prompts_stale", "Too old", "Groups that were too old when they were to be drawn.")]
-    full: Annotated[int, counter("prompts_full", "No room", "Groups that were dropped to make room.")]
-    incomplete: Annotated[int, counter("prompts_incomplete", "Incomplete", "Prompts that had lost parts at a start. "
-        "Without answers they wait again, unless they are committed or dropped; without payload they are dropped.")]
+    stale: Annotated[int, counter("prompts_stale", "Too old", "Groups that were too old at their draw.")]
+    full: Annotated[int, counter("prompts_full", "No room", "Groups dropped because the table was full.")]
+    incomplete: Annotated[int, counter("prompts_incomplete", "Incomplete", "Prompts whose saved parts were missing at "
+        "a start. Prompts without answers wait again, unless they are committed or dropped; prompts without payload "
+        "are dropped.")]
     replayable: Annotated[int, gauge("prompts_replayable", "Can be replayed", "Committed groups whose answers are "
         "kept, so that steps with replay draw from them.", docs="language-models.md")]
     tokens_drawn: Annotated[int, counter("prompts_tokens_drawn", "Tokens drawn",
@@ -423,10 +425,10 @@ class PromptStats:
     lag: Annotated[int, gauge("prompts_model_lag", "Models behind", "Versions by which the oldest token of the newest "
         "step was behind the newest model.", formula="newest version - version of the oldest token",
         docs="language-models.md", adds="max", curve=True)]
-    reasons: Annotated[dict[str, int], shown("Dropped, by reason", "Prompts that are not trained on, and why.",
+    reasons: Annotated[dict[str, int], shown("Dropped, by reason", "Prompts that are not trained on, by reason.",
         docs="language-models.md")]
-    holders: Annotated[tuple[LeaseHolder, ...], shown("Lease holders", "Workers that have leases now, those with "
-        "the most first, 32 at most.", docs="language-models.md", adds="join")]
+    holders: Annotated[tuple[LeaseHolder, ...], shown("Lease holders", "Workers with leases now, at most 32, those "
+        "with the most leases first.", docs="language-models.md", adds="join")]
     rank_tokens: Annotated[tuple[int, ...], shown("Tokens of each rank", "Tokens of the groups that each rank of the "
         "trainer has fetched. Ranks with more tokens take longer, and the others wait for them.",
         formula="tokens of a rank ÷ mean of all ranks", docs="language-models.md")]

@@ -54,7 +54,9 @@ from .admin import ClusterOrders
 from .calls import RemoteNode
 from .rounds import BatchQueue, checked_partition
 
-SERVERS: Final = gauge("reader_servers", "Servers", "Servers by state: answering, or away and left out.", label="state")
+SERVERS: Final = gauge(
+    "reader_servers", "Servers", "Servers by state: answering, or away and excluded from draws.", label="state"
+)
 READER_FEEDBACK: Final = counter(
     "reader_feedback_samples", "Priorities", "Priorities by outcome: given to servers, or lost there.", label="outcome"
 )
@@ -83,8 +85,7 @@ class ReaderStats:
     """Entries of rollouts that arrived and are kept for the next call."""
     rollouts_stale: int
     """Entries of rollouts that arrived and were skipped, since their model was too old by then."""
-    short: Annotated[int, counter("reader_short_samples", "Short", "Samples that a server was asked for and no longer "
-        "had.")]
+    short: Annotated[int, counter("reader_short_samples", "Short", "Requested samples that a server no longer had.")]
     waited: Annotated[float, counter("reader_wait_seconds", "Waited", "Seconds that calls waited for a batch; its rate "
         "is the learner's waiting share.")]
     waits_for: str

@@ -247,6 +247,10 @@ class Batch(Attributes[NDArray[Any]]):
         steps           int32 [B]: number of entries; the rows behind them are zeros
 
     The keys leave out the one-step reward and the raw weight: used in a loss, both are silently wrong.
+
+    Example:
+        batch = buffer.sample(64)
+        target = batch.reward + batch.discount * np.zeros(64)  # the network's values of batch.next_obs
     """
 
     # `update` is update_priorities(ids, td_errors) of the buffer, server or reader that draws the batch.
@@ -269,9 +273,7 @@ class Batch(Attributes[NDArray[Any]]):
         left_out: float = 0.0,
     ) -> None:
         self._schema, self._update = schema, update
-        self.gathered = gathered
-        self.divisor = divisor
-        self.left_out = left_out
+        self.gathered, self.divisor, self.left_out = gathered, divisor, left_out
         arrays = self._arrays = _side("", schema, gathered, gathered.prev, gathered.prev_lengths)
         if schema.reward is not None:
             arrays["reward"] = gathered.reward

@@ -33,11 +33,13 @@ _WRITERS = bytes(16)  # the limiter counts all writers of a buffer as one client
 class Buffer(StrictAttributes):
     """A replay buffer in this process. All methods may be called from several threads.
 
-        buffer = memoire.Buffer(schema, capacity=1_000_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
-        writer = buffer.writer(envs)
-        writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-        batch = buffer.sample(256)
-        buffer.update_priorities(batch.ids, td_errors)
+    Example:
+        buffer = memoire.Buffer(schema, capacity=10_000, sampler=memoire.Prioritized(0.6, beta=0.4), multi_step=3)
+        writer = buffer.writer()
+        for step in range(10):
+            writer.step(np.full(4, step), 0, 1.0, step == 9, False, np.full(4, step + 1))
+        batch = buffer.sample(4)
+        buffer.update_priorities(batch.ids, np.ones(4))
 
     An entry can be drawn as soon as the state `multi_step` later is stored, before its episode ends. When the buffer is
     full, the oldest episodes make room. The same seed and the same calls in the same order give the same batches.

@@ -223,6 +223,10 @@ def build(tree: Any, columns: Mapping[str, Any]) -> Any:
 class Column:
     """Declaration of one value of an entry.
 
+    Example:
+        frames = memoire.Column(np.uint8, (84, 84), "state")
+        schema = memoire.Schema({"obs": frames, "action": np.int64, "reward": np.float32})
+
     Args:
         dtype: Argument of `np.dtype`: booleans, integers and floats of up to 8 bytes, or a structured dtype of them,
             which the schema splits into columns. Stored little-endian.
@@ -348,6 +352,10 @@ def named(name: str, make: Callable[[], Column]) -> Column:
 
 class Ragged:
     """Immutable sequence of n arrays [its length, *F]: `ragged[i]` is one of them, without a copy.
+
+    Example:
+        words = memoire.Ragged(np.array([7, 8, 9]), np.array([1, 2]))
+        print(words[1])  # [8 9]
 
     Args:
         values: All elements, one value after the other: [sum of lengths, *F].

@@ -60,11 +60,11 @@ class RateStats:
     drawn: Annotated[int, adding("sum")]
     """Samples handed out to learners."""
     entries: Annotated[int, gauge("table_entries", "Entries", "Entries that can be drawn.")]
-    draws_wait: Annotated[str, gauge("draws_limited", "Draws wait", "1 while a batch has to wait for entries, 0 "
-        "otherwise.", adds="any")]
+    draws_wait: Annotated[str, gauge("draws_limited", "Draws wait", "1 while batches wait for entries, else 0.",
+        adds="any")]
     """Reason for which a batch of the size last asked for has to wait; "" if it does not."""
-    inserts_wait: Annotated[str, gauge("inserts_limited", "Inserts wait", "1 while clients have to wait for draws, 0 "
-        "otherwise.", adds="any")]
+    inserts_wait: Annotated[str, gauge("inserts_limited", "Inserts wait", "1 while clients wait for draws, else 0.",
+        adds="any")]
     """Reason for which clients have to wait; "" if they do not."""
     waited: Annotated[float, counter("limited_seconds", "Draws waited", "Seconds that batches waited for entries.")]
     forgiven: Annotated[float, adding("sum")]

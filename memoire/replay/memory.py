@@ -64,6 +64,12 @@ class Memory(RowGatherer, StrictAttributes):
     window is complete. Every method may be called from several threads, and loops run without the GIL. A forked process
     has an independent copy, and draws other entries (see `sampling`).
 
+    Example:
+        memory = memoire.Memory(schema, capacity=1000)
+        memory.open()
+        memory.add(0, (np.zeros(4, np.float32), 0, 1.0))
+        memory.close(0, terminated=True)
+
     Args:
         schema: The columns of an entry.
         capacity: Number of entries that fit, at least 1.

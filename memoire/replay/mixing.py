@@ -42,6 +42,10 @@ MAX_BATCH = (1 << 31) - 1
 class MixedBatch(Mapping[str, Batch]):
     """Samples of several tables: a mapping from a table's name to its `Batch`, in the order of the request.
 
+    Example:
+        mixed = memoire.MixedBatch({"online": buffer.sample(6), "demo": buffer.sample(2)})
+        mixed.update_priorities({"online": np.ones(6), "demo": np.ones(2)})
+
     Args:
         parts: Batches by table, at least one.
     """

@@ -74,6 +74,10 @@ class SampleColumns(HasColumns, Protocol):
 class Parameters:
     """Settings of entries' weights, and of the samples cut from episodes.
 
+    Example:
+        parameters = memoire.Parameters(multi_step=3, discount=0.99)
+        memory = memoire.Memory(schema, 1000, parameters)
+
     Raises:
         ParameterError: (a ValueError) a field is outside its range; it names the field, the value and the range.
     """

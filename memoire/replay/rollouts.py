@@ -220,6 +220,10 @@ class Rollouts:
                             None without a table
 
     Arrays belong to the caller.
+
+    Example:
+        rollouts = table.take(128)
+        advantages, returns = rollouts.gae(np.zeros(len(rollouts)), np.zeros(len(rollouts.lengths)))
     """
 
     def __init__(

@@ -88,7 +88,12 @@ def chosen(
 @says_instead("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
-    """A number that changes from `start` to `end` in equal steps, one per drawn batch, and then stays at `end`."""
+    """A number that changes from `start` to `end` in equal steps, one per drawn batch, and then stays at `end`.
+
+    Example:
+        beta = memoire.Linear(0.4, 1.0, batches=10_000)
+        buffer = memoire.Buffer(schema, capacity=1000, sampler=memoire.Prioritized(0.6, beta=beta))
+    """
 
     start: float
     end: float
@@ -100,7 +105,11 @@ class Linear:
 @says_instead("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
-    """Sampler with equal priorities: probabilities differ only by `init_w` and episode multipliers; importance is 1."""
+    """Sampler with equal priorities: probabilities differ only by `init_w` and episode multipliers; importance is 1.
+
+    Example:
+        buffer = memoire.Buffer(schema, capacity=1000, sampler=memoire.Uniform())
+    """
 
     stratified: bool = False
     """True to draw one sample from each of equally probable segments, as many as a draw has samples."""
@@ -118,6 +127,9 @@ class Prioritized:
     """Sampler with probabilities in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
 
     Raises ParameterError when made with a field outside its range.
+
+    Example:
+        buffer = memoire.Buffer(schema, capacity=1000, sampler=memoire.Prioritized(0.6, beta=0.4))
     """
 
     exponent: float = 0.6
@@ -150,6 +162,9 @@ class RankBased:
     any number of entries. Schaul et al., ICLR 2016, section 3.3 and appendix B.2.1.
 
     Each actor of a cluster ranks its own entries. Raises ParameterError when made with a field outside its range.
+
+    Example:
+        buffer = memoire.Buffer(schema, capacity=1000, sampler=memoire.RankBased(0.7))
     """
 
     exponent: float = 0.7
@@ -179,6 +194,9 @@ class Greedy:
 
     For comparison only: noise keeps an entry on top, and an entry with a low first error is never drawn again. Schaul
     et al., ICLR 2016, section 3.2.
+
+    Example:
+        buffer = memoire.Buffer(schema, capacity=1000, sampler=memoire.Greedy())
     """
 
     def fields(self) -> dict[str, Any]:

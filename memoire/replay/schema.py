@@ -50,6 +50,7 @@ _MAX_DIMENSIONS = 8
 class Schema(Mapping[str, Column]):
     """Ordered columns of an entry: an immutable mapping from name to `Column`, hashable and picklable.
 
+    Example:
         schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
 
     Args:

@@ -38,12 +38,13 @@ from .writing import AfterStep, Changes, EntryObserver, ExactObserver, OnceObser
 class Writer(_core.StepCounter, ClosingContext):
     """Recorder of the steps of an environment, or of all members of a vector environment, with one open episode each.
 
-        obs, info = envs.reset()
-        while ...:
-            action = policy(obs)
-            next_obs, reward, terminated, truncated, info = envs.step(action)
+    Example:
+        writer, (obs, info) = memoire.Buffer(memoire.Schema.from_env(env), 1000).writer(env), env.reset()
+        for _ in range(100):
+            action = env.action_space.sample()  # your policy
+            next_obs, reward, terminated, truncated, info = env.step(action)
             writer.step(obs, action, reward, terminated, truncated, next_obs, info)
-            obs = next_obs          # a single environment, or mode disabled: reset first if an episode has ended
+            obs = env.reset()[0] if terminated or truncated else next_obs
 
     A writer is used by one thread at a time; several writers with separate lanes can share a memory. A call that is
     interrupted (Ctrl+C) takes effect as a whole or not at all; the next call completes the work that follows from it.

@@ -199,10 +199,10 @@ class TrainerStats:
     """Figures of a trainer: its progress, and the reason for which it waits."""
 
     # fmt: off
-    updates: Annotated[int, counter("trainer_updates", "Training steps", "Training steps, with those of former "
-        "processes.")]
-    samples: Annotated[int, counter("trainer_samples", "Samples", "Samples that the trainer received, with those of "
-        "former processes.")]
+    updates: Annotated[int, counter("trainer_updates", "Training steps", "Training steps, those of former processes "
+        "included.")]
+    samples: Annotated[int, counter("trainer_samples", "Samples", "Samples that the trainer received, those of former "
+        "processes included.")]
     epoch: Annotated[int, gauge("trainer_epoch", "Epoch", "Epochs that are done.")]
     ratio: Annotated[float, gauge("trainer_ratio", "Steps per sample", "Training steps for each sample that this "
         "process received.", formula="training steps ÷ samples", docs="trainers.md", unit="")]
@@ -211,10 +211,10 @@ class TrainerStats:
     waits: Annotated[dict[str, float], gauge("trainer_waits", "Trainer", "1 while training pauses for this reason, "
         "else 0. Training pauses until start_training samples have arrived, and after "
         "max_training_steps_per_env_step training steps for each sample.", label="reason", docs="trainers.md")]
-    crc_passed: Annotated[int, counter("crc_passed", "Rebuilt correctly", "Transitions that were rebuilt equal to "
-        "their worker's record.")]
-    crc_failed: Annotated[int, counter("crc_failed", "Rebuilt wrongly", "Transitions that were rebuilt different "
-        "from their worker's record.")]
+    crc_passed: Annotated[int, counter("crc_passed", "Rebuilt correctly", "Transitions rebuilt equal to their worker's "
+        "record.")]
+    crc_failed: Annotated[int, counter("crc_failed", "Rebuilt wrongly", "Transitions rebuilt different from their "
+        "worker's record.")]
     role: str = "trainer"
     # fmt: on
 

@@ -22,6 +22,10 @@ class State:
     """State folder of a server: totals, log lines, models and runs survive in its files, and a reply to a client means
     "on disk".
 
+    Example:
+        with memoire.Server("tcp://127.0.0.1:*", schema, state=memoire.State(folder)) as server:
+            print(server.total_steps)  # of all servers that ran with this folder
+
     Raises:
         ParameterError: a value is out of its range.
     """
@@ -65,7 +69,13 @@ class State:
 @says_instead("Make others: Endpoints(..., NAME=...).")
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of a server, such as "tcp://*:5560"; caches and notices use the next two ports by default."""
+    """Addresses of a server, such as "tcp://*:5560"; caches and notices use the next two ports by default.
+
+    Example:
+        endpoints = memoire.Endpoints("tcp://127.0.0.1:*", push="tcp://127.0.0.1:*")
+        with memoire.Server(endpoints, schema) as server:
+            print(server.endpoint)
+    """
 
     request: str | None
     """Address for requests; None opens no address, and the caller adds workers later."""
@@ -85,7 +95,12 @@ class Endpoints:
 @says_instead("Make another one: Process(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Objects that a server shares with its process: context, clock and tuning."""
+    """Objects that a server shares with its process: context, clock and tuning.
+
+    Example:
+        with memoire.Server("tcp://127.0.0.1:*", schema, process=memoire.Process(tune=False)) as server:
+            print(server.endpoint)
+    """
 
     context: Any = None
     """ZeroMQ context; None is the one for the process. Addresses inproc:// need the same one on both sides."""

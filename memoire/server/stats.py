@@ -89,8 +89,8 @@ class FigureSpread:
 
     # fmt: off
     count: Annotated[int, adding("sum")]
-    mean: Annotated[float, gauge("client_scalar", "Mean", "Mean over this server's active clients of what they report "
-        "by client.scalars, by name.", adds="weighed by count")]
+    mean: Annotated[float, gauge("client_scalar", "Mean", "Mean of each scalar that this server's active clients "
+        "report by client.scalars, by name.", adds="weighed by count")]
     least: Annotated[float, adding("min")]
     greatest: Annotated[float, adding("max")]
     # fmt: on
@@ -164,41 +164,41 @@ class TableStats:
     """Steps of all clients, also of clients that have left."""
     batches: Annotated[int, counter("batches", "Batches", "Batches that get_batch handed out in the server's process.")]
     missed_batches: Annotated[int, counter("missed_batches", "Calls without a batch", "Calls of get_batch, "
-        "sample_episodes and take that got nothing, because too few samples came in time.", docs="cluster.md")]
-    samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners in this life of the "
-        "server; of a table of rollouts, entries that learners took, each of them once.", docs="tables.md")]
-    waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Seconds that get_batch, "
-        "sample_episodes and take waited for samples in all; its rate is the learner's waiting share.")]
-    held_caches: Annotated[int, gauge("held_caches", "Held", "Caches that are held now; of other tables, episodes, "
-        "fragments of rollouts or groups of prompts.", docs="tables.md", curve=True)]
+        "sample_episodes and take that returned nothing, because too few samples arrived in time.", docs="cluster.md")]
+    samples: Annotated[int, counter("samples", "Samples drawn", "Samples handed out to learners since the server "
+        "started; of rollouts, entries that learners took, each once.", docs="tables.md")]
+    waited: Annotated[float, counter("batch_wait_seconds", "Learners waited", "Total seconds that get_batch, "
+        "sample_episodes and take waited for samples; its rate is the learner's waiting share.")]
+    held_caches: Annotated[int, gauge("held_caches", "Held", "Caches held now; of other tables, episodes, fragments of "
+        "rollouts or groups of prompts.", docs="tables.md", curve=True)]
     held_samples: Annotated[int, shown("Samples held", "Samples of all held caches; of other tables, entries.")]
-    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes of what is held.", curve=True)]
-    byte_limit: Annotated[int, gauge("held_limit_bytes", "Limit", "Bytes that are held at most.")]
-    capacity: Annotated[int, gauge("held_capacity", "Capacity", "Maximum caches or entries that are held; 0 if only "
-        "bytes are limited.")]
+    held_bytes: Annotated[int, gauge("held_bytes", "Size", "Bytes held by the table.", curve=True)]
+    byte_limit: Annotated[int, gauge("held_limit_bytes", "Limit", "Largest number of bytes that the table holds.")]
+    capacity: Annotated[int, gauge("held_capacity", "Capacity", "Largest number of caches or entries; 0 if only bytes "
+        "limit the table.")]
     unused_samples: Annotated[int, gauge("unused_samples", "Samples left", "Held samples that no learner has drawn "
         "yet; of a table of episodes, entries that can be drawn.", docs="tables.md", curve=True)]
     overwritten_caches: Annotated[int, counter("overwritten_caches", "Overwritten", "Caches, episodes or fragments of "
-        "rollouts that made room for newer ones.", docs="tables.md", curve=True)]
+        "rollouts that newer ones overwrote.", docs="tables.md", curve=True)]
     overwritten_samples: Annotated[int, counter("overwritten_samples", "Samples overwritten",
-        "Samples in them that were not drawn; of rollouts, entries.")]
-    split_fragments: Annotated[int, counter("split_fragments", "Fragments split", "Fragments of which a take got the "
-        "first entries, so that it had the number it asked for. The next take gets the others.", docs="on-policy.md")]
+        "Overwritten samples that were not drawn; of rollouts, entries.")]
+    split_fragments: Annotated[int, counter("split_fragments", "Fragments split", "Fragments that two takes share: the "
+        "first take was full before the fragment ended.", docs="on-policy.md")]
     applied: Annotated[int, shown("Priorities set", "TD errors that learners reported and that became priorities.",
         docs="sampling.md")]
-    stale: Annotated[int, shown("Too late", "TD errors that learners reported after their entry had made room for "
-        "another one. They change nothing.", docs="sampling.md")]
-    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that no client fetched: it had ended, or too many "
-        "waited for it.")]
+    stale: Annotated[int, shown("Too late", "TD errors that arrived after their entry was overwritten. They change "
+        "nothing.", docs="sampling.md")]
+    lost_feedback: Annotated[int, shown("Not fetched", "TD errors that were not fetched, because the client had ended "
+        "or too many waited for it.")]
     passed_over_samples: Annotated[int, counter("passed_over_samples", "Entries too old",
-        "Held samples let go because they were too old: the model that made them was more than max_model_lag versions "
-        "behind the newest one, or they were above max_age.", docs="on-policy.md")]
-    parameters_version: Annotated[int, gauge("parameters_version", "Parameters", "One more with each change of the "
-        "parameters.", adds="max")]
-    samples_per_insert_target: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, wanted",
-        "How many samples should be drawn for each entry: the parameter samples_per_insert of the table.",
-        docs="tables.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, wanted",
-        "Samples that should be drawn from a table for each step: samples_per_insert.", of="cluster")]
+        "Held samples dropped as too old: above max_age, or with a model more than max_model_lag versions behind the "
+        "newest.", docs="on-policy.md")]
+    parameters_version: Annotated[int, gauge("parameters_version", "Parameters", "Version of the parameters, raised by "
+        "each change.", adds="max")]
+    samples_per_insert_target: Annotated[float, gauge("samples_per_insert_target", "Samples per insert, target",
+        "Target number of samples drawn for each entry: the table's samples_per_insert.",
+        docs="tables.md", adds="last"), gauge("table_samples_per_insert_target", "Samples per insert, target",
+        "Target number of samples drawn from a table for each step: samples_per_insert.", of="cluster")]
     rate: RateStats
     """State of the table's rate limiter: ratio of samples to inserts, and counts of waiting clients and draws."""
     freshness: Freshness | None
@@ -210,7 +210,7 @@ class TableStats:
 
 ACCOUNTS: Final = gauge(
     "accounts", "Accounts",
-    "Clients that were ever counted in this run, by where their accounts are: in memory, or folded away.",
+    "Clients ever counted in this run, by place of their accounts: in memory, or folded away.",
     label="state",
 )  # fmt: skip
 
@@ -221,16 +221,16 @@ class ServerStats:
 
     # fmt: off
     name: str
-    run: Annotated[str, gauge("run_info", "Run", "1, with the name of the run that is counted now.", label="run",
+    run: Annotated[str, gauge("run_info", "Run", "1, with the name of the current run.", label="run",
         adds="last")]
     epoch: int
     uptime: Annotated[float, UPTIME]
-    finished: Annotated[bool, gauge("run_finished", "Finished", "1 once the run was declared over, 0 before.",
+    finished: Annotated[bool, gauge("run_finished", "Finished", "1 when the run is finished, 0 before.",
         adds="all")]
     durable: Annotated[bool, gauge("durable", "Counts survive a crash", "1 if acknowledged data is on disk "
         "(--state-dir), 0 if it is only in memory.", docs="state.md", adds="all")]
-    restored: Annotated[int, counter("backup_restores", "Backups put back", "How often an older backup was put back "
-        "into the state folder; what ended clients did since it is missing.")]
+    restored: Annotated[int, counter("backup_restores", "Backups put back", "Number of older backups restored into the "
+        "state folder. Counts of ended clients since the backup are missing.")]
     missing: tuple[str, ...]
     """Data that the start did not find, such as a model's file, a sentence each, as in the log."""
     totals: Totals
@@ -245,8 +245,8 @@ class ServerStats:
     accounts_in_memory: Annotated[int, ACCOUNTS("memory")]
     accounts_folded: Annotated[int, ACCOUNTS("folded")]
     """Accounts moved out of memory because their clients are gone or silent; a message brings an account back."""
-    newcomers_left: Annotated[int, gauge("new_clients_left", "New clients left", "New clients that the key with the "
-        "fewest left may bring at once (limits.new_clients) before further ones have to wait.", adds="min")]
+    newcomers_left: Annotated[int, gauge("new_clients_left", "New clients left", "New clients that may still connect "
+        "at once with the same key (limits.new_clients), for the key with the fewest left.", adds="min")]
     presence: Annotated[dict[str, int], gauge("clients", "Clients", "Clients of this run: active, silent for "
         "client_timeout, or gone.", label="state")]
     """Clients by state: active, silent or gone. Guests are included."""
@@ -256,9 +256,9 @@ class ServerStats:
     scalars: Annotated[dict[str, FigureSpread], by("name")]
     """Scalars that active clients report by `Client.scalars`, by name."""
     learner_scalars: Annotated[dict[str, float], gauge("learner_scalar", "Learner's figures",
-        "What learners report by Server.scalars or Reader.scalars.", label="name", adds="last")]
-    learners: Annotated[tuple[LearnerStats, ...], gauge("learners", "Learners", "Readers that were heard from within a "
-        "minute.", adds="join")]
+        "Scalars that learners report by Server.scalars or Reader.scalars.", label="name", adds="last")]
+    learners: Annotated[tuple[LearnerStats, ...], gauge("learners", "Learners", "Readers that sent a message within "
+        "the last minute.", adds="join")]
     requests: Annotated[dict[str, Timing], histogram("request_duration_seconds", "Request time",
         "Seconds that a request took from its arrival to its answer, by type.", label="type", docs="metrics.md")]
     snapshots: int
@@ -279,8 +279,8 @@ class ServerStats:
     holders: Annotated[dict[str, int], HOLDER_BYTES]
     """Bytes by holder, such as a table, keyed rows or requests in progress."""
     budget: Annotated[int, BUDGET_BYTES]
-    credit: Annotated[int, gauge("credit_bytes", "Credit", "Bytes that each client of the first table may have on the "
-        "way.", adds="min")]
+    credit: Annotated[int, gauge("credit_bytes", "Credit", "Bytes that each client of the first table may have in "
+        "flight.", adds="min")]
     unused_samples: int
     overwritten_caches: Annotated[int, DROPPED_CACHES("overwritten")]
     models: Annotated[dict[str, int], MODEL_VERSION]

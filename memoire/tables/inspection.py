@@ -191,22 +191,23 @@ class SampleFreshness:
         "Median age of the samples of a recent batch, in seconds since their entries were added.", adds="max",
         curve=True)] = None
     age_p90: Annotated[float | None, gauge("sample_age_p90_seconds", "Age of old samples",
-        "Age that 90 % of a recent batch stay below.", adds="max", curve=True)] = None
+        "90th percentile of the ages of a recent batch's samples.", adds="max", curve=True)] = None
     age_max: Annotated[float | None, gauge("sample_age_max_seconds", "Greatest age", "Age of the oldest sample of a "
         "recent batch.", adds="max", curve=True)] = None
-    lag_mean: Annotated[float | None, gauge("sample_model_lag_mean", "Models behind", "Mean of model versions between "
-        "acting and learning, in a recent batch.", formula="newest version - version that acted", docs="on-policy.md",
-        adds="max", curve=True)] = None
+    lag_mean: Annotated[float | None, gauge("sample_model_lag_mean", "Models behind", "Mean number of model versions "
+        "between acting and learning, in a recent batch.", formula="newest version - version that acted",
+        docs="on-policy.md", adds="max", curve=True)] = None
     """Mean lag in versions; None if no model was published."""
     lag_max: Annotated[float | None, gauge("sample_model_lag_max", "Most models behind",
-        "Most model versions between acting and learning, in a recent batch.", adds="max", curve=True)] = None
+        "Largest number of model versions between acting and learning, in a recent batch.", adds="max",
+        curve=True)] = None
     left_out: Annotated[float | None, gauge("left_out_ratio", "Weight left out", "Share of all weight that a recent "
-        "batch could not draw from, because the actors that have it sent no cache that is still unused.",
+        "batch could not draw from, because the actors with that weight had no unused cache.",
         formula="1 - reachable weight ÷ all weight", docs="sampling.md", adds="max", curve=True),
         gauge("sample_left_out_ratio", "Weight left out", "Share of all weight that recent draws could not draw from; "
         "of several learners the largest.", of="cluster")] = None
     effective: Annotated[float | None, gauge("sample_effective_ratio", "Distinct weight of a batch",
-        "Effective size of a recent batch as a share of its samples: 100 % means that all samples count alike by their "
+        "Effective size of a recent batch as a share of its samples: 100 % means that all samples have the same "
         "importance.", formula="(Σ importance)² ÷ (B Σ importance²)", docs="sampling.md", adds="min",
         curve=True)] = None
     """Effective sample size over batch size (Kish, 1965)."""

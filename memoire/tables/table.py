@@ -83,7 +83,7 @@ class Table:
         ParameterError: a setting is out of its range, or does not fit the schema.
 
     Example:
-        Table({"state": np.float32, "reward": np.float32}, storage="episodes", capacity=100_000)
+        memoire.Table({"state": np.float32, "reward": np.float32}, storage="episodes", capacity=100_000)
     """
 
     schema: Schema
@@ -167,7 +167,7 @@ class OpenTable:
         self.name, self.settings, self.pool = name, settings, pool
         self.push_bytes = self._message_bytes = int(message_bytes)
         """Maximum bytes of a push. A server sets a lower value for all of its tables if their caches are small, because
-        then more pushes may queue (docs/development/sockets.md).
+        then more pushes may queue (docs/development/wire.md).
         """
         self.kind = settings.kind
         self.pushes = _able(pool, TakesPushes)

@@ -70,7 +70,7 @@ def test_figures_and_marks_of_a_chart_are_there_for_those_who_do_not_see_it(brow
         figure.locator(".plot").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
-        until(lambda: "middle actor" in figure.get_by_role("status").inner_text())
+        until(lambda: "median actor" in figure.get_by_role("status").inner_text())
         page.locator(".chart-tip:not([hidden])").wait_for()
         assert complaints(page) == []
 
@@ -81,7 +81,7 @@ def test_the_pointer_reads_a_value_and_a_line_goes_and_comes_by_its_button(brows
         page.wait_for_selector(".uplot canvas")
         over = page.locator(".wide-chart .u-over").bounding_box()
         page.mouse.move(over["x"] + over["width"] / 3, over["y"] + 40)
-        page.locator(".chart-tip", has_text="middle actor").wait_for()
+        page.locator(".chart-tip", has_text="median actor").wait_for()
         button = page.locator(".wide-chart .legend button")
         button.click()
         assert button.get_attribute("aria-pressed") == "false"
@@ -112,7 +112,7 @@ def test_runs_lie_side_by_side_and_only_differing_settings_are_shown(browser, bo
         row = settings.locator("tr", has_text="multi_step")
         row.wait_for()
         assert "7" in row.inner_text() and "tables.default.storage" not in settings.inner_text()  # the storage is equal
-        page.get_by_role("button", name="Also what is equal").click()
+        page.get_by_role("button", name="Show equal settings, too").click()
         settings.locator("tr", has_text="tables.default.storage").wait_for()
         assert complaints(page) == []
 

@@ -115,8 +115,8 @@ def test_the_lag_of_actors_nodes_and_what_was_learned_from_is_shown(browser, sce
         acts = page.locator("section.card", has_text="How old are the models that act?")
         acts.get_by_text("Actors are 2 versions behind, at most 2").wait_for()
         assert fact(acts, "infer-1") == "version 5" and fact(acts, "Newest model of policy") == "version 5"
-        learns = page.locator("section.card", has_text="How old is what is learned from?")
-        assert "by models 2 versions behind, at most 2" in learns.inner_text()
+        learns = page.locator("section.card", has_text="How old are the models of learned entries?")
+        assert "are 2 versions behind, at most 2" in learns.inner_text()
         row = page.locator("tr", has_text="actor-1")
         row.wait_for()
         assert row.locator("td").all_inner_texts()[3:5] == ["version 3", "2"]
@@ -131,7 +131,7 @@ def test_an_inference_node_is_shown_with_its_refusals(browser, scene):
         assert cells[:2] == ["infer-1", "5"]
         assert 3.5 < float(cells[4]) <= 4.5  # the node may have counted the batch, but not yet its rows
         assert cells[-1] == "1 failed, 1 batches failed"
-        for title in ("Rows", "Wait for a batch", "What makes batches due", "Time of slow answers"):
+        for title in ("Rows", "Wait for a batch", "Reasons that start batches", "Time of slow answers"):
             page.locator("figure", has_text=title).first.wait_for()
 
 
@@ -206,11 +206,11 @@ def test_the_page_says_where_prompts_stand_and_who_has_them(browser, prompts_sce
     with window(browser, board.url) as page:
         open_page(page, board.url, "prompts")
         page.get_by_text("Lease holders").first.wait_for()
-        (row,) = page.locator("table", has_text="The oldest began").locator("tbody tr").all()
+        (row,) = page.locator("table", has_text="Oldest lease began").locator("tbody tr").all()
         cells = row.locator("td").all_inner_texts()
         assert cells[:2] == [worker[:8], "6"] and cells[-1] == "home"
         assert fact(page, "Groups without signal") == "3" and fact(page, "Workers with a lease") == "1"
-        rows = page.locator("table", has_text="Of the mean").locator("tbody tr").all()
+        rows = page.locator("table", has_text="Share of the mean").locator("tbody tr").all()
         tokens = [row.locator("td").nth(1).inner_text() for row in rows]
         assert len(tokens) == 2 and all(int(each.replace(",", "")) > 1000 for each in tokens)
         assert page.locator("table", has_text="Reason").locator("tbody tr").all_inner_texts() == ["no signal\t3"]

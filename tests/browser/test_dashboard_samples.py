@@ -90,8 +90,8 @@ def test_a_sample_is_shown_with_its_frames_and_another_one_when_asked(browser, s
         seen = set()
         for _ in range(20):
             seen.add(strip.last.evaluate("each => each.toDataURL()"))
-            page.get_by_role("button", name="Another one").click()
-            page.locator("button:has-text('Another one'):enabled").wait_for()
+            page.get_by_role("button", name="Another sample").click()
+            page.locator("button:has-text('Another sample'):enabled").wait_for()
         assert len(seen) > 1
         assert scene[0].stats().tables["frames"].samples == 0  # the page took no sample
 
@@ -110,7 +110,7 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
         def click(button, after):
             button.click()
             until(lambda: step() == after)
-            page.locator("button:has-text('Another one'):enabled").wait_for()
+            page.locator("button:has-text('Another sample'):enabled").wait_for()
 
         if step() == 30:  # the sample is random; a click moves the focus to which the keys go
             click(earlier, 29)
@@ -179,5 +179,5 @@ def test_a_finding_leads_to_the_page_that_says_more(browser, scene):
         link.click()
         until(lambda: leads_to and page.url.endswith(leads_to))
         open_page(page, scene[2].url, "learning")
-        page.get_by_role("link", name="actors by their mean return").click()
+        page.get_by_role("link", name="actors by mean return").click()
         page.get_by_role("img", name="Return, whole run of the actors").wait_for()

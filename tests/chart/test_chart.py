@@ -248,27 +248,30 @@ SCALED = [*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.keda.e
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ([*INSECURE, "dashboard.ingress.enabled=true"], "shown to the outside"),
-        ([*INSECURE, "proxy.service.type=LoadBalancer"], "shown to the outside"),
+        ([*INSECURE, "dashboard.ingress.enabled=true"], "open to the outside"),
+        ([*INSECURE, "proxy.service.type=LoadBalancer"], "open to the outside"),
         ([*INSECURE, "security.keys=keys"], "leave out the one"),
         (["security.insecure=true", "demo.enabled=false"], "server.schema"),
         ([*INSECURE, 'server.tables={"a":{}}'], "set one of server.schema"),
         ([*INSECURE, "learner.embedsServer=true"], "server.enabled=false"),
         ([*INSECURE, "server.enabled=false"], "there is no server"),
         ([*INSECURE, "server.snapshots.atEnd=true"], "server.persistence.enabled=true"),
-        ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=2Gi"], "needs 4352Mi at least"),
-        ([*INSECURE, "server.settings.byte-limit=4Gi"], "server.settings.byte-limit is what server.heldBytes says"),
+        ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=2Gi"], "needs at least 4352Mi"),
+        ([*INSECURE, "server.settings.byte-limit=4Gi"], "server.settings.byte-limit is set by server.heldBytes"),
         (
             [*INSECURE, 'server.tables={"a":{"env":"E","byte_limit":"800MiB"},"b":{"env":"E","byte_limit":800000000}}'],
-            "byte_limit of 1638860800 bytes in all, above server.heldBytes=1Gi",
+            "total byte_limit of 1638860800 bytes, above server.heldBytes=1Gi",
         ),
         ([*INSECURE, "server.heldBytes=4Gi", "server.resources.limits.memory=lots"], '"lots" is no size'),
         ([*INSECURE, "proxy.autoscaling.enabled=true", "proxy.autoscaling.maxReplicas=1"], "above maxReplicas"),
         ([*INSECURE, "proxy.autoscaling.enabled=true", 'proxy.resources={"limits":{"memory":"2Gi"}}'], "requests.cpu"),
         ([*INSECURE, "proxy.autoscaling.keda.enabled=true"], "proxy.autoscaling.enabled=true"),
         ([*SCALED, "proxy.autoscaling.targetCPU=0"], "neither targetCPU nor keda.triggers"),
-        ([*SCALED, 'proxy.autoscaling.metrics=[{"type":"Pods"}]'], "write them as proxy.autoscaling.keda.triggers"),
-        ([*INSECURE, "server.tables.a.env=CartPole-v1", "server.onFull=drop_oldest"], "say on_full of the tables"),
+        (
+            [*SCALED, 'proxy.autoscaling.metrics=[{"type":"Pods"}]'],
+            "write the metrics as proxy.autoscaling.keda.triggers",
+        ),
+        ([*INSECURE, "server.tables.a.env=CartPole-v1", "server.onFull=drop_oldest"], "set on_full of the tables"),
         ([*INSECURE, "actors.enabled=true"], "actors.image.repository"),
         ([*INSECURE, "actors.enabled=true", "actors.image.repository=a", "actors.pages=true"], "relay.enabled"),
         ([*INSECURE, "learner.enabled=true"], "learner.image.repository"),
@@ -587,8 +590,8 @@ def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_pa
     assert "tcp://memoire.rl.svc:5560" in output and "port-forward service/memoire-dashboard" in output
     assert "memoire-keys-actor" in output and "helm -n rl test memoire" in output
     assert "https://rl.example.com/memoire" in output
-    (known,) = output.partition("To know:")[2].strip().splitlines()
-    assert "to hold 4Gi" in output and known.startswith("- dashboard.persistence has the default StorageClass")
+    (known,) = output.partition("Warnings:")[2].strip().splitlines()
+    assert "to store 4Gi" in output and known.startswith("- dashboard.persistence has the default StorageClass")
     plain = notes(tmp_path, *INSECURE, "image.tag=latest")
     assert "may push, draw and read" in plain and "image.tag is latest" in plain
 

@@ -127,7 +127,7 @@ def names_of(row: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", row))
 
 
-def test_the_front_door_gives_what_the_page_says() -> None:
+def test_memoire_has_the_public_names_of_the_page() -> None:
     import memoire
 
     assert memoire.__all__ == re.findall(r"`(\w+)`", ROWS["memoire"])

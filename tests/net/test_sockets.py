@@ -74,7 +74,7 @@ def test_a_taken_address_is_an_error_that_names_it(context, times):
 
 
 @pytest.mark.parametrize("endpoint", ["", "tcp://", "tcp://127.0.0.1", "bogus://x", "ipc://" + "x" * 200])
-def test_an_address_that_is_none_is_an_error(context, endpoint):
+def test_a_malformed_address_is_an_error(context, endpoint):
     with pytest.raises(EndpointError, match="cannot"):
         sockets.bind(sockets.data_receiver(context, 100), endpoint)
 
@@ -168,7 +168,7 @@ def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
     assert all(shared.of(payload) is payload for payload in unshared)
 
 
-# --- docs/development/sockets.md lists the options of sockets, which are read back from each role and from nodes
+# --- docs/development/wire.md lists the options of sockets, which are read back from each role and from nodes
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
@@ -176,16 +176,16 @@ LIMITS = Limits.of(request_bytes=700_000, message_bytes=5_000_000)
 
 def table(heading):
     """Return the rows of the first table under a heading, each a dictionary by column."""
-    text = (ROOT / "docs" / "development" / "sockets.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    text = (ROOT / "docs" / "development" / "wire.md").read_text(encoding="utf-8").partition(f"\n### {heading}\n")[2]
     rows = [
         [cell.strip() for cell in line.strip("| \n").split(" | ")]
-        for line in re.findall(r"^\|.*$", text.partition("\n## ")[0], re.M)
+        for line in re.findall(r"^\|.*$", text.partition("\n### ")[0], re.M)
     ]
     return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
 
 
-COMMON = {row["option"]: row["value"] for row in table("What every socket has")}
-ROLES = {row["role"]: row for row in table("What each role has")}
+COMMON = {row["option"]: row["value"] for row in table("Options of every socket")}
+ROLES = {row["role"]: row for row in table("Options of each role")}
 
 
 def expected(text, usual=0):
@@ -246,7 +246,7 @@ def test_the_sockets_of_living_nodes_have_it_too(cluster):
     assert seen == set(by_type)
 
 
-def test_nobody_else_makes_a_socket_or_sets_its_options():
+def test_no_other_module_makes_a_socket_or_sets_its_options():
     """Subscriptions and ZeroMQ's monitor sockets are left out."""
     counts = {}
     for path in (ROOT / "memoire").rglob("*.py"):
@@ -284,7 +284,7 @@ def test_a_file_at_the_path_is_refused_and_left(tmp_path: Path, node, ending: st
 
 
 @pytest.mark.parametrize("node", [server, proxy])
-def test_a_path_where_somebody_listens_is_not_taken_away(tmp_path: Path, node, times) -> None:
+def test_a_path_on_which_a_process_listens_is_kept(tmp_path: Path, node, times) -> None:
     with server(tmp_path / "relay") as first:
         times(address_taken=0.05)
         with pytest.raises(EndpointError, match="in use"):

@@ -178,7 +178,7 @@ def once_through(page: "Page", url: str, times: Times) -> None:
         page.get_by_text("1–1 of").wait_for()
     with timed(times, "look at one actor"):
         page.locator("tbody a").first.click()
-        page.get_by_text("What its server knows").wait_for()
+        page.get_by_text("Facts from its server").wait_for()
     page.goto(f"{url}/#/logs")
     page.locator(PAGES["logs"]).first.wait_for()
     with timed(times, "search a rare word in all lines"):

@@ -1,4 +1,4 @@
-"""Bounded tables: a newcomer evicts no active peer, or the code says why an eviction harms no peer."""
+"""Bounded tables: a new peer evicts no active peer, or the code explains why the eviction harms no peer."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ OF_OBSERVERS = ("rl/agent.py", "rl/jobs.py", "rl/observer.py", "rl/starts.py")
 LEAVES = {
     "popitem", "popleft", "pop", "clear", "remove_guest", "abort", "drop", "drop_oldest", "_drop_oldest", "expire",
 }  # fmt: skip
-"""Calls that take something out of a table."""
+"""Calls that remove an element from a table."""
 HINT = re.compile(rf"\.({'|'.join(LEAVES)})\(|\bdel |maxlen|\[-[A-Z]")
 """Text that occurs in every file with an eviction."""
 
@@ -35,7 +35,7 @@ REFUSES = {
     "server/dispatch:ReplyCache._new_row",
     "wire/byte_budget:PeerTable.put",
 }
-"""Places that refuse a newcomer while all others are heard."""
+"""Places that refuse a new peer while all others are active."""
 HARMLESS = {
     "accounting/ledger:Ledger.__init__": "They are numbered, so that a gap shows missed ones.",
     "accounting/runs:Logbook._extend": "Older lines are in the log files, if the server writes any.",
@@ -86,7 +86,7 @@ HARMLESS = {
     "server/stats:recent": "Maximum episodes that `recent` summarizes.",
     "server/state:ClientNames.note": '"" if it is unknown or forgotten',
 }
-"""Places that evict the oldest, each with the text of its file by which no peer loses anything promised."""
+"""Places that evict the oldest element, each with a text of its file that explains why this breaks no promise."""
 
 
 def is_bound(test: ast.expr) -> bool:
@@ -104,7 +104,7 @@ def takes_out(body: list[ast.stmt]) -> bool:
 
 
 def evicts(node: ast.AST) -> bool:
-    """Return True if something leaves a full table at this node."""
+    """Return True if this node evicts an element from a full table."""
     if isinstance(node, ast.Call):
         name, keywords = ast.unparse(node.func).rpartition(".")[2], {each.arg for each in node.keywords}
         return (name, *keywords) in (("popitem", "last"), ("deque", "maxlen"))
@@ -116,7 +116,7 @@ def evicts(node: ast.AST) -> bool:
 
 
 def places(node: ast.AST, name: str) -> Iterator[str]:
-    """Yield the functions in which something leaves a full table."""
+    """Yield the functions that evict an element from a full table."""
     for child in ast.iter_child_nodes(node):
         if evicts(child):
             yield name
@@ -124,7 +124,7 @@ def places(node: ast.AST, name: str) -> Iterator[str]:
         yield from places(child, f"{name}.{child.name}" if is_scope else name)
 
 
-def test_each_place_at_which_a_full_table_lets_something_go_is_listed() -> None:
+def test_each_eviction_from_a_full_table_is_listed() -> None:
     evicting, texts = set(), {}
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     for path in (*paths, *(ROOT / name for name in OF_OBSERVERS)):
@@ -138,7 +138,7 @@ def test_each_place_at_which_a_full_table_lets_something_go_is_listed() -> None:
 
 
 Use = Callable[[int], object]
-"""Function that makes the peer of this number known, or heard again."""
+"""Function that registers the peer of this number, or marks it as active again."""
 
 
 def id_of(number: int) -> bytes:
@@ -204,7 +204,7 @@ TABLES = (owners_of_one_key, owners_of_all_keys, sizes_of_replies, guests, repli
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda function: function.__name__)
-def test_a_newcomer_is_refused_while_a_table_is_full_of_peers_that_are_heard(
+def test_a_new_peer_is_refused_while_a_table_is_full_of_active_peers(
     table: Callable[[Clock], tuple[Use, int, float]],
 ) -> None:
     clock = Clock(1000.0)

@@ -1,4 +1,4 @@
-"""One tree of errors: nothing foreign is raised on purpose, each error survives pickling, and each is documented."""
+"""Tree of errors: memoire raises only these on purpose; each survives pickling and is documented."""
 
 import ast
 import builtins
@@ -65,7 +65,7 @@ FOREIGN = {
     "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
     "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
-"""Other errors that a file may raise, each for the reason beside it."""
+"""Other errors that a file may raise, each with its reason in a comment."""
 
 
 def raised(path):
@@ -80,16 +80,16 @@ def raised(path):
 
 def test_nothing_is_raised_that_is_no_error_of_memoire():
     known = {kind.__name__ for kind in TREE}
-    strangers = []
+    others = []
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE).as_posix()
         for line, name in raised(path):
             if name not in known | FOREIGN.get(place, set()) | {"SystemExit", "StopIteration", "NotImplementedError"}:
-                strangers.append(f"memoire/{place}:{line} raises {name}")
-    assert not strangers, "make it a MemoireError, or say in FOREIGN why not"
+                others.append(f"memoire/{place}:{line} raises {name}")
+    assert not others, "raise a MemoireError, or add the error to FOREIGN with a reason"
 
 
-def test_every_allowed_stranger_is_still_there():
+def test_every_error_in_foreign_is_still_raised():
     for place, names in FOREIGN.items():
         assert names <= {name for _, name in raised(PACKAGE / place)}, place
 

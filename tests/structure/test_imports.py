@@ -1,4 +1,4 @@
-"""Architecture of folders: files at the top, imports that point one way, few modules with sockets."""
+"""Order of packages: files at the top, imports in one direction, few modules with sockets."""
 
 import ast
 import functools
@@ -16,12 +16,12 @@ from structure_imports import ENTRY_FILES, place
 ROOT = Path(__file__).resolve().parents[2]
 
 RULES = tomllib.loads((ROOT / structure.RULES).read_text(encoding="utf-8"))["order"]
-"""Order of packages: each imports only packages that stand before it."""
-KERNELS: list[str] = RULES["ground"]
-WORDS: list[str] = RULES["words"]
+"""Order of packages: each imports only packages before it."""
+KERNELS: list[str] = RULES["kernels"]
+COMMON: list[str] = RULES["common"]
 FOR_USERS: list[str] = RULES["for_users"]
 """Files at the top that users import by these paths."""
-ORDER = {package: place for place, package in enumerate([*KERNELS, *WORDS, *RULES["packages"]])}
+ORDER = {package: place for place, package in enumerate([*KERNELS, *COMMON, *RULES["packages"]])}
 
 ENDS = {"client", "reader", "proxy", "server", "inference"}
 """Packages in which only the file with the package's name, and files that begin with `io`, wait and do I/O."""
@@ -46,8 +46,8 @@ PUBLIC_CLASSES = {
 }
 """Other files with I/O, which hold public classes, and the modules of I/O that they import."""
 WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "keyed"}
-"""Packages without sockets, files and processes, but for files named io; they may measure time."""
-KNOW_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
+"""Packages without sockets, files and processes, except in files named io; they may measure time."""
+USE_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
 HEAVY = {
@@ -97,15 +97,15 @@ def everywhere() -> Iterator[tuple[str, str, str]]:
             yield package_of(path), f"{path.relative_to(ROOT)}:{line}", name
 
 
-def test_what_lies_at_the_top_is_a_word_for_everybody_or_a_path_for_users() -> None:
+def test_a_file_at_the_top_is_imported_everywhere_or_is_a_path_for_users() -> None:
     files = {package_of(path) for path in sources() if len(place(path, ROOT)) == 1} - ENTRY_FILES
     folders = {package_of(path) for path in sources() if len(place(path, ROOT)) > 1}
-    assert files == {*WORDS, *FOR_USERS}
-    assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"say in {structure.RULES} where a folder stands"
+    assert files == {*COMMON, *FOR_USERS}
+    assert folders == {*KERNELS, *RULES["packages"]} - {*FOR_USERS}, f"add the folder to the order in {structure.RULES}"
 
 
 def test_modules_import_from_modules_and_not_from_memoire_itself() -> None:
-    """`from memoire import Buffer` inside the package would hide which way the import points."""
+    """`from memoire import Buffer` inside the package would hide which package is imported."""
     top = HEAVY | {"classic", "keyed", "prompts", *FOR_USERS} | ENTRY_FILES
     wrong = [
         f"{where}: {name}"
@@ -126,16 +126,16 @@ def test_imports_within_a_folder_are_relative() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_few_packages_know_zeromq() -> None:
+def test_few_packages_use_zeromq() -> None:
     wrong = [
         f"{where}: {name}"
         for package, where, name in everywhere()
-        if name.split(".")[0] == "zmq" and package not in KNOW_ZMQ
+        if name.split(".")[0] == "zmq" and package not in USE_ZMQ
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
+def test_only_io_files_and_public_classes_of_client_and_servers_do_io() -> None:
     io_modules: dict[str, set[str]] = {}
     for path in sources():
         package, *rest = place(path, ROOT)
@@ -146,7 +146,7 @@ def test_one_file_of_each_end_does_its_io_and_the_others_decide() -> None:
     assert io_modules == PUBLIC_CLASSES
 
 
-def test_what_decides_does_no_io() -> None:
+def test_packages_that_decide_do_no_io() -> None:
     wrong = [
         f"{where}: {name}"
         for package, where, name in everywhere()
@@ -156,13 +156,13 @@ def test_what_decides_does_no_io() -> None:
 
 
 ASKED = {"time", "random", "secrets", "threading", "os", "socket"}
-"""Modules of clocks, chance, threads and facts about the machine."""
+"""Modules of clocks, randomness, threads and properties of the machine."""
 CLOCKS = {"monotonic", "time", "perf_counter", "monotonic_ns", "time_ns"}
 """Functions of `time` that read a clock."""
 
 
 def kept_parts(tree: ast.Module) -> Iterator[str]:
-    """Yield parts of clocks and chance that a file imports, and clocks that are neither defaults nor called."""
+    """Yield imports of clocks and randomness by name, and clocks that are neither defaults nor called."""
     nodes = list(ast.walk(tree))
     fine = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
@@ -180,8 +180,8 @@ def kept_parts(tree: ast.Module) -> Iterator[str]:
             yield f"{node.lineno}: time.{node.attr} as a value"
 
 
-def test_clocks_and_chance_are_called_by_their_module_or_are_defaults_so_that_a_simulation_can_replace_them() -> None:
-    """tests/simulation/installed.py replaces the parts of these modules, and defaults."""
+def test_clocks_and_randomness_are_called_by_their_module_so_that_a_simulation_can_replace_them() -> None:
+    """tests/simulation/installed.py replaces functions of these modules, and defaults of parameters."""
     trees = {path: structure_imports.tree_of(path) for path in sources() if path.suffix == ".py"}
     wrong = [f"{path.relative_to(ROOT)}:{part}" for path, tree in trees.items() for part in kept_parts(tree)]
     assert [each.partition(":")[0] for each in wrong] == ["memoire/limits.py"], "\n".join(wrong)

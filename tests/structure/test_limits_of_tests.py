@@ -1,4 +1,4 @@
-"""Limits of the tests: they end a hang and name it, and do not measure how fast a machine is."""
+"""Time limits of tests: they end and name a hang, and do not measure the speed of a machine."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parents[1]
 LONGER = ("kubernetes", "soak", "mutants", "fuzz")
 """Folders that `make test` does not run."""
 MOST = 120.0
-"""Longest limit of a test in seconds, also for busy machines; trials on whole clusters have limits of their own."""
+"""Longest limit of a test in seconds, also for busy machines; trials on whole clusters have other limits."""
 NAMES = {"timeout", "patience", "seconds"}
 
 
@@ -43,7 +43,7 @@ def root(pytestconfig):
     return pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
 
 
-def test_times_that_tests_change_are_there(root):
+def test_times_that_tests_change_exist(root):
     for place in (each for places in root.TIMES.values() for each in places):
         module, _, constant = place.rpartition(".")
         seconds = getattr(pytest.importorskip(module), constant)
@@ -62,7 +62,7 @@ def test_an_endless_hang_is_ended_and_named(tmp_path):
     assert "test_planted.py" in done.stderr, "all threads' lines, a moment before"
 
 
-def test_the_quick_half_does_not_even_read_slow_folders(root):
+def test_quick_tests_do_not_read_slow_folders(root):
     def config_of(marks, *paths):
         return SimpleNamespace(option=SimpleNamespace(markexpr=marks), args=[*paths])
 

@@ -1,23 +1,29 @@
-"""Public names, their presence in a release, and extensions, which import public names alone and can be left out."""
+"""Public names, their presence in a release, and extensions, which import only public names and can be left out."""
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 import memoire
 import structure_imports
 from memoire import building, kinds, launching
 from memoire.version import COMPILED, imports_of
+from netkit import until
 
 ROOT = Path(__file__).resolve().parents[2]
 LAZY = (building, kinds, launching)
@@ -26,7 +32,7 @@ PACKAGE = Path(memoire.__file__).parent
 
 
 @pytest.mark.parametrize("module", [memoire, *LAZY], ids=lambda module: str(module.__name__))
-def test_what_a_module_imports_for_type_checkers_is_found_when_it_is_used(module: Any) -> None:
+def test_names_imported_for_type_checkers_are_imported_when_they_are_used(module: Any) -> None:
     block = next(node for node in ast.parse(Path(module.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
     imports = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
     assert imports and set(getattr(module, "__all__", ())) <= {name for _, name in imports}
@@ -46,7 +52,7 @@ def output_of(code: str, *arguments: str, **options: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_nobody_uses_is_not_imported() -> None:
+def test_unused_packages_are_not_imported() -> None:
     loaded = output_of("import memoire, sys, json; print(json.dumps(sorted(sys.modules)))")
     assert not {"numpy", "zmq", "msgspec", "memoire.server", "memoire.replay"} & set(loaded)
 
@@ -71,7 +77,7 @@ print(json.dumps(said))
 """
 
 
-def test_what_needs_a_package_that_is_not_installed_names_the_command() -> None:
+def test_a_module_without_its_package_names_the_command_to_install_it() -> None:
     commands = {
         "memoire.torch": "'memoire-rl[torch]'",
         "memoire.sb3": "'memoire-rl[sb3]'",
@@ -96,7 +102,7 @@ def test_the_package_carries_its_types() -> None:
         assert resources.files("memoire").joinpath(f"{name}.pyi").is_file()
 
 
-def test_every_source_of_a_compiled_module_is_built_and_looked_for() -> None:
+def test_every_source_of_a_compiled_module_is_built_and_checked() -> None:
     sources = {
         path.relative_to(ROOT / "memoire").with_suffix("").as_posix() for path in (ROOT / "memoire").rglob("*.pyx")
     }
@@ -151,7 +157,7 @@ def not_public(extension: str) -> set[str]:
 
 
 @pytest.mark.parametrize("extension", memoire.EXTENSIONS)
-def test_an_extension_imports_public_names_alone(extension: str) -> None:
+def test_an_extension_imports_only_public_names(extension: str) -> None:
     assert not_public(extension) == set()
 
 
@@ -213,3 +219,38 @@ def test_an_extension_that_is_left_out_is_named(core: dict[str, str]) -> None:
     demo = [sys.executable, "-P", "-m", "memoire", "demo"]
     done = subprocess.run(demo, env=core, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1 and "this needs memoire.rl, which is not installed" in done.stderr
+
+
+EXAMPLE = re.compile(r"^Example:\n((?:    .*\n|\n)+)", re.MULTILINE)
+PEERS = {"Prompts", "Proxy", "Reader", "RemotePolicy", "ReplayMemoryClient", "ReplayMemoryServer", "Server"}
+"""Classes whose examples talk to other processes, or go on without an end: pages run the same calls."""
+
+
+def public_classes() -> list[Any]:
+    return [each for name in sorted(imports_of("memoire")) if isinstance(each := getattr(memoire, name), type)]
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: str(kind.__name__))
+def test_each_public_class_has_an_example_that_runs(kind: Any, tmp_path: Path) -> None:
+    example = EXAMPLE.search(f"{inspect.getdoc(kind)}\n")
+    assert example, f"{kind.__name__} has no example"
+    code = compile(textwrap.dedent(example[1]), kind.__name__, "exec")
+    if kind.__name__ in PEERS:
+        return
+    schema = memoire.Schema({"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32})
+    buffer = memoire.Buffer(schema, 1000, seed=1)
+    options = {"process": memoire.Process(tune=False)}
+    with (
+        memoire.Server("tcp://127.0.0.1:*", schema, **options) as server,
+        memoire.Server("tcp://127.0.0.1:*", schema, storage="rollouts", rollout_length=8, **options) as taken,
+        memoire.connect(taken.endpoint) as client,
+    ):
+        for writer in (buffer.writer(), client.writer()):
+            for step in range(128 if kind is memoire.Rollouts else 20):
+                writer.step(np.full(4, step), 0, 1.0, False, False, np.full(4, step + 1))
+        names = {"buffer": buffer, "env": gymnasium.make("CartPole-v1"), "folder": tmp_path / "state", "schema": schema}
+        names |= {"memoire": memoire, "np": np, "warnings": warnings}
+        if kind is memoire.Rollouts:
+            until(lambda: taken.stats().held_caches == 16)
+        with warnings.catch_warnings():
+            exec(code, names | {"server": server, "table": taken.table("default")})  # noqa: S102 - our own examples

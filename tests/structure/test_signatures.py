@@ -1,4 +1,4 @@
-"""Defaults of all public calls, settings and commands, as agreed in defaults.txt.
+"""Defaults of all public calls, settings and commands, compared with defaults.txt.
 
 An intended change is written by `python tests/structure/test_signatures.py`; the difference shows what users will
 notice.
@@ -23,7 +23,7 @@ INNER = re.compile(r"(^|\.)_(?!_init__)")
 
 
 def modules():
-    """Yield all modules but those of optional packages that are not installed."""
+    """Yield all modules except those of optional packages that are not installed."""
     for info in pkgutil.walk_packages(memoire.__path__, "memoire."):
         if INNER.search(info.name) or info.name.endswith("__main__") or info.name in WITH_TORCH:
             continue
@@ -82,7 +82,7 @@ def defaults():
     return sorted({*of_calls(), *of_messages(), *of_commands(main.parser(), "memoire")})
 
 
-def test_who_says_nothing_gets_what_was_agreed():
+def test_defaults_are_those_of_the_list():
     agreed = AGREED.read_text(encoding="utf-8").splitlines()
     current = defaults()
     there = tuple(f"{module.__name__}." for module in modules())  # others need a package that is not installed

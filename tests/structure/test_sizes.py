@@ -11,7 +11,7 @@ from structure_imports import sources, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE_ACCESSES, PATCHES = 175, 36
-"""Ceilings of tests' accesses to private parts and of their patches; both may only fall."""
+"""Ceilings of tests' accesses to private names and of their patches; both may only fall."""
 OF_TUPLES = ("_asdict", "_replace", "_fields")
 """Public methods of named tuples."""
 SHAPE = re.compile(r"\[[A-Z0-9*]|\bshape|\[\]")
@@ -34,7 +34,7 @@ def test_figures_about_packages_are_not_above_their_ceilings() -> None:
 
 
 @pytest.mark.slow
-def test_tests_reach_into_few_private_parts() -> None:
+def test_tests_use_few_private_names() -> None:
     private, patches = 0, 0
     for path in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(tree_of(path)):
@@ -45,7 +45,7 @@ def test_tests_reach_into_few_private_parts() -> None:
     assert (private <= PRIVATE_ACCESSES, patches <= PATCHES) == (True, True), (private, patches)
 
 
-def test_public_functions_that_take_or_give_arrays_say_their_shapes() -> None:
+def test_public_functions_with_arrays_state_shapes() -> None:
     wrong = []
     for path in sources(ROOT):
         if path.suffix == ".py":

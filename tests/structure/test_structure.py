@@ -1,4 +1,4 @@
-"""Figures of tools/structure.py for a small made-up package, and changes that raise each of them."""
+"""Figures of tools/structure.py for a small example package, and changes that raise each figure."""
 
 import subprocess
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ PACKAGE = {
 }
 FIGURES = {
     "lines": 37, "code_lines": 12, "modules": 8, "lines_a_module": 4.2, "small_modules": 2, "long_modules": 0,
-    "longest_chain": 4, "circles": 0, "upward_imports": 0, "named_modules": 1, "named_circles": 0, "packages": 3,
-    "arrows": 3, "arrows_of_files": 3, "layers": 3, "passing_methods": 0.0, "kind_comparisons": 0, "test_lines": 1,
+    "longest_chain": 4, "import_cycles": 0, "upward_imports": 0, "modules_named_in_strings": 1, "cycles_with_named_modules": 0, "packages": 3,
+    "imports_between_packages": 3, "imports_between_packages_and_top_files": 3, "layers": 3, "forwarding_methods": 0.0, "kind_comparisons": 0, "test_lines": 1,
     "test_files": 1, "benchmark_lines": 1, "benchmark_files": 1,
 }  # fmt: skip
 
 
 def checkout(folder: Path, *changes: Mapping[str, str]) -> Path:
-    """Write a checkout with the made-up package; each change appends text to its files."""
+    """Write a checkout with the example package; each change appends text to its files."""
     files = dict(PACKAGE)
     for change in changes:
         for name, text in change.items():
@@ -52,7 +52,7 @@ def figures_of(folder: Path, *changes: Mapping[str, str]) -> dict[str, structure
     return structure.measure(checkout(folder, *changes), RULES, runs=False)
 
 
-def test_every_measure_of_the_made_up_package_is_right(tmp_path: Path) -> None:
+def test_every_figure_of_the_example_package_is_right(tmp_path: Path) -> None:
     assert {name: figure.value for name, figure in figures_of(tmp_path).items()} == FIGURES
     assert structure.MEASURES.keys() == FIGURES.keys() | structure.OF_A_RUN
 
@@ -73,27 +73,27 @@ FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from memoi
         ("long_modules", {LIST: "a = 1\n" * 597}, 1, LIST),
         ("long_modules", {LIST: "a = 1\n" * 596}, 0, None),
         ("longest_chain", {"memoire/words.py": FOR_TYPES.format("other", "a"), "memoire/other.py": ""}, 4, None),
-        ("circles", {LIST: FOR_TYPES.format("server.state", "line")}, 1, LIST),
-        ("circles", {"memoire/__init__.py": FOR_TYPES.format("server", "server"), STATE: "from memoire import HOMES\n"}, 0, None),
+        ("import_cycles", {LIST: FOR_TYPES.format("server.state", "line")}, 1, LIST),
+        ("import_cycles", {"memoire/__init__.py": FOR_TYPES.format("server", "server"), STATE: "from memoire import HOMES\n"}, 0, None),
         ("upward_imports", {LIST: FOR_TYPES.format("server.state", "line")}, 1, LIST),
-        ("named_circles", {STATE: "from memoire import HOMES\n"}, 0, None),
+        ("cycles_with_named_modules", {STATE: "from memoire import HOMES\n"}, 0, None),
         ("packages", {"dashboard/api.py": ""}, 4, "dashboard"),
-        ("passing_methods", {LIST: "    def at(self, a):\n        return self.c.at(b)\n"}, 0.0, None),
-        ("passing_methods", {LIST: "    def at(self, a):\n        self.c.at(a)\n        return 1\n"}, 0.0, None),
+        ("forwarding_methods", {LIST: "    def at(self, a):\n        return self.c.at(b)\n"}, 0.0, None),
+        ("forwarding_methods", {LIST: "    def at(self, a):\n        self.c.at(a)\n        return 1\n"}, 0.0, None),
         ("longest_chain", {"memoire/words.py": "def later():\n    import memoire.other\n", "memoire/other.py": ""}, 5, "memoire/other.py"),
-        ("circles", {LIST: "def later():\n    from memoire.server.state import line\n"}, 1, LIST),
+        ("import_cycles", {LIST: "def later():\n    from memoire.server.state import line\n"}, 1, LIST),
         ("upward_imports", {LIST: "def later():\n    from memoire.server.state import line\n"}, 1, LIST),
         ("upward_imports", {"memoire/pool/_draw.pyx": "from memoire.server.state cimport line\n"}, 1, "memoire/pool/_draw.pyx"),
-        ("named_modules", {LIST: 'home = "memoire.server.state:line"\n'}, 2, LIST),
-        ("named_modules", {LIST: '"""memoire.server.state"""\nhome = "memoire.server.nowhere"\n'}, 1, None),
-        ("named_circles", {LIST: 'home = "memoire.server.state:line"\n'}, 1, STATE),
+        ("modules_named_in_strings", {LIST: 'home = "memoire.server.state:line"\n'}, 2, LIST),
+        ("modules_named_in_strings", {LIST: '"""memoire.server.state"""\nhome = "memoire.server.nowhere"\n'}, 1, None),
+        ("cycles_with_named_modules", {LIST: 'home = "memoire.server.state:line"\n'}, 1, STATE),
         ("packages", {"memoire/client/client.py": ""}, 4, "client"),
-        ("arrows", {"memoire/client/client.py": "import memoire.server.server\n"}, 4, "client -> server"),
-        ("arrows", {"memoire/errors.py": "import memoire.words\n"}, 3, None),
-        ("arrows_of_files", {"memoire/errors.py": "import memoire.words\n"}, 4, "errors -> words"),
+        ("imports_between_packages", {"memoire/client/client.py": "import memoire.server.server\n"}, 4, "client -> server"),
+        ("imports_between_packages", {"memoire/errors.py": "import memoire.words\n"}, 3, None),
+        ("imports_between_packages_and_top_files", {"memoire/errors.py": "import memoire.words\n"}, 4, "errors -> words"),
         ("layers", {"memoire/client/client.py": "import memoire.server.server\n"}, 4, "client"),
-        ("passing_methods", {LIST: '    def at(self, *a, b):\n        """Words."""\n        return self.c.at(*a, d=b)\n'}, 33.33, f"{LIST} List.at"),
-        ("passing_methods", {LIST: "    def at(self, a):\n        return self.c.at(a, 1)\n"}, 0.0, None),
+        ("forwarding_methods", {LIST: '    def at(self, *a, b):\n        """Words."""\n        return self.c.at(*a, d=b)\n'}, 33.33, f"{LIST} List.at"),
+        ("forwarding_methods", {LIST: "    def at(self, a):\n        return self.c.at(a, 1)\n"}, 0.0, None),
         ("test_lines", {"tests/deep/test_two.py": "\n\n"}, 3, "tests/deep/test_two.py"),
         ("test_files", {"tests/deep/test_two.py": ""}, 2, "tests/deep/test_two.py"),
         ("benchmark_lines", {"benchmarks/one.py": "\n"}, 2, "benchmarks/one.py"),
@@ -157,8 +157,8 @@ def test_every_way_to_compare_with_a_kind_is_counted(name: str, text: str, count
 
 TOML = """
 [order]
-ground = []
-words = ["words"]
+kernels = []
+common = ["words"]
 packages = ["pool", "server", "client"]
 
 [kinds.own]
@@ -171,7 +171,7 @@ modules = 9
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a repository with the made-up package, whose ceilings are its figures."""
+    """Return a repository with the example package, whose ceilings are its figures."""
     checkout(tmp_path, {structure.RULES: TOML})
     figures = structure.measure(tmp_path, RULES, runs=False)
     structure.record(tmp_path / structure.RULES, figures, {"modules": 9})
@@ -197,7 +197,7 @@ def test_a_figure_above_its_ceiling_is_refused_with_the_file_that_raised_it(
 
 
 @pytest.mark.slow
-def test_an_actor_and_a_proxy_of_this_package_run_until_both_have_loaded_what_they_need() -> None:
+def test_an_actor_and_a_proxy_of_this_package_load_their_modules() -> None:
     loaded = structure.loaded_modules(structure.ROOT)
     assert "memoire.client.client" in loaded["actor"] and "memoire.proxy.proxy" in loaded["proxy"]
     assert "memoire.server.server" not in loaded["actor"] + loaded["proxy"]

@@ -1,4 +1,4 @@
-"""Image of an actor, which needs numpy, pyzmq and msgspec, and nothing else."""
+"""Image of an actor, which needs only numpy, pyzmq and msgspec."""
 
 import subprocess
 import sys
@@ -49,11 +49,11 @@ def run(python: str, *arguments: str, timeout: float = 100.0) -> str:
     return result.stdout
 
 
-def test_only_the_three_are_declared() -> None:
+def test_only_three_requirements_are_declared() -> None:
     assert required() == ["numpy", "pyzmq", "msgspec"]
 
 
-def test_the_library_imports_there(thin_python: str) -> None:
+def test_the_library_imports_with_its_requirements(thin_python: str) -> None:
     code = "import memoire, memoire._core; print(memoire.__file__, memoire._core.CHECKED, *memoire.__all__)"
     place, checked, *names = run(thin_python, "-c", code).split()
     assert Path(place).resolve().parent == PACKAGE
@@ -80,7 +80,7 @@ print("pushed; foreign modules:", [name for name in foreign if name in sys.modul
 """
 
 
-def test_a_client_pushes_a_cache_from_there(thin_python: str) -> None:
+def test_a_client_pushes_a_cache_with_its_requirements(thin_python: str) -> None:
     with memoire.Server("tcp://127.0.0.1:0", SCHEMA, seed=0) as server:
         printed = run(thin_python, "-c", PUSH_A_CACHE, server.endpoint)
         batch = server.get_batch(32, timeout=100.0)

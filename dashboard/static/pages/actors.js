@@ -1,4 +1,4 @@
-// Every actor, by pages as the dashboard sorts and filters them; and one of them with all that is known.
+// Actors: the list, which the dashboard sorts, filters and divides into pages; and the page of one actor.
 import {get} from "../api.js";
 import {makeChart} from "../charts.js";
 import {fill, h, patch, say} from "../dom.js";
@@ -10,7 +10,7 @@ import {address, remember} from "../router.js";
 
 const LIMIT = 100;
 const MOST_EPISODES = 1000; // in the curves of one actor
-const NEWEST = 20; // of them in words
+const NEWEST = 20; // number of episodes in the table
 const now = () => Date.now() / 1000;
 const text = {number: false, format: null};
 const COLUMNS = [
@@ -30,13 +30,13 @@ const COLUMNS = [
   column("ActorRow.dropped_lines", {isExtra: true}),
 ];
 const USUAL = COLUMNS.filter(({isExtra}) => !isExtra).map(({name}) => name);
-const SPREAD = "steps_per_second"; // by what they are spread, where they are sorted by what is no figure
+const SPREAD = "steps_per_second"; // figure of the histogram if the list is sorted by a column without figures
 
-/** Columns named in an address ("label.steps"), in their order; the usual ones where none is. */
+/** Columns named in an address ("label.steps"), in their order; the usual ones if none is named. */
 function shownColumns(named) {
   const wanted = named ? named.split(".") : USUAL;
-  const found = COLUMNS.filter(({name}) => wanted.includes(name));
-  return found.length ? found : COLUMNS.filter(({name}) => USUAL.includes(name));
+  const columns = COLUMNS.filter(({name}) => wanted.includes(name));
+  return columns.length ? columns : COLUMNS.filter(({name}) => USUAL.includes(name));
 }
 
 const actorLink = (client, text) => h("a.mono", {href: address("actors", {id: client})}, text || client.slice(0, 8));
@@ -56,12 +56,12 @@ function openAll(root, parameters, stream, signal) {
   const spread = h("div");
   const head = h("tr");
   const body = h("tbody");
-  const before = h("button", {type: "button", click: () => change({offset: Math.max(0, state.offset - LIMIT)})}, "← Before");
-  const after = h("button", {type: "button", click: () => change({offset: Number(state.offset) + LIMIT})}, "After →");
+  const before = h("button", {type: "button", click: () => change({offset: Math.max(0, state.offset - LIMIT)})}, "← Previous");
+  const after = h("button", {type: "button", click: () => change({offset: Number(state.offset) + LIMIT})}, "Next →");
   const pager = h("span.pager", before, after);
   const bar = h("div.bar",
     searchField("Name, id, label or host", state.text, (text) => change({text, offset: "0"})),
-    choice("State", [["", "every state"], ["active", "active"], ["silent", "silent"], ["lost", "lost"], ["gone", "gone"]], state.state,
+    choice("State", [["", "all states"], ["active", "active"], ["silent", "silent"], ["lost", "lost"], ["gone", "gone"]], state.state,
       (chosen) => change({state: chosen, offset: "0"})),
     columnMenu(state.columns, (columns) => change({columns})), message, pager);
   fill(root, spread, bar, h("div.scroll.tall", {tabindex: "0", role: "region", "aria-label": "Actors"},
@@ -79,8 +79,8 @@ function openAll(root, parameters, stream, signal) {
     const {columns: _, ...asked} = state;
     try {
       const by = COLUMNS.find(({name, format}) => name === state.sort && format) ?? COLUMNS.find(({name}) => name === SPREAD);
-      const [page, found] = await Promise.all([get("actors", {...asked, limit: LIMIT}, signal), get("spread", {figure: by.name}, signal)]);
-      drawSpread(spread, found, by);
+      const [page, distribution] = await Promise.all([get("actors", {...asked, limit: LIMIT}, signal), get("spread", {figure: by.name}, signal)]);
+      drawSpread(spread, distribution, by);
       drawRows(body, columns, page, state);
       const first = Number(state.offset);
       say(message, page.matching ? `${first + 1}–${first + page.rows.length} of ${count(page.matching)}` +
@@ -94,7 +94,7 @@ function openAll(root, parameters, stream, signal) {
   });
 }
 
-/** Which columns there are; `change` gets what the address says of them. */
+/** A menu of the columns; `change` gets their names as in the address. */
 function columnMenu(named, change) {
   const shown = new Set(shownColumns(named).map(({name}) => name));
   return tickMenu("Columns", COLUMNS.map(({name, title}) => ({name, label: title})), [...shown], (name, isShown) => {
@@ -105,12 +105,12 @@ function columnMenu(named, change) {
   });
 }
 
-/** How the actors are spread by a figure: one that is unlike the rest is seen. */
-function drawSpread(place, {actors, median, mean, histogram: found}, {title, format}) {
+/** Draw the distribution of a figure over the actors, in which outliers stand out. */
+function drawSpread(place, {actors, median, mean, histogram: bars}, {title, format}) {
   if (actors < 3) return fill(place);
   patch(place, h("section.card.spread", h("h2", `${title} of ${count(actors)} actors`),
-    h("p.quiet", `median ${format(median)}, mean ${format(mean)}, from ${format(found.least)} to ${format(found.greatest)}`),
-    histogram(found, `${title} of the actors`, format)));
+    h("p.quiet", `median ${format(median)}, mean ${format(mean)}, from ${format(bars.least)} to ${format(bars.greatest)}`),
+    histogram(bars, `${title} of the actors`, format)));
 }
 
 function drawHead(head, columns, state, sort) {
@@ -118,8 +118,8 @@ function drawHead(head, columns, state, sort) {
   const names = columns.map(({name}) => name).join();
   if (head.dataset.names === names) {
     columns.forEach(({name}, index) => {
-      const found = order(name);
-      if (found) head.children[index].setAttribute("aria-sort", found);
+      const direction = order(name);
+      if (direction) head.children[index].setAttribute("aria-sort", direction);
       else head.children[index].removeAttribute("aria-sort");
     });
     return;
@@ -131,8 +131,8 @@ function drawHead(head, columns, state, sort) {
 
 function drawRows(body, columns, page, state) {
   const isFiltered = state.text || state.state;
-  const nothing = isFiltered ? "No actor is like this. Take a filter away." :
-    "No actor has recorded anything in this run yet. An actor begins with memoire.connect(ADDRESS); memoire demo starts some.";
+  const nothing = isFiltered ? "No actor matches. Remove a filter." :
+    "No actor has recorded anything in this run yet. An actor connects with memoire.connect(ADDRESS); memoire demo starts some.";
   patch(body, page.rows.length ? page.rows.map((row) => h("tr", columns.map((column) => cell(column, row)))) :
     h("tr", h("td", {colspan: columns.length}, empty(nothing))));
 }
@@ -145,15 +145,15 @@ function openOne(root, id, stream, signal) {
   signal.addEventListener("abort", () => [returns, lengths].forEach((chart) => chart.close()));
   fill(root, back, first, h("div.grid.wide", returns.element, lengths.element), rest);
   every(3, signal, stream, async () => {
-    const [found, episodes] = await Promise.all([get(`actors/${encodeURIComponent(id)}`, {}, signal),
+    const [detail, episodes] = await Promise.all([get(`actors/${encodeURIComponent(id)}`, {}, signal),
       get("episodes", {client: id, limit: MOST_EPISODES}, signal)]);
     const inOrder = episodes.sort((a, b) => a.time - b.time);
     const times = inOrder.map(({time}) => time);
     returns.set(times, [{name: "return", values: inOrder.map(({returned}) => returned)}]);
     lengths.set(times, [{name: "length", values: inOrder.map(({length}) => length)}]);
-    patch(first, about(found));
-    patch(rest, tables(found));
-  }, (error) => error && fill(first, problem(error), h("p.quiet", `Its id is ${id}; it may be of another run.`)));
+    patch(first, about(detail));
+    patch(rest, tables(detail));
+  }, (error) => error && fill(first, problem(error), h("p.quiet", `The actor's id is ${id}; it may belong to another run.`)));
 }
 
 function about({actor}) {
@@ -181,17 +181,17 @@ function about({actor}) {
   ]);
   const logs = h("a", {href: address("logs", {label: actor.label})}, "its log lines");
   return h("div.grid", h("section.card", h("h2", "Actor ", h("span.mono", actor.name || actor.label)), main, h("p", logs)),
-    h("section.card", h("h2", "What it sent"), ways));
+    h("section.card", h("h2", "Data sent"), ways));
 }
 
-function tables({homes, episodes, facts: told}) {
+function tables({homes, episodes, facts: reported}) {
   return [
     h("h2", "Newest episodes"),
-    episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes.slice(0, NEWEST))) : empty("It has not ended an episode yet."),
-    h("h2", "All that servers say of it"),
+    episodes.length ? h("div.short", table("Newest episodes", EPISODES, episodes.slice(0, NEWEST))) : empty("The actor has not ended an episode yet."),
+    h("h2", "Everything that servers report"),
     h("div.folds",
-      h("details", h("summary", "What its server knows"), plainFacts(told)),
-      h("details", h("summary", "Its account at each server"), homes.length ? accounts(homes) : empty("No server has an account of it."))),
+      h("details", h("summary", "Facts from its server"), plainFacts(reported)),
+      h("details", h("summary", "Account at each server"), homes.length ? accounts(homes) : empty("No server has an account of this actor."))),
   ];
 }
 
@@ -213,9 +213,9 @@ const SHOWN = [
   "lost_caches", "received_bytes",
 ];
 
-/** What is not shown beside it already. */
-function plainFacts(found) {
-  const rest = Object.entries(found ?? {}).filter(([name]) => !SHOWN.includes(name));
+/** Facts that the page does not show elsewhere. */
+function plainFacts(reported) {
+  const rest = Object.entries(reported ?? {}).filter(([name]) => !SHOWN.includes(name));
   return facts(rest.map(([name, value]) => [words(name), plain(name, value)]));
 }
 

@@ -1,16 +1,16 @@
-// Every figure's name with what it means and its formula: where the bubbles lead.
+// Glossary: name, meaning and formula of every figure. The bubbles link here.
 import {fill, h} from "../dom.js";
 import {empty, searchField} from "../parts.js";
 import {TERMS} from "../terms.js";
 
-const FIRST = Object.fromEntries(Object.entries(TERMS).reverse().map(([name, {title, text}]) => [`${title}: ${text}`, name])); // rows share figures
+const FIRST = Object.fromEntries(Object.entries(TERMS).reverse().map(([name, {title, text}]) => [`${title}: ${text}`, name])); // several rows have the same figures
 
 export function openGlossary({root, parameters}) {
   const list = h("div.glossary");
   const draw = (text) => {
     const wanted = text.toLowerCase();
-    const found = Object.entries(TERMS).filter(([name, each]) => FIRST[`${each.title}: ${each.text}`] === name).filter(([, {title, text: said}]) => `${title} ${said}`.toLowerCase().includes(wanted));
-    fill(list, found.length ? found.map(([name, each]) => entry(name, each)) : empty("No term is like this. Search for less."));
+    const matches = Object.entries(TERMS).filter(([name, each]) => FIRST[`${each.title}: ${each.text}`] === name).filter(([, {title, text: meaning}]) => `${title} ${meaning}`.toLowerCase().includes(wanted));
+    fill(list, matches.length ? matches.map(([name, each]) => entry(name, each)) : empty("No term matches. Shorten the search."));
   };
   fill(root, h("div.bar", searchField("Find a term", "", draw)), list);
   draw("");
@@ -24,7 +24,7 @@ export function openGlossary({root, parameters}) {
   return {route};
 }
 
-/** The name under which the list has a term: of those with the same words the first. */
+/** Name under which the list shows a term: the first of the terms with the same title and meaning. */
 const shownFor = (name) => TERMS[name] && FIRST[`${TERMS[name].title}: ${TERMS[name].text}`];
 
 function entry(name, {title, text, formula, docs}) {

@@ -1,5 +1,5 @@
-// All pages, in the order of the navigation. `open({root, parameters, stream, signal})` draws one and returns what it
-// wants to be told: update(overview) once a second, route(parameters) when only its state changed, close() at its end.
+// All pages, in the order of the navigation. `open({root, parameters, stream, signal})` draws a page and
+// returns its callbacks: update(overview) once a second, route(parameters) if only its state changed, close() at its end.
 import {openActors} from "./actors.js";
 import {openGlossary} from "./glossary.js";
 import {openInference} from "./inference.js";
@@ -29,5 +29,5 @@ export const PAGES = {
   nodes: {title: "Nodes", open: openNodes},
   logs: {title: "Logs", open: openLogs},
   settings: {title: "Settings", open: openSettings},
-  glossary: {title: "Terms", open: openGlossary, isHidden: true}, // from the footer, and from each bubble
+  glossary: {title: "Terms", open: openGlossary, isHidden: true}, // linked from the footer and from each bubble
 };

@@ -1,4 +1,4 @@
-// Do actors get their actions in time: inference nodes, how many rows a batch has and what makes it due, how long answers take.
+// Inference: inference nodes with their answer times, the rows of their batches, and the reasons that start batches.
 import {fill, h, patch} from "../dom.js";
 import {count, duration, figure, share} from "../format.js";
 import {column, term} from "../help.js";
@@ -7,8 +7,8 @@ import {table, tile} from "../parts.js";
 import {address} from "../router.js";
 
 const IS_NODE = /^inference\.(.+)\.busy$/;
-const FULL = 0.9; // share of its time from which a node has no room for more
-const REASONS = {full: "full", everyone: "everyone asked", wait: "waited long enough"};
+const FULL = 0.9; // share of its time from which a node counts as overloaded
+const REASONS = {full: "batch full", everyone: "all clients asked", wait: "longest wait reached"};
 
 const CHARTS = [
   {name: "rows_per_second", title: "Rows", unit: "per second"},
@@ -28,7 +28,7 @@ const COLUMNS = [
   ...["clients", "rows_per_second", "batch_rows", "wait", "p50", "p99"].map((name) => column(`InferenceRow.${name}`)),
   column("InferenceRow.busy", {value: (row) => h(row.busy > FULL ? "span.state.unready" : "span", share(row.busy))}),
   column("InferenceRow.refused_per_second"),
-  {title: "Refused, in all", value: refused, wrap: true},
+  {title: "Refused, in total", value: refused, wrap: true},
 ];
 
 function version(row) {
@@ -36,18 +36,18 @@ function version(row) {
 }
 
 function refused({refused: codes, failures, weights_failures: unread, expired}) {
-  const found = [...Object.entries(codes).map(([code, number]) => `${count(number)} ${code}`), failures && `${count(failures)} batches failed`,
+  const parts = [...Object.entries(codes).map(([code, number]) => `${count(number)} ${code}`), failures && `${count(failures)} batches failed`,
     unread && `${count(unread)} models not read`, expired && `${count(expired)} too late`].filter(Boolean);
-  return found.join(", ") || "none";
+  return parts.join(", ") || "none";
 }
 
-const DUE = {title: "What makes batches due", unit: "share of the batches of all nodes", named: "InferenceRow.batches", format: share, top: 1};
+const DUE = {title: "Reasons that start batches", unit: "share of the batches of all nodes", named: "InferenceRow.batches", format: share, top: 1};
 
-/** What the charts draw of these nodes. */
+/** Lines of each chart for these nodes. */
 function linesOf(nodes) {
   const charts = CHARTS.map(({name}) => Object.fromEntries(nodes.map((node) => [`inference.${node}.${name}`, node])));
   const named = (reason) => nodes.map((node) => `inference.${node}.batches_${reason}`);
-  const due = (found) => Object.entries(REASONS).map(([reason, title]) => ({name: title, values: meanOf(found, named(reason))}));
+  const due = (curves) => Object.entries(REASONS).map(([reason, title]) => ({name: title, values: meanOf(curves, named(reason))}));
   return [...charts.slice(0, 2), [Object.keys(REASONS).flatMap(named), due], ...charts.slice(2)];
 }
 
@@ -62,7 +62,7 @@ export function openInference(page) {
   return {update: (overview) => patch(top, overview.inference.length ? shown(overview) : nothing(overview))};
 }
 
-/** The mean of several curves, of those that are known at each time. */
+/** Mean of several curves at each time, over the known values. */
 function meanOf({time, mean}, names) {
   return time.map((_, at) => {
     const known = names.map((name) => mean[name]?.[at]).filter((value) => value !== null && value !== undefined);
@@ -74,17 +74,17 @@ const sumOf = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 
 const worst = (rows, name) => rows.reduce((most, row) => (row[name] !== null && (most === null || row[name] > most) ? row[name] : most), null);
 
 function shown({inference: rows, verdicts}) {
-  const found = verdicts.filter(({code}) => code.startsWith("inference") || code === "waits_for_inference");
+  const findings = verdicts.filter(({code}) => code.startsWith("inference") || code === "waits_for_inference");
   const tiles = [
     ["InferenceRow.rows_per_second", "Rows", `${figure(sumOf(rows, "rows_per_second"))} / s`, `${count(sumOf(rows, "clients"))} client${sumOf(rows, "clients") === 1 ? "" : "s"}, ${count(rows.length)} node${rows.length === 1 ? "" : "s"}`],
-    ["InferenceRow.batch_rows", "Rows of a batch", figure(worst(rows, "batch_rows")), rows.length > 1 ? "the node with most" : "mean"],
+    ["InferenceRow.batch_rows", "Rows of a batch", figure(worst(rows, "batch_rows")), rows.length > 1 ? "the largest of all nodes" : "mean"],
     ["InferenceRow.p50", "Answer, 99 % below", duration(worst(rows, "p99")), `half below ${duration(worst(rows, "p50"))}`],
     ["InferenceRow.wait", "Wait for a batch", duration(worst(rows, "wait")), rows.length > 1 ? "of the slowest node" : "mean"],
     ["InferenceRow.busy", "Busy", share(worst(rows, "busy")), rows.length > 1 ? "the busiest node" : "of its time"],
     ["InferenceRow.queue_rows", "Rows that wait", count(sumOf(rows, "queue_rows")), `${figure(sumOf(rows, "refused_per_second"))} / s refused`],
   ];
   return [
-    found.map(({text, level}) => h(`p.away-note.${level}`, text)),
+    findings.map(({text, level}) => h(`p.away-note.${level}`, text)),
     h("div.tiles", tiles.map(([named, title, value, rest]) => tile(term(named, title), value, rest))),
     table("Inference nodes", COLUMNS, rows),
   ];
@@ -95,12 +95,12 @@ const LINES = `from memoire.nodes.http import NodePages
 node = memoire.Inference("tcp://*:5570", inputs, outputs, function, connect="tcp://server:5560")
 pages = NodePages("0.0.0.0:8080", node)`;
 
-/** What the page is for, and how to fill it; nodes that were there and are away are said. */
+/** Purpose of the page and the lines that start a node, or a note on nodes that do not answer. */
 function nothing({nodes}) {
   const away = nodes.filter(({role}) => role === "inference");
-  if (away.length) return h("p.away-note", `${away.map(({name, url}) => name || url).join(", ")} does not answer: `, h("a", {href: address("nodes")}, "see the nodes"), ".");
-  return h("section.card.start", h("h2", "No inference node is watched"),
+  if (away.length) return h("p.away-note", `${away.map(({name, url}) => name || url).join(", ")} ${away.length === 1 ? "does" : "do"} not answer: `, h("a", {href: address("nodes")}, "see the nodes"), ".");
+  return h("section.card.start", h("h2", "No inference node is known"),
     h("p", "An inference node computes the policy for many actors at once, for instance on a GPU: docs/remote-policies.md. In its process, write:"),
     h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an inference node"}, LINES)),
-    h("p.quiet", "Then name its pages to this dashboard: ", h("code", "memoire dashboard dns:NAME:8080"), " finds all addresses of a name."));
+    h("p.quiet", "Then give this dashboard the address of its pages: ", h("code", "memoire dashboard dns:NAME:8080"), " finds all nodes behind a name."));
 }

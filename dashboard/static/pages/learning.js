@@ -1,5 +1,5 @@
-// Does it learn, and better than before: returns, what the learner waits for, and its figures by what they are about; over steps,
-// time or models, runs side by side.
+// Learning: returns, the learner's waiting, and its figures by subject; over steps, time or model versions, with runs side by
+// side.
 import {at, get, query} from "../api.js";
 import {makeChart} from "../charts.js";
 import {columnsOf, placesOn, together} from "../curves.js";
@@ -14,13 +14,13 @@ import {called, drawn, grouped} from "../scalars.js";
 const SMOOTH = {off: 1, some: 5, much: 20};
 const HEIGHT = 340;
 const WAITS = "waiting_share";
-/** What a trainer says of itself by `trainer_waits`. */
+/** Meanings of the scalar `trainer_waits`. */
 const TRAINER = ["trains", "waits for its first samples", "waits for samples: its ratio is reached"];
-/** Findings about who waits for whom, and what stands above their sentence. */
+/** Findings on waiting, with the answer above their sentence. */
 const FLOW = {
-  no_inserts: "Nothing comes in", no_caches: "Nothing arrives", inserts_limited: "Actors wait for the learner", waits_for_inference: "It waits for inference",
-  draws_limited: "It waits for entries", learner_waits: "It waits for actors", no_learner: "Nobody learns now", learner_behind: "For nothing: it is behind its actors",
-  settling: "Too early to say", balanced: "For nobody",
+  no_inserts: "No steps come in", no_caches: "No caches arrive", inserts_limited: "Actors wait for the learner", waits_for_inference: "It waits for inference",
+  draws_limited: "It waits for entries", learner_waits: "It waits for actors", no_learner: "No learner draws samples", learner_behind: "It does not wait: it is slower than its actors",
+  settling: "Too early to say", balanced: "It waits little or not at all",
 };
 
 export function openLearning({root, parameters, stream, signal}) {
@@ -56,19 +56,19 @@ export function openLearning({root, parameters, stream, signal}) {
   return {update: (overview) => patch(waits, waitsFor(overview))};
 }
 
-// ---------------------------------------------------------------------------------------------------------- who waits
+// ---------------------------------------------------------------------------------------------------------- waiting
 
 /** What the learner waits for now: the finding of the overview about it, and the figures behind it. */
 function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
-  const found = verdicts.find(({code}) => FLOW[code]);
+  const finding = verdicts.find(({code}) => FLOW[code]);
   const rollouts = tables.filter((each) => each.is_taken);
   const taken = rollouts.reduce((sum, each) => sum + each.samples, 0);
   const trainer = learners.find(({scalars}) => scalars.trainer_ratio !== undefined)?.scalars;
   const stale = rollouts.reduce((sum, each) => sum + each.passed_over_samples, 0);
   return [
     h("h2", "What does the learner wait for?"),
-    h("p.answer", finished ? "The run is over" : found ? FLOW[found.code] : learners.length ? "Not known yet" : "Nobody learns now"),
-    found && h("p", found.text),
+    h("p.answer", finished ? "The run is over" : finding ? FLOW[finding.code] : learners.length ? "Not known yet" : "No learner draws samples"),
+    finding && h("p", finding.text),
     facts([
       [term("LearnerRow.waiting_share"), share(rates.waiting_share)],
       [term("TableRow.samples"), `${figure(rates.samples)} / s, in ${figure(rates.batches)} batches / s`],
@@ -81,7 +81,7 @@ function waitsFor({verdicts, rates, learners, tables, freshness, finished}) {
   ];
 }
 
-// ---------------------------------------------------------------------------------------------------------- its figures
+// ---------------------------------------------------------------------------------------------------------- figures
 
 function draw(place, charts, names, {runs, answers, axis, topic, width}) {
   const isKnown = (name) => answers.some(({mean}) => mean[name]?.some((value) => value !== null));
@@ -106,7 +106,7 @@ function draw(place, charts, names, {runs, answers, axis, topic, width}) {
 
 const lineName = (name, title) => (name === "length" ? "steps" : name === WAITS ? "waits" : title.toLowerCase().replace(/^kl /, "KL "));
 
-/** The charts below their headings; what stands there already stays, with whatever somebody unfolded in it. */
+/** Place the charts below their headings. Charts of unchanged groups stay in place, so that unfolded tables stay open. */
 function arrange(place, charts, groups) {
   const key = JSON.stringify(groups);
   if (place.dataset.key === key) return;
@@ -114,13 +114,13 @@ function arrange(place, charts, groups) {
   fill(place, groups.length ? groups.map(([title, names]) => [h("h2", title), h("div.grid.wide", names.map((name) => charts.get(name).element))]) : empty(NOTHING));
 }
 
-const NOTHING = "No episode has ended yet, and no scalar has come in: client.scalars({...}) and server.scalars({...}) send them.";
+const NOTHING = "No episode has ended yet, and no scalar has arrived. client.scalars({...}) and server.scalars({...}) send scalars.";
 
 function exports(run) {
-  return ["Everything that is kept of this run: ", h("a", {href: at(`api/export.run${query({run})}`)}, "one file"), " to open elsewhere, ",
+  return ["Export this run: ", h("a", {href: at(`api/export.run${query({run})}`)}, "one file"), " to open elsewhere, ",
     h("a", {href: at(`api/export.csv${query({run})}`)}, "CSV"), ", ", h("a", {href: at(`api/export.tfevents${query({run})}`)}, "TensorBoard"),
-    ". Other runs, and their settings side by side: ", h("a", {href: address("runs")}, "all runs"),
-    ". Each actor by itself: ", h("a", {href: address("actors", {sort: "return_mean", order: "up"})}, "actors by their mean return"), "."];
+    ". Compare runs and their settings: ", h("a", {href: address("runs")}, "all runs"),
+    ". See each actor: ", h("a", {href: address("actors", {sort: "return_mean", order: "up"})}, "actors by mean return"), "."];
 }
 
 function closeAll(charts) {

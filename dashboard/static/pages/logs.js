@@ -1,4 +1,4 @@
-// Log lines of all actors together: search, filters, live tail with pause, what is around a line, a link to a line.
+// Log lines of all actors: search, filters, live tail with pause, the neighbours of a line, and a link to each line.
 import {get} from "../api.js";
 import {fill, h, say} from "../dom.js";
 import {clock, count} from "../format.js";
@@ -6,8 +6,8 @@ import {choice, empty, every, problem, routed, searchField} from "../parts.js";
 import {address, remember} from "../router.js";
 
 const PAGE = 200;
-const MOST = 2000; // lines in the page: older ones leave it while it follows
-const AGES = [["", "whenever"], ["300", "last 5 minutes"], ["3600", "last hour"], ["86400", "last day"]];
+const MOST = 2000; // lines on the page: older ones are removed while it follows
+const AGES = [["", "any time"], ["300", "last 5 minutes"], ["3600", "last hour"], ["86400", "last day"]];
 
 export function openLogs({root, parameters, stream, signal}) {
   const route = routed(signal, (state, own) => new Logs(root, Object.fromEntries(state), stream, own));
@@ -18,7 +18,7 @@ export function openLogs({root, parameters, stream, signal}) {
 class Logs {
   #older = "";
   #newer = "";
-  #asked = new AbortController(); // aborted when something else is searched for: an answer to this would come too late
+  #asked = new AbortController(); // aborted by the next search, for which its answer would come too late
 
   constructor(root, state, stream, signal) {
     this.state = {text: "", label: "", age: "", server: "", line: "", ...state};
@@ -37,7 +37,7 @@ class Logs {
 
   #bar() {
     const {state} = this;
-    const label = h("input", {placeholder: "Actor", "aria-label": "Label of an actor, as before its lines", size: 9,
+    const label = h("input", {placeholder: "Actor", "aria-label": "Label of an actor, as shown before its lines", size: 9,
       maxlength: 8, pattern: "[0-9a-f]*", value: state.label, spellcheck: "false",
       change: () => this.#change({label: label.value.trim().toLowerCase()})});
     return h("div.bar",
@@ -84,11 +84,11 @@ class Logs {
 
   #nothing() {
     const {text, label, age} = this.state;
-    return text || label || age ? "No line is like this. Search for less, or take a filter away." :
+    return text || label || age ? "No line matches. Shorten the search, or remove a filter." :
       "No actor has logged anything in this run yet: client.log(\"...\") sends a line.";
   }
 
-  /** What was said before and after one line "index@server". */
+  /** Show the lines before and after one line, "index@server". */
   async #around(line) {
     const [index, server] = [Number.parseInt(line, 10), line.slice(line.indexOf("@") + 1)];
     const ask = (from, direction) => {
@@ -100,7 +100,7 @@ class Logs {
     const rows = [...after.rows, ...before.rows].toReversed();
     fill(this.list, rows.map((row) => this.#line(row)));
     this.follow.disabled = true;
-    say(this.message, `Around one line of ${server}. `);
+    say(this.message, `Lines around one line of ${server}. `);
     this.message.append(h("a", {href: address("logs")}, "All lines"));
     this.list.querySelector(".here")?.scrollIntoView({block: "center"});
   }
@@ -149,7 +149,7 @@ class Logs {
     if (isFollowing) this.#search();
   }
 
-  /** Whoever scrolls up reads: the tail waits until he is at the bottom again. */
+  /** Pause the tail while the reader scrolls up. */
   #scrolled() {
     const {scrollHeight, scrollTop, clientHeight} = this.list;
     const isAtEnd = scrollHeight - scrollTop - clientHeight < 40;
@@ -160,12 +160,12 @@ class Logs {
     const id = `${row.index}@${row.server}`;
     const link = address("logs", {line: id, server: row.server});
     return h(id === this.state.line ? "li.here" : "li",
-      h("a", {href: link, title: `${row.server}, line ${row.index}: what is around it`}, h("time", clock(row.received))),
+      h("a", {href: link, title: `${row.server}, line ${row.index}: show its neighbours`}, h("time", clock(row.received))),
       h("a.label", {href: address("actors", {id: row.client}), title: `The actor ${row.label}`}, row.name || row.label),
       h("span.text", highlighted(row.text, this.state.text)));
   }
 
-  /** What is in the page, as a file. */
+  /** Save the lines on the page as a file. */
   #download() {
     const lines = [...this.list.querySelectorAll("li")].map((line) => [...line.children].map((part) => part.textContent).join(" "));
     const url = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], {type: "text/plain"}));
@@ -174,7 +174,7 @@ class Logs {
   }
 }
 
-/** Pieces of a text, with what was searched for marked. */
+/** Pieces of a text, with the searched text marked. */
 function highlighted(text, wanted) {
   if (!wanted) return [text];
   const pieces = [];

@@ -1,5 +1,4 @@
-// What is held, and is it worth its room: bytes sent against bytes generated, how full the tables are, how weights and ages
-// are spread, and one sample.
+// Memory: bytes recorded and sent, how full the tables are, the distributions of weights and ages, and one sample.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until} from "../format.js";
@@ -17,8 +16,8 @@ const CHARTS = [
   {title: "Held by tables", unit: "bytes", format: bytes},
   {title: "Batches", unit: "share of weight", format: share, top: 1},
   {title: "Memory of the nodes", unit: "bytes", format: bytes},
-  {title: "Recorded and received", unit: "bytes in all", format: bytes},
-  {title: "Caches that were not stored", unit: "in all", format: count},
+  {title: "Recorded and received", unit: "bytes in total", format: bytes},
+  {title: "Caches that were not stored", unit: "in total", format: count},
 ];
 const SENT = {generated_bytes: "recorded", received_bytes: "received"};
 const LOST = {skipped_caches: "skipped", rejected_caches: "rejected", lost_caches: "lost"};
@@ -33,8 +32,8 @@ export function openMemory(page) {
   const sample = makeSample(signal);
   fill(root, away, cards, tables, h("section.block", spread), sample.element, makeOverTime({kinds: CHARTS, linesOf, sync: "memory"}, page));
   const look = every(5, signal, stream, async () => {
-    const found = await get("distribution", {table: state.table}, signal);
-    patch(spread, found.looked ? [size(found), weights(found), ages(found)] : h("section.card", empty("This table holds nothing that can be drawn now.")));
+    const spreads = await get("distribution", {table: state.table}, signal);
+    patch(spread, spreads.looked ? [size(spreads), weights(spreads), ages(spreads)] : h("section.card", empty("This table holds nothing that can be drawn now.")));
   }, (error) => error && fill(spread, h("section.card", problem(error))));
   const choose = (name) => {
     state.table = name;
@@ -44,10 +43,10 @@ export function openMemory(page) {
   };
   sample.show(state.table);
   let names = "";
-  const drawTables = (found) => {
-    if (found.join("\n") === names) return;
-    names = found.join("\n");
-    fill(tables, found.length > 1 && choice("Table", found.map((name) => [name, `Table ${name}`]), state.table ?? found[0], choose));
+  const drawTables = (all) => {
+    if (all.join("\n") === names) return;
+    names = all.join("\n");
+    fill(tables, all.length > 1 && choice("Table", all.map((name) => [name, `Table ${name}`]), state.table ?? all[0], choose));
   };
   return {
     update(overview) {
@@ -60,10 +59,10 @@ export function openMemory(page) {
 
 const serversAway = ({nodes}) => nodes.filter(({role, state}) => role === "server" && state === "down").map(({name, url}) => name || url);
 
-/** Figures below are of the servers that answer: of half of a cluster they would look like all of it. */
+/** A note on servers that do not answer, without which the figures of the others would look like the whole cluster's. */
 function awayNote(overview) {
   const names = serversAway(overview);
-  const text = names.length === 1 ? `${names[0]} does not answer: what it holds is in no figure below.` : `${names.join(", ")} do not answer: what they hold is in no figure below.`;
+  const text = names.length === 1 ? `${names[0]} does not answer: the figures below do not include its data.` : `${names.join(", ")} do not answer: the figures below do not include their data.`;
   return names.length > 0 && h("p.away-note", {role: "status"}, h("b", "Incomplete. "), text);
 }
 
@@ -74,10 +73,10 @@ function worth({totals, rates, forecast}) {
     [term("Totals.received_bytes", "received by servers"), bytes(totals.received_bytes)],
     [term("bytes_factor", "sent for each byte recorded"), factor === null ? NONE : `${figure(factor)} bytes`],
     ["arriving now", `${bytes(rates.received_bytes)}/s`],
-    ["memory is full", until(forecast.memory_full, "now: the oldest makes room")],
+    ["memory is full", until(forecast.memory_full, "now: new entries overwrite the oldest")],
     ["disk is full", until(forecast.disk_full, "now")],
     [term("Totals.applied", "priorities set"), count(totals.applied)],
-    [term("Totals.stale", "too late"), count(totals.stale)],
+    [term("Totals.stale", "priorities too late"), count(totals.stale)],
   ]));
 }
 
@@ -85,14 +84,14 @@ const times = (factor) => (factor > 0.95 && factor < 1.05 ? "once" : factor < 1 
 
 const drawnOf = (row) => [
   [term("TableRow.held_caches", `${row.holds} held`), count(row.held_caches)],
-  [term("TableRow.unused_samples", `${row.unit} left`), count(row.unused_samples)],
+  [term("TableRow.unused_samples", `unused ${row.unit}`), count(row.unused_samples)],
   [term("TableRow.samples", "samples drawn"), count(row.samples)],
   [term("TableRow.overwritten_caches", "overwritten"), count(row.overwritten_caches)],
   [term("TableRow.waited", "learners waited"), duration(row.waited)],
-  [term("TableRow.samples_per_insert", "samples per insert, wanted"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
+  [term("TableRow.samples_per_insert", "samples per insert, target"), row.samples_per_insert_target ? figure(row.samples_per_insert_target) : "not set"],
 ];
 
-/** Each entry that arrived is held, or counted once as one of these. */
+/** Facts of a table that hands out each entry once: an arrived entry is held, taken, too old or overwritten. */
 const takenOf = (row) => [
   [term("TableRow.held_caches", "fragments held"), count(row.held_caches)],
   [term("TableRow.unused_samples", "entries held"), count(row.unused_samples)],
@@ -117,44 +116,44 @@ function tableCard(row, overview) {
 
 const OF_SERVER = [
   {title: "Server", value: ([server]) => h("b", server)},
-  ...["held_caches", "held_bytes", "samples"].map((name) => column(`TableRow.${name}`)).map((each) => ({...each, value: ([, told]) => each.value(told)})),
+  ...["held_caches", "held_bytes", "samples"].map((name) => column(`TableRow.${name}`)).map((each) => ({...each, value: ([, stats]) => each.value(stats)})),
 ];
 
-/** The same at each of its servers, where there are several; the node's own page has all that it says. */
-function perServer({facts: found, name}) {
-  const rows = Object.entries(found);
+/** The same figures at each server, if there are several; the page of each node has all its figures. */
+function perServer({facts: servers, name}) {
+  const rows = Object.entries(servers);
   return rows.length > 1 && h("details", h("summary", `At each of ${count(rows.length)} servers`), table(`${name} at its servers`, OF_SERVER, rows));
 }
 
-// --------------------------------------------------------------------------- how it is spread, and how many entries that is worth
+// ------------------------------------------------------------------------------------------------------ distributions
 
-const FEW = 0.05; // share of the entries that the memory is worth, below which somebody should know
+const FEW = 0.05; // effective share of the entries, below which the card gives advice
 
 function size({effective, population, looked, held, unit, servers, missing}) {
   const part = population > 0 && effective !== null ? Math.min(1, effective / population) : null;
   return h("section.card", h("h2", term("ClusterDistribution.effective")),
-    h("p.answer", part === null ? "Not known" : `Draws spread as over ${count(Math.round(effective))} equal entries, of ${count(population)} (${share(part)})`),
+    h("p.answer", part === null ? "Not known" : `Draws are spread as over ${count(Math.round(effective))} equal entries, out of ${count(population)} (${share(part)})`),
     part !== null && part < FEW && h("p", "A few entries are drawn again and again: a lower priority_exponent spreads the draws."),
     facts([
       [`${unit} that can be drawn`, count(held)],
-      ["looked at for this", looked < held ? `${count(looked)} of them` : "all of them"],
+      ["examined", looked < held ? `${count(looked)} of them` : "all of them"],
       ["servers", missing.length ? `${servers.length}, ${missing.join(", ")} did not answer` : count(servers.length)],
     ]));
 }
 
-function weights({weights: found, weighed}) {
+function weights({weights: bars, weighed}) {
   return h("section.card", h("h2", term("HeldSample.weight", "Weights")),
-    h("p.answer", ends(found, figure)), spreadOf(found, "Weights", figure),
+    h("p.answer", ends(bars, figure)), spreadOf(bars, "Weights", figure),
     h("p.quiet", weighed));
 }
 
-function ages({ages: found}) {
+function ages({ages: bars}) {
   return h("section.card", h("h2", term("HeldSample.age", "Ages")),
-    h("p.answer", ends(found, duration)), spreadOf(found, "Ages", duration),
-    h("p.quiet", "Since the entries were recorded."));
+    h("p.answer", ends(bars, duration)), spreadOf(bars, "Ages", duration),
+    h("p.quiet", "Time since the entries were recorded."));
 }
 
-/** Bars, but for values that are all alike: one bar would only look like a spread. */
-const spreadOf = (found, title, format) => (found.least === found.greatest ? null : histogram(found, title, format));
+/** A histogram; null if all values are equal, since one bar would look like a spread. */
+const spreadOf = (bars, title, format) => (bars.least === bars.greatest ? null : histogram(bars, title, format));
 
 const ends = ({least, greatest}, format) => (least === greatest ? `all ${format(least)}` : `${format(least)} to ${format(greatest)}`);

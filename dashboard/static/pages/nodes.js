@@ -1,5 +1,5 @@
-// Every node: does it answer, how long, what does it use; and one of them, its curves first and all that it said below, folded.
-// Learners beside them.
+// Nodes: state, uptime and use of resources of every node, and the learners. The page of one node has its curves and, below in
+// folds, everything that it reports.
 import {get} from "../api.js";
 import {fill, h, patch} from "../dom.js";
 import {ago, bytes, clock, count, duration, figure, NONE, raw, share, words} from "../format.js";
@@ -10,7 +10,7 @@ import {address} from "../router.js";
 
 const now = () => Date.now() / 1000;
 
-/** What those who come have to have: a key, or nothing, which is said so that it is seen. */
+/** Requirement for a peer to connect: a key, or nothing, which is highlighted. */
 function access(row) {
   if (row.open.length) return h("span.state.unready", {title: row.open.join(", ")}, "everybody");
   if (row.keys === null) return NONE;
@@ -34,7 +34,7 @@ const LEARNERS = [
   {title: "Scalars", value: (row) => Object.entries(row.scalars).map(([name, value]) => `${name} ${figure(value)}`).join(", "), wrap: true},
 ];
 
-/** What stands in place of the figures of a node that does not answer: those are of before. */
+/** Text in place of the figures of a node that does not answer, because these are out of date. */
 function away(row) {
   if (row.state !== "down") return null;
   const why = row.reasons.join("; ") || "it does not answer";
@@ -61,7 +61,7 @@ function openList(root) {
       patch(place, notReady.map((row) => h("p.away-note", h("b", `${row.name || row.url} is not ready: `), row.reasons.join("; "))),
         table("Nodes", COLUMNS, nodes, away), h("h2", "Learners"),
         learners.length ? table("Learners", LEARNERS, learners) :
-          empty("No learner was heard from lately. A learner draws with server.get_batch, or with memoire.Reader from another machine."));
+          empty("No learner has drawn recently. A learner draws with server.get_batch, or with memoire.Reader from another machine."));
     },
   };
 }
@@ -74,25 +74,25 @@ const CURVES = [
 ];
 
 function openNode(root, url, parameters, stream, signal) {
-  const [head, said] = [h("div", h("p.quiet", "Loading …")), h("div")];
+  const [head, report] = [h("div", h("p.quiet", "Loading …")), h("div")];
   let known = null;
   const linesOf = () => known && CURVES.map(({name, title}) => ({[`node.${known.name || url}.${name}`]: title}));
   const charts = makeOverTime({kinds: CURVES, linesOf, sync: "node", heading: "", usual: "3600"}, {parameters, stream, signal});
-  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), head, charts, said);
+  fill(root, h("p", h("a", {href: address("nodes")}, "← All nodes")), head, charts, report);
   every(3, signal, stream, async () => {
     const [node] = await get("nodes", {url}, signal);
-    if (!node) return fill(head, empty(`There is no node at ${url} any more.`));
+    if (!node) return fill(head, empty(`The dashboard no longer knows a node at ${url}.`));
     const {status, ...row} = known = node;
     patch(head, about(row, status));
-    patch(said, folded(row, status));
+    patch(report, folded(row, status));
   }, (error) => error && fill(head, problem(error)));
   return {};
 }
 
-/** Who it is, and how it stands now. */
+/** Name, role, state and present figures of a node. */
 function about(row, status) {
   const {host, pid} = status.process ?? {};
-  const reasons = row.state !== "up" && h("p.away-note", row.state === "down" ? "It does not answer; the figures are of before. " : "It is not ready: ", row.reasons.join("; "));
+  const reasons = row.state !== "up" && h("p.away-note", row.state === "down" ? "It does not answer; these are its last figures. " : "It is not ready: ", row.reasons.join("; "));
   return [
     h("div.head", h("h2", row.name || row.url), stateOf(row), h("span.quiet", [row.role, row.url, host && `process ${pid} on ${host}`, row.software].filter(Boolean).join(" · "))),
     reasons,
@@ -103,27 +103,27 @@ function about(row, status) {
   ];
 }
 
-/** All that it said, by parts that unfold; what is above is in none of them twice. */
+/** Everything that the node reports, in parts that unfold. */
 function folded(row, {stats, process, security, endpoints}) {
-  if (!stats) return h("p.quiet", "It has not said anything yet.");
+  if (!stats) return h("p.quiet", "The node has not reported anything yet.");
   const {tables, requests, learners, ...rest} = stats;
   const isPlain = (value) => value === null || typeof value !== "object";
   const entries = Object.entries(rest);
   const groups = [
     ["Counters", Object.fromEntries(entries.filter(([, value]) => isPlain(value)))],
-    ...Object.entries(tables ?? {}).map(([name, told]) => [`Table ${name}`, told]),
+    ...Object.entries(tables ?? {}).map(([name, figures]) => [`Table ${name}`, figures]),
     ["Learners", learners],
     ...entries.filter(([name, value]) => !isPlain(value) && name !== "security").map(([name, value]) => [heading(name), value]),
     ["Addresses", endpoints], ["Process", process], ["Security", security],
   ];
-  return [h("h2", "All that it said"), h("div.folds", requestsOf(requests),
+  return [h("h2", "Everything that it reports"), h("div.folds", requestsOf(requests),
     groups.filter(([, value]) => !isEmpty(value)).map(([title, value]) => fold(title, value)))];
 }
 
 const heading = (name) => words(name).replace(/^./, (letter) => letter.toUpperCase());
 const isEmpty = (value) => value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length);
 
-/** What a server was asked, the most frequent first; other nodes count no kinds. */
+/** Requests to a server by kind, the most frequent first; other nodes do not count kinds. */
 function requestsOf(requests) {
   if (isEmpty(requests) || typeof requests !== "object") return null;
   const rows = Object.entries(requests).map(([kind, {seconds, counts}]) => ({kind, seconds, answered: counts.reduce((sum, each) => sum + each, 0)}))
@@ -143,7 +143,7 @@ function fold(title, value) {
   return h("details", h("summary", `${title} `, h("span.quiet", count(size))), h("div", tree(value)));
 }
 
-/** Nested values: for people who look for one figure. */
+/** Nested values as a list with indents, in which a reader looks for one figure. */
 export function tree(value, name = "") {
   if (value === null || typeof value !== "object") return h("span.mono", raw(name, value));
   const entries = Object.entries(value);

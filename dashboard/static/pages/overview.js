@@ -1,4 +1,4 @@
-// Is it well, does it learn? What holds the run up, the curve of returns, the figures that say why, and the tables.
+// Overview: findings on the cluster, the curve of returns, the figures that explain it, and the tables.
 import {get} from "../api.js";
 import {h, patch} from "../dom.js";
 import {bytes, count, duration, figure, NONE, share, until, words} from "../format.js";
@@ -11,17 +11,17 @@ import {isHidden} from "../scalars.js";
 
 const CURVES = ["steps_per_second", "episodes_per_second", "caches_per_second", "samples_per_second", "samples_per_insert", "sample_age_median"];
 const SPAN = 600;
-const SCALARS = 4; // of the newest ones, shown beside the curve
+const SCALARS = 4; // number of scalars beside the curve
 const HEIGHT = 330;
 const HEIGHT_OF_PHONE = 230;
 const NARROW = 700;
-const NEAR = 5; // values on either side that a former run is compared by
-const FEW = 0.5; // of the samples per step that were asked for, below which the tile says so
+const NEAR = 5; // values on either side, over which the return of a former run is averaged
+const FEW = 0.5; // share of the targeted samples per step, below which the tile is marked
 const LEVELS = {good: "All well", notice: "Notice", bad: "Trouble"};
 
 export function openOverview({root, parameters, stream, signal}) {
   const state = Object.fromEntries(parameters);
-  const verdicts = h("ul.verdicts", {"aria-label": "How the cluster stands", "aria-live": "polite"});
+  const verdicts = h("ul.verdicts", {"aria-label": "State of the cluster", "aria-live": "polite"});
   const start = h("div");
   const showStart = startPlace(start);
   const now = h("section.card.now");
@@ -31,7 +31,7 @@ export function openOverview({root, parameters, stream, signal}) {
     returns.refresh();
   };
   const returns = makeReturns({state, change, stream, signal, height: innerWidth < NARROW ? HEIGHT_OF_PHONE : HEIGHT});
-  const rest = h("div", h("p.quiet", "Waiting for the first look at the nodes …"));
+  const rest = h("div", h("p.quiet", "Waiting for the first answer of the nodes …"));
   root.replaceChildren(verdicts, start, h("div.hero", returns.element, now), rest);
   let curves = {};
   let former = null;
@@ -45,8 +45,8 @@ export function openOverview({root, parameters, stream, signal}) {
   return {
     update(overview) {
       const waits = isWaiting(overview);
-      const found = overview.verdicts.filter(({code}) => !(waits && code === "waiting_for_actors")); // the card below says it
-      patch(verdicts, found.map((each) => verdict(each, found[0].level)));
+      const findings = overview.verdicts.filter(({code}) => !(waits && code === "waiting_for_actors")); // the start card says it
+      patch(verdicts, findings.map((each) => verdict(each, findings[0].level)));
       showStart(overview);
       patch(now, learned(overview, returns.values, former));
       patch(rest, sections(overview, curves));
@@ -54,7 +54,7 @@ export function openOverview({root, parameters, stream, signal}) {
   };
 }
 
-// ------------------------------------------------------------------------------------------------------ what is said first
+// ------------------------------------------------------------------------------------------------------ findings
 
 function verdict({level, code, text}, worst) {
   const title = level === "good" && worst !== "good" ? "Otherwise" : code === "settling" ? "Starting" : LEVELS[level] ?? level;
@@ -63,12 +63,12 @@ function verdict({level, code, text}, worst) {
   return h(`li.verdict.${level}`, h("b", title), h("span", marked(text), link && [" ", link]));
 }
 
-/** A text whose commands (in ` `) and options look like code, and are not torn at the end of a line. */
+/** A text with its commands (in ` `) and options as code, which no line break splits. */
 export const marked = (text) => text.split(/(`[^`]+`|--[a-z][a-z-]*)/).map((part, at) => (at % 2 ? h("code.nowrap", part.replaceAll("`", "")) : part));
 
-const PAGE_NAMES = {lag: "how far models are behind", inference: "the inference nodes", nodes: "the nodes", actors: "the actors", live: "how it went on", memory: "what is held"};
+const PAGE_NAMES = {lag: "how far models are behind", inference: "the inference nodes", nodes: "the nodes", actors: "the actors", live: "the curves over time", memory: "the stored data"};
 
-/** The page that says more of a finding, with its state. */
+/** The page with details of each finding, and the page's state. */
 const WHERE = {
   no_node: ["nodes"], no_server: ["nodes"], node_down: ["nodes"], node_unready: ["nodes"], disk_full: ["nodes"], refused: ["nodes"],
   servers_missing: ["nodes"], proxies_missing: ["nodes"], no_inserts: ["actors", {sort: "last_seen"}], no_caches: ["nodes"],
@@ -80,7 +80,7 @@ const WHERE = {
 
 // ------------------------------------------------------------------------------------------------------ beside the curve
 
-/** The run before the one that is counted now, with its returns over steps; null where there is none. */
+/** The run before the current one, with its returns over steps; null if there is none. */
 async function formerRun(signal) {
   const before = (await get("runs", {}, signal)).filter((run) => !run.is_current).at(-1);
   if (!before) return null;
@@ -88,11 +88,11 @@ async function formerRun(signal) {
   return {name: before.name, steps, returns: mean.return};
 }
 
-/** What the former run returned when it had counted as many steps: the mean of what is nearest. */
+/** Return of the former run at the same number of steps: the mean of the nearest values. */
 function returnAt({steps, returns}, now) {
   const known = steps.map((each, at) => [each, returns[at]]).filter(([each, value]) => each !== null && value !== null);
   const after = known.findIndex(([each]) => each >= now);
-  if (after < 0) return "had ended";
+  if (after < 0) return "already over";
   const near = known.slice(Math.max(0, after - NEAR), after + NEAR).map(([, value]) => value);
   return figure(near.reduce((sum, value) => sum + value, 0) / near.length);
 }
@@ -110,9 +110,9 @@ function learned({learning, run, finished, totals}, values, former) {
     mean === null && h("p.quiet", "No episode has ended yet."),
     goal !== null && mean !== null && goalBar(mean, goal),
     facts([
-      former && [`${former.name} after as many steps`, returnAt(former, totals.steps)],
+      former && [`${former.name} at the same step`, returnAt(former, totals.steps)],
       ["Best so far", values.length ? figure(Math.max(...values)) : NONE],
-      ["Least and greatest", mean === null ? NONE : `${figure(learning.return_min)} and ${figure(learning.return_max)}`],
+      ["Lowest and highest", mean === null ? NONE : `${figure(learning.return_min)} and ${figure(learning.return_max)}`],
       [term("Learning.length_mean", "Episode length"), mean === null ? NONE : `${figure(learning.length_mean)} steps`],
       ...scalars.map(([name, value]) => [words(name), figure(value)]),
       ["Run", h("a", {href: address("runs")}, finished ? `${run} (over)` : run || NONE)],
@@ -137,16 +137,16 @@ function sections(overview, curves) {
 }
 
 function tilesOf({totals, rates, freshness, tables}) {
-  const asked = tables.map((each) => each.samples_per_insert_target).find(Boolean) ?? 0;
+  const target = tables.map((each) => each.samples_per_insert_target).find(Boolean) ?? 0;
   const ratio = rates.samples_per_insert;
-  const isLow = asked && ratio !== null && ratio < FEW * asked;
+  const isLow = target && ratio !== null && ratio < FEW * target;
   return [
     {name: "steps", term: "Totals.steps", label: "Steps", value: count(totals.steps), rest: `${figure(rates.steps)} / s`, curve: "steps_per_second"},
     {name: "episodes", term: "Totals.episodes", label: "Episodes", value: count(totals.episodes), rest: `${figure(rates.episodes)} / s`, curve: "episodes_per_second"},
     {name: "caches", term: "Totals.accepted_caches", label: "Caches", value: count(totals.accepted_caches), rest: `${figure(rates.caches)} / s`, curve: "caches_per_second"},
     {name: "samples", term: "TableRow.samples", label: "Samples drawn", value: `${figure(rates.samples)} / s`, rest: `${figure(rates.batches)} batches / s`, curve: "samples_per_second"},
-    {name: "samples_per_step", term: "TableRow.samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: asked ? `${figure(asked)} asked for` : "no limit set", curve: "samples_per_insert"},
-    {name: "sample_age", term: "HeldSample.age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no batch lately" : `9 in 10 < ${duration(freshness.age_p90)}`,
+    {name: "samples_per_step", term: "TableRow.samples_per_insert", label: "Samples per step", value: figure(ratio), isLow, rest: target ? `target ${figure(target)}` : "no target set", curve: "samples_per_insert"},
+    {name: "sample_age", term: "HeldSample.age", label: "Age of samples", value: duration(freshness.age_median), rest: freshness.age_median === null ? "no recent batch" : `9 in 10 < ${duration(freshness.age_p90)}`,
       curve: "sample_age_median"},
   ];
 }
@@ -165,9 +165,9 @@ function card(question, answer, ...rest) {
 function waiting({rates, latency, learners, tables}) {
   const held = tables.flatMap((each) => [each.rate.draws_wait, each.rate.inserts_wait]).filter(Boolean);
   const isIdle = rates.waiting_share === null || (!rates.samples && rates.waiting_share < 0.5);
-  const answer = rates.waiting_share === null ? "No learner draws now" : isIdle ? "Nobody draws samples now" :
+  const answer = isIdle ? "No learner draws samples now" :
     rates.waiting_share < 0.02 ? "The learner does not wait" : `The learner waits ${share(rates.waiting_share)} of its time`;
-  return card("Who waits?", answer, ...held.map((text) => h("p", text)), facts([
+  return card("Does the learner wait?", answer, ...held.map((text) => h("p", text)), facts([
     [term("LearnerRow.waiting_share", "Learner waits"), share(rates.waiting_share)],
     [term("Totals.skipped_caches", "Caches skipped"), share(rates.skipped_share)],
     [term("Overview.latency"), latency.p50 === null ? NONE : `${duration(latency.p50)}, 99\u00a0% <\u00a0${duration(latency.p99)}`],
@@ -178,7 +178,7 @@ function waiting({rates, latency, learners, tables}) {
 
 function fresh({freshness}) {
   const isKnown = freshness.age_median !== null;
-  const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn lately";
+  const answer = isKnown ? `Half of the samples are younger than ${duration(freshness.age_median)}` : "No batch was drawn recently";
   return card("Is the data fresh?", answer, facts([
     [term("HeldSample.age", "Oldest sample"), duration(freshness.age_max)],
     [term("HeldSample.model_lag"), freshness.lag_mean === null ? NONE : h("a", {href: address("lag")}, `${figure(freshness.lag_mean)}, at most ${figure(freshness.lag_max)}`)],
@@ -187,25 +187,25 @@ function fresh({freshness}) {
   ]));
 }
 
-function actors({actors: found, nodes}) {
-  const missing = found.missing ? `, ${found.missing} of ${found.expected} missing` : "";
+function actors({actors: numbers, nodes}) {
+  const missing = numbers.missing ? `, ${numbers.missing} of ${numbers.expected} missing` : "";
   const down = nodes.filter((node) => node.state !== "up");
-  const link = (state) => h("a", {href: address("actors", {state})}, count(found[state]));
-  return card("Who is there?", `${count(found.active)} actor${found.active === 1 ? "" : "s"} active${missing}`, facts([
+  const link = (state) => h("a", {href: address("actors", {state})}, count(numbers[state]));
+  return card("How many actors are active?", `${count(numbers.active)} actor${numbers.active === 1 ? "" : "s"} active${missing}`, facts([
     [term("Overview.actors", "Active"), link("active")],
-    ...(found.idle ? [["of these, nothing recorded yet", count(found.idle)]] : []),
+    ...(numbers.idle ? [["of these, no step recorded yet", count(numbers.idle)]] : []),
     ["Silent", link("silent")],
-    ...(found.lost ? [["Lost", link("lost")]] : []),
-    ["Gone, said goodbye", link("gone")],
+    ...(numbers.lost ? [["Lost", link("lost")]] : []),
+    ["Gone (ended in order)", link("gone")],
     ["Nodes that answer", h("a", {href: address("nodes")}, `${nodes.length - down.length} of ${nodes.length}`)],
     ...down.map((node) => [node.name || node.url, h(`span.state.${node.state}`, node.state)]),
   ]));
 }
 
 function room({forecast, totals, finished, rates, durable}) {
-  const answer = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "It goes on until somebody ends it";
-  return card("How long does it go on?", answer, facts([
-    [term("Forecast.memory_full"), until(forecast.memory_full, "now; the oldest makes room")],
+  const answer = finished ? "The run is over" : forecast.goal !== null ? `Done in ${duration(forecast.goal)}` : "No end is foreseen";
+  return card("When does the run end?", answer, facts([
+    [term("Forecast.memory_full"), until(forecast.memory_full, "now; new entries overwrite the oldest")],
     [term("Forecast.disk_full"), until(forecast.disk_full, "now")],
     [term("bytes_sent"), !totals.generated_bytes ? NONE : `${bytes(totals.received_bytes)} for ${bytes(totals.generated_bytes)} recorded`],
     ["Arriving now", `${bytes(rates.received_bytes)} / s`],
@@ -235,21 +235,21 @@ function fullness(row) {
 
 // ------------------------------------------------------------------------------------------------------ before the first actor
 
-/** Whether nothing was recorded yet in a cluster that is ready for it. */
+/** True if the cluster is ready and nothing was recorded yet. */
 function isWaiting({totals, actors, nodes, finished, recorded}) {
   const isUp = nodes.some((node) => node.role === "server" && node.state !== "down");
   return isUp && !finished && !recorded && totals.steps === 0 && actors.active + actors.silent + actors.lost + actors.gone === 0;
 }
 
-/** Where actors connect: a proxy before a server, one that answers before one that does not. */
+/** The node that actors connect to: a proxy if one answers, else a server; null if none answers. */
 function entrance(nodes) {
   const open = nodes.filter((node) => node.endpoint && node.state !== "down");
   return open.find((node) => node.role === "proxy") ?? open[0] ?? null;
 }
 
 /**
- * Keeps the card with the lines to copy in an element: call it with each overview. It is drawn again only when its lines
- * change, so a selection in it and the word on its button stay.
+ * Return a function that keeps the start card in an element; call it with each overview. The card is redrawn only when its
+ * lines change, so that a selection in it and the text of its button stay.
  */
 function startPlace(element) {
   let shown = null;
@@ -266,13 +266,13 @@ function startCard(node) {
   const keys = node?.keys ? ', keys="FOLDER"' : "";
   const lines = ["import memoire", `client = memoire.connect("${front}"${keys})`, "writer = client.writer(envs)  # then writer.step(...) after each env.step"];
   return h("section.card.start", h("h2", "Ready, and waiting for the first actor"),
-    h("p", "Servers are up and nothing was recorded yet. In the process that plays, write:"),
+    h("p", "Servers are up and nothing was recorded yet. In the process that steps the environments, write:"),
     h("div.code", h("pre", {tabindex: "0", role: "group", "aria-label": "Lines that start an actor"}, lines.join("\n")), h("button", {type: "button", click: copy}, "Copy")),
     keys && h("p.quiet", "FOLDER holds the actor's keys; `memoire keys` makes them."),
-    h("p.quiet", "Does it get through? ", h("code", `memoire doctor ${front}`)));
+    h("p.quiet", "Test the connection: ", h("code", `memoire doctor ${front}`)));
 }
 
-/** Put the lines beside the button on the clipboard; where there is none, select them. */
+/** Copy the lines beside the button to the clipboard; select them if there is no clipboard. */
 async function copy(event) {
   const button = event.currentTarget;
   const pre = button.previousElementSibling;
@@ -286,15 +286,15 @@ async function copy(event) {
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- whether it learns
+// ---------------------------------------------------------------------------------------------------------------- trend
 
-const KNOWN = 10; // values of which a trend is told
+const KNOWN = 10; // least number of values for a trend
 const SURE = 2.5; // standard errors that the slope of a level curve seldom reaches
 const ALIKE = 0.99;
 
-/** Whether values rise, fall or stay level. Neighbours on a smoothed curve are alike, and count for fewer than they are.
+/** Trend of the newest two thirds of the values, by their slope: "rising", "falling" or "level"; "" if few are known.
  *
- * "rising", "falling" or "level": the slope of the newest two thirds of the values; "" where few are known. */
+ * Neighbours on a smoothed curve are correlated, so the standard error of the slope is widened. */
 function trendOf(values) {
   const recent = values.slice(-Math.floor((values.length * 2) / 3));
   if (recent.length < KNOWN) return "";

@@ -1,4 +1,4 @@
-// Prompts of language models: where they stand, who has them, what was dropped, what each rank of the trainer got.
+// Prompts of language models: their states, the lease holders, dropped prompts, and the tokens of each rank.
 import {fill, h, patch, svg} from "../dom.js";
 import {count, duration, figure, NONE, share} from "../format.js";
 import {term} from "../help.js";
@@ -6,22 +6,22 @@ import {makeOverTime} from "../overtime.js";
 import {facts, table} from "../parts.js";
 
 const STATES = ["waiting", "leased", "answered", "ready", "drawn", "committed", "dropped", "forgotten"];
-const OPEN = STATES.slice(0, 5); // those of which something is still to come
+const OPEN = STATES.slice(0, 5); // states of unfinished prompts
 const IS_TABLE = /^prompts\.(.+)\.waiting$/;
-const LONG = 600; // seconds after which a lease is pointed out
+const LONG = 600; // seconds after which a lease is highlighted
 const [WIDTH, HEIGHT] = [1000, 28];
 
 const HOLDERS = [
   {title: "Worker", value: ({worker}) => h("span.mono", {title: worker}, worker.slice(0, 8))},
   {title: "Leases", value: ({leases}) => count(leases), number: true},
-  {title: "The oldest began", value: ({oldest}) => h(oldest > LONG ? "span.state.unready" : "span", `${duration(oldest)} ago`), number: true},
-  {title: "The first ends", value: ({left}) => `in ${duration(left)}`, number: true},
+  {title: "Oldest lease began", value: ({oldest}) => h(oldest > LONG ? "span.state.unready" : "span", `${duration(oldest)} ago`), number: true},
+  {title: "Next lease ends", value: ({left}) => `in ${duration(left)}`, number: true},
   {title: "At", value: ({server}) => server || NONE},
 ];
 const RANKS = [
   {title: "Rank", value: ({rank}) => String(rank), number: true},
   {title: "Tokens", value: ({tokens}) => figure(tokens), number: true},
-  {title: "Of the mean", value: ({part}) => share(part), number: true},
+  {title: "Share of the mean", value: ({part}) => share(part), number: true},
 ];
 const REASONS = [
   {title: "Reason", value: ([reason]) => reason},
@@ -29,10 +29,10 @@ const REASONS = [
 ];
 
 const CHARTS = [
-  {title: "Prompts on their way", unit: "by state", named: "PromptStats.waiting", format: count},
-  {title: "Prompts that are over", unit: "by state", named: "PromptStats.waiting", format: count},
+  {title: "Unfinished prompts", unit: "by state", named: "PromptStats.waiting", format: count},
+  {title: "Finished prompts", unit: "by state", named: "PromptStats.waiting", format: count},
   {title: "Oldest lease", named: "PromptStats.oldest_lease", format: duration},
-  {title: "Models behind, of the newest step", unit: "versions", named: "PromptStats.lag"},
+  {title: "Models behind, newest step", unit: "versions", named: "PromptStats.lag"},
 ];
 
 export function openPrompts(page) {
@@ -48,7 +48,7 @@ export function openPrompts(page) {
   return {update: ({own}) => patch(cards, own.prompts?.length ? own.prompts.map(shown) : nothing())};
 }
 
-/** One table: an answer in words, its states as a bar, and who holds what. */
+/** Cards of one table: a summary, its states as a bar, and the lease holders. */
 function shown({table: name, figures}) {
   const row = {...figures, table: name};
   const {reasons, rank_tokens: tokens} = row;
@@ -61,7 +61,7 @@ function shown({table: name, figures}) {
       [term("PromptStats.holders", "Workers with a lease"), count(row.workers)],
       [term("PromptStats.oldest_lease"), row.workers ? duration(row.oldest_lease) : NONE],
       ["Leases that ended unfinished", count(row.expired)],
-      ["Answers too late, failed", `${count(row.late)}, ${count(row.failed)}`],
+      ["Late answers, failed answers", `${count(row.late)}, ${count(row.failed)}`],
       [term("PromptStats.dead"), count(reasons["no signal"] ?? 0)],
       [term("PromptStats.replayable"), count(row.replayable)],
       ["Tokens drawn", figure(row.tokens_drawn)],
@@ -78,12 +78,12 @@ function shown({table: name, figures}) {
 function answerOf({given, workers, ...states}) {
   if (!given) return "No prompt was given yet";
   const over = states.committed + states.dropped + states.forgotten;
-  if (over === given) return `All ${count(given)} prompts are over`;
+  if (over === given) return `All ${count(given)} prompts are finished`;
   if (states.ready) return `${count(states.ready)} group${states.ready === 1 ? " is" : "s are"} ready to be drawn`;
   if (states.leased) return `No group is ready: ${count(workers)} worker${workers === 1 ? " answers" : "s answer"} ${count(states.leased)} prompt${states.leased === 1 ? "" : "s"}`;
   if (states.answered) return "No group is ready: answers lack a column, such as a reward";
   if (states.waiting) return "No group is ready, and no worker has a prompt";
-  return "The trainer has drawn all that is there";
+  return "The trainer has drawn all groups";
 }
 
 /** The states side by side, as wide as their shares; a list below says the same in numbers. */
@@ -106,4 +106,4 @@ function titleOf(text) {
 }
 
 const nothing = () => h("section.card", h("h2", "No table stores prompts"),
-  h("p", "A table with storage=\"prompts\" leases prompts to workers and hands groups of answers to trainers of language models, each once: docs/language-models.md. It shows here where its prompts stand."));
+  h("p", "A table with storage=\"prompts\" leases prompts to workers and hands groups of answers to trainers of language models, each once: docs/language-models.md. This page shows the states of its prompts."));

@@ -1,4 +1,4 @@
-// All runs that were ever seen: how each went, in which settings two of them differ, and each as a file.
+// Runs: the results of all known runs, the settings in which two of them differ, and exports.
 import {at, get, query} from "../api.js";
 import {fill, h, patch} from "../dom.js";
 import {clock, count, duration, figure} from "../format.js";
@@ -25,16 +25,16 @@ export function openRuns({root, parameters, stream, signal}) {
   };
   const draw = () => {
     const columns = [{title: "Compare", value: ({name}) => box(name, chosen().includes(name), toggle)}, ...COLUMNS];
-    fill(list, runs.length ? table("Runs", columns, runs.toReversed()) : empty("No run was seen yet."));
+    fill(list, runs.length ? table("Runs", columns, runs.toReversed()) : empty("No run is known yet."));
   };
   const compare = async () => {
     const pair = chosen();
-    if (pair.length < TWO) return fill(compared, runs.length > 1 && h("p.quiet", "Choose two runs to see in which settings they differ."));
+    if (pair.length < TWO) return fill(compared, runs.length > 1 && h("p.quiet", "Choose two runs to compare their settings."));
     try {
-      const told = await Promise.all(pair.map((run) => get("settings", {run}, signal)));
+      const answers = await Promise.all(pair.map((run) => get("settings", {run}, signal)));
       const onAll = () => change({all: state.all ? "" : "yes"});
-      patch(compared, h("h2", "Settings side by side"), differences(pair, told.map(({servers}) => servers), Boolean(state.all)));
-      compared.append(h("p", h("button", {type: "button", "aria-pressed": String(Boolean(state.all)), click: onAll}, "Also what is equal"), " ",
+      patch(compared, h("h2", "Settings side by side"), differences(pair, answers.map(({servers}) => servers), Boolean(state.all)));
+      compared.append(h("p", h("button", {type: "button", "aria-pressed": String(Boolean(state.all)), click: onAll}, "Show equal settings, too"), " ",
         h("a", {href: address("learning", {beside: pair.join("\n")})}, "Their curves side by side")));
     } catch (error) {
       if (error.name !== "AbortError") fill(compared, problem(error));
@@ -53,7 +53,7 @@ export function openRuns({root, parameters, stream, signal}) {
 
 const COLUMNS = [
   {title: "Run", value: (run) => h("b", run.name)},
-  {title: "State", value: (run) => (run.facts.finished ? "over" : run.is_current ? h("span.state.up", "counted now") : "left")},
+  {title: "State", value: (run) => (run.facts.finished ? "finished" : run.is_current ? h("span.state.up", "current") : "unfinished")},
   {title: "Began", value: (run) => clock(run.began)},
   {title: "Took", value: (run) => duration(Math.max(0, run.seen - run.began)), number: true},
   {title: "Steps", value: (run) => count(run.facts.totals?.steps), number: true},
@@ -68,25 +68,25 @@ function box(name, isChosen, toggle) {
 }
 
 /** Paths and values of nested settings: {"tables.default.parameters.multi_step": "3"}. */
-function flat(value, path = "", found = {}) {
+function flat(value, path = "", leaves = {}) {
   const isLeaf = value === null || typeof value !== "object" || Array.isArray(value) || !Object.keys(value).length;
-  if (isLeaf) found[path] = typeof value === "string" ? value : JSON.stringify(value);
-  else for (const [name, inner] of Object.entries(value)) flat(inner, path ? `${path}.${name}` : name, found);
-  return found;
+  if (isLeaf) leaves[path] = typeof value === "string" ? value : JSON.stringify(value);
+  else for (const [name, inner] of Object.entries(value)) flat(inner, path ? `${path}.${name}` : name, leaves);
+  return leaves;
 }
 
-/** Settings of all servers of a run: one value where they agree, all of them where they do not. */
+/** Settings of all servers of a run: one value if the servers agree, else all values. */
 function ofServers(servers) {
-  const found = {};
-  for (const told of Object.values(servers)) {
-    for (const [path, value] of Object.entries(flat(told))) if (!/^runs?$|_version$/.test(path)) (found[path] ??= new Set()).add(value);
+  const union = {};
+  for (const settings of Object.values(servers)) {
+    for (const [path, value] of Object.entries(flat(settings))) if (!/^runs?$|_version$/.test(path)) (union[path] ??= new Set()).add(value);
   }
-  return Object.fromEntries(Object.entries(found).map(([path, values]) => [path, [...values].join(" or ")]));
+  return Object.fromEntries(Object.entries(union).map(([path, values]) => [path, [...values].join(" or ")]));
 }
 
-function differences(names, told, isAll) {
-  const sides = told.map(ofServers);
-  if (sides.some((side) => !Object.keys(side).length)) return empty("Of one of these runs no settings were kept: no server had answered this dashboard.");
+function differences(names, settings, isAll) {
+  const sides = settings.map(ofServers);
+  if (sides.some((side) => !Object.keys(side).length)) return empty("The settings of one of these runs are not known: no server of it has answered this dashboard.");
   const paths = [...new Set(sides.flatMap(Object.keys))].sort();
   const rows = paths.map((path) => ({path, values: sides.map((side) => side[path] ?? "not set")}))
     .filter(({values}) => isAll || values[0] !== values[1]);

@@ -1,4 +1,4 @@
-// One held sample with its frames as pictures, and what is known of it.
+// One held sample: its frames as pictures, its origin and its probability.
 import {get} from "../api.js";
 import {inBrief, pictures, shapeOf} from "../arrays.js";
 import {fill, h, say} from "../dom.js";
@@ -7,7 +7,7 @@ import {term} from "../help.js";
 import {empty, facts, problem, table} from "../parts.js";
 import {address} from "../router.js";
 
-/** {element, show(table)}: a section with a held sample of a table, another one whenever somebody wants it, and its neighbours. */
+/** {element, show(table)}: a section with a held sample of a table, and buttons for another sample and for its neighbours. */
 export function makeSample(signal) {
   const place = h("div", h("p.quiet", "Loading …"));
   const where = h("output.quiet");
@@ -15,13 +15,13 @@ export function makeSample(signal) {
   const step = (name, text, title) => h("button", {type: "button", title, disabled: true, click: () => go(shown[name])}, text);
   const earlier = step("earlier", "← Earlier", "The entry before (←)");
   const later = step("later", "Later →", "The entry after (→)");
-  const again = h("button", {type: "button", click: () => show(wanted)}, "Another one");
+  const again = h("button", {type: "button", click: () => show(wanted)}, "Another sample");
   const keys = ({key, target}) => {
     const button = {ArrowLeft: earlier, ArrowRight: later}[key];
     if (button && !target.closest("input, select, .strip")) button.click();
   };
   const element = h("section.block", {keydown: keys}, h("div.bar", h("h2", "One sample"), again,
-    h("span.steps", earlier, where, later), h("span.quiet", "Drawn as a learner draws. Looking takes nothing away.")), place);
+    h("span.steps", earlier, where, later), h("span.quiet", "Drawn as a learner draws. The sample stays in the table.")), place);
   const put = ({sample, content, error}, nothing) => {
     if (error) {
       if (error.name !== "AbortError") fill(place, problem(error));
@@ -29,7 +29,7 @@ export function makeSample(signal) {
     }
     if (sample || !shown) fill(place, content ?? empty(nothing));
     shown = sample ?? shown;
-    say(where, sample ? placeOf(sample) : shown ? nothing : ""); // what is below says it already
+    say(where, sample ? placeOf(sample) : shown ? nothing : ""); // the text below says it already
   };
   const look = async (ask, nothing) => {
     const number = (asked += 1);
@@ -49,19 +49,19 @@ export function makeSample(signal) {
   };
   const go = (number) => {
     const {server, client} = shown;
-    return look(() => get("sample", {table: shown.table, server, client, number}, signal), "It has made room meanwhile.");
+    return look(() => get("sample", {table: shown.table, server, client, number}, signal), "This entry is no longer held.");
   };
   return {element, show};
 }
 
-/** Where an entry stands: in its episode, or among those of its actor that are held. */
+/** Position of an entry in its episode, or its number if the episode is unknown. */
 const placeOf = ({step, episode, number, earlier, later}) => (step !== null ? `step ${count(step)} of ${count(episode)} of its episode` :
-  earlier === null && later === null ? `entry ${count(number)} of its actor` : `entry ${count(number)} of its actor, between those held`);
+  earlier === null && later === null ? `entry ${count(number)} of its actor` : `entry ${count(number)} of its actor, among its held entries`);
 
-const NOTHING = "Nothing is held at this moment, or a sample is larger than 4 MiB. Learners may take samples as quickly as they come: try another one.";
+const NOTHING = "There is no sample to show: the table is empty now, or a sample is larger than 4 MiB. Learners may take samples as soon as they arrive: try again.";
 const TRIES = 4;
 
-/** {sample, content}, both null where nothing is held, or {error}. */
+/** {sample, content}, both null if nothing is held, or {error}. */
 async function answerTo(ask, signal) {
   try {
     const sample = await ask();
@@ -71,7 +71,7 @@ async function answerTo(ask, signal) {
   }
 }
 
-/** A sample, or null where none was held whenever it was looked. */
+/** A sample, or null if none was held at each of several tries. */
 async function heldOne(name, signal) {
   for (let left = TRIES; left > 0; left -= 1) {
     const sample = await get("sample", {table: name}, signal);
@@ -81,12 +81,12 @@ async function heldOne(name, signal) {
   return null;
 }
 
-/** The first episode that its actor closed after the sample was recorded; null where that is not known. */
+/** The first episode that its actor closed after the sample was recorded; null if that is not known. */
 async function episodeOf({client, age, episode}, signal) {
   if (episode !== null) return null;
-  const found = await get("episodes", {client, limit: 1000}, signal);
+  const closed = await get("episodes", {client, limit: 1000}, signal);
   const recorded = Date.now() / 1000 - age;
-  return found.findLast(({time}) => time >= recorded) ?? null;
+  return closed.findLast(({time}) => time >= recorded) ?? null;
 }
 
 function drawn(sample, episode) {
@@ -103,12 +103,12 @@ function about({server, table: name, client, number, age, model_version: version
   const isKept = length !== null;
   const actor = isKept ? h("span", `kept by ${server}`) : h("a.mono", {href: address("actors", {id: client})}, client.slice(0, 8));
   const within = isKept ? `of ${count(length)} entries` :
-    episode ? `returned ${figure(episode.returned)} after ${count(episode.length)}` : "not known yet";
+    episode ? `returned ${figure(episode.returned)} after ${count(episode.length)} steps` : "not known yet";
   return h("section.card", h("h2", "Where it comes from"), facts([
     ["table, server", `${name}, ${server}`],
     [isKept ? "episodes" : "actor", actor],
     ["entry", count(number)],
-    [isKept ? "episode" : "its actor's next episode", within],
+    [isKept ? "episode" : "episode that its actor closed next", within],
     ["recorded", `${duration(age)} ago`],
     [term("HeldSample.model_version", "model that acted"), version ? `version ${count(version)}` : "not reported"],
     [term("HeldSample.model_lag", "models behind the newest"), lag === null ? NONE : count(lag)],

@@ -1,4 +1,4 @@
-// Where episodes start from: the best states that were found, how good they are, and how the best one came about.
+// Start states: archives of good states from which episodes start, the cost of the best state, and its ancestors.
 import {makeChart} from "../charts.js";
 import {fill, h, patch} from "../dom.js";
 import {count, figure, NONE} from "../format.js";
@@ -11,10 +11,10 @@ const IS_BEST = /^starts\.(.+)\.best$/;
 const COLUMNS = [
   {title: "Steps from the first", value: ({step}) => (step ? count(step) : "first"), number: true},
   {title: "Cost", value: ({cost}) => figure(cost), number: true},
-  {title: "Less than before", value: ({gain}) => (gain === null ? NONE : figure(gain)), number: true},
+  {title: "Improvement", value: ({gain}) => (gain === null ? NONE : figure(gain)), number: true},
 ];
 
-const BEST = {title: "Best cost", unit: "of all start states; less is better", named: "StartsRow.best"};
+const BEST = {title: "Best cost", unit: "of all start states; lower is better", named: "StartsRow.best"};
 
 export function openStarts(page) {
   const {root, stream, signal} = page;
@@ -33,7 +33,7 @@ export function openStarts(page) {
 
 function archive({name, node, kept, draws, best, first}) {
   const gain = best !== null && first !== null ? first - best : null;
-  const answer = best === null ? "No state was kept yet" : gain ? `The best costs ${figure(best)}, ${figure(gain)} less than the first` : `The best costs ${figure(best)}, as the first`;
+  const answer = best === null ? "No state was kept yet" : gain ? `The best costs ${figure(best)}, ${figure(gain)} less than the first` : `The best costs ${figure(best)}, the same as the first`;
   return h("section.card", h("h2", `Start states ${name}`), h("p.answer", answer), facts([
     [term("StartsRow.best"), figure(best)],
     ["Cost of the first", figure(first)],
@@ -43,7 +43,7 @@ function archive({name, node, kept, draws, best, first}) {
   ]));
 }
 
-/** How each best state came about: cost over steps from the first state, and the same as a table. */
+/** Draw the ancestors of each best state: a chart of cost over steps from the first state, and a table. */
 function drawLineages(place, charts, starts) {
   const names = starts.map(({name}) => name);
   for (const [name, chart] of charts) {
@@ -52,7 +52,7 @@ function drawLineages(place, charts, starts) {
     charts.delete(name);
   }
   for (const {name, lineage} of starts) {
-    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} came about`, unit: "cost over steps from the first state", named: "StartsRow.lineage", isTime: false}));
+    if (!charts.has(name)) charts.set(name, makeChart({title: `How the best of ${name} was found`, unit: "cost over steps from the first state", named: "StartsRow.lineage", isTime: false}));
     charts.get(name).set(lineage.map(([, step]) => step), [{name: "cost", values: lineage.map(([cost]) => cost)}]);
   }
   const key = names.join("\n");
@@ -67,4 +67,4 @@ function drawLineages(place, charts, starts) {
 const rowsOf = (lineage) => lineage.map(([cost, step], place) => ({cost, step, gain: place ? lineage[place - 1][0] - cost : null})).reverse();
 
 const nothing = () => h("section.card", h("h2", "No node keeps start states"),
-  h("p", "Episodes may start from good states that were found before, in place of the environment's own start. A node that keeps such states shows them here, with the best one and how it came about, if its pages are named to this dashboard."));
+  h("p", "Episodes may start from good states that were found before, in place of the environment's own start. This page shows such states, the best one and its ancestors. Give this dashboard the addresses of the pages of the nodes that keep them."));

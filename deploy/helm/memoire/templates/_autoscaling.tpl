@@ -53,7 +53,7 @@ spec:
   minReplicaCount: {{ $scaling.minReplicas }}
   maxReplicaCount: {{ $scaling.maxReplicas }}
   pollingInterval: {{ $scaling.keda.pollingInterval }}
-  {{- /* KEDA refuses a fallback where there is nothing but CPU and memory, which are not asked by itself. */}}
+  {{- /* KEDA refuses a fallback if all triggers are CPU or memory, which it does not query itself. */}}
   {{- if $scaling.keda.triggers }}
   fallback:
     failureThreshold: {{ $scaling.keda.fallback.failureThreshold }}
@@ -77,7 +77,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* How many Pods there are at least. */}}
+{{/* Smallest number of Pods. */}}
 {{- define "memoire.replicas.least" -}}
 {{- ternary .autoscaling.minReplicas .replicas .autoscaling.enabled -}}
 {{- end }}

@@ -17,7 +17,7 @@ and for the hash that a StatefulSet adds in a label.
 {{- end -}}
 {{- end }}
 
-{{/* What selects a component's Pods: never a version, for selectors cannot be changed. Takes (dict "root" $ "component" "server"). */}}
+{{/* Labels that select a component's Pods, without a version, because selectors cannot be changed. Takes (dict "root" $ "component" "server"). */}}
 {{- define "memoire.selector" -}}
 app.kubernetes.io/name: {{ include "memoire.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -26,7 +26,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* The selector and what describes it, for metadata of objects that may change at an upgrade. */}}
+{{/* The selector and descriptive labels, for metadata of objects that may change at an upgrade. */}}
 {{- define "memoire.labels" -}}
 {{ include "memoire.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end }}
 
-{{/* What the Secrets with keys begin with, and the Secret with tokens: those that are given, or those that a hook makes. Empty without security. */}}
+{{/* Prefix of the Secrets with keys, and the Secret with tokens: given ones, or those that a hook makes. Empty without security. */}}
 {{- define "memoire.keys" -}}
 {{- if not .Values.security.insecure }}{{ default (printf "%s-keys" (include "memoire.fullname" .)) .Values.security.keys }}{{ end -}}
 {{- end }}
@@ -55,18 +55,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if not .Values.security.insecure }}{{ default (printf "%s-tokens" (include "memoire.fullname" .)) .Values.security.tokens }}{{ end -}}
 {{- end }}
 
-{{/* The roles that have a key, as memoire.security.keys has them. */}}
+{{/* The roles that have a key, the same as in memoire.security.keys. */}}
 {{- define "memoire.roles" -}}
 [actor, server, learner, reader, proxy, inference]
 {{- end }}
 
-{{/* Whether the demo runs: "true", or nothing. It gives way to everything that says what the cluster is for. */}}
+{{/* "true" if the demo runs, else empty. A schema, a learner or actors in the values replace the demo. */}}
 {{- define "memoire.demo" -}}
 {{- $s := .Values.server -}}
 {{- if and .Values.demo.enabled $s.enabled (not (or $s.schema $s.env $s.tables .Values.learner.enabled .Values.learner.embedsServer .Values.actors.enabled)) }}true{{ end -}}
 {{- end }}
 
-{{/* The demo's image: beside memoire's own unless it is said otherwise. */}}
+{{/* The demo's image, by default with the registry and tag of memoire's own. */}}
 {{- define "memoire.demo.image" -}}
 {{- $image := deepCopy .Values.demo.image -}}
 {{- $_ := set $image "registry" (default .Values.image.registry $image.registry) -}}
@@ -74,7 +74,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toYaml $image -}}
 {{- end }}
 
-{{/* What holds of the learner and of the actors, as YAML: the user's values, or the demo's programs. Both serve pages, so they are probed. */}}
+{{/* Values of the learner and of the actors, as YAML: the user's, or those of the demo's programs. Both serve pages, so they are probed. */}}
 {{- define "memoire.learner" -}}
 {{- $learner := deepCopy .Values.learner -}}
 {{- if include "memoire.demo" . -}}
@@ -98,7 +98,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toYaml $actors -}}
 {{- end }}
 
-{{/* What the demo's servers store: the steps of CartPole-v1, small caches so that the learner is not far behind. */}}
+{{/* Table of the demo's servers: the steps of CartPole-v1, with small caches so that the learner is not far behind. */}}
 {{- define "memoire.demo.server" -}}
 schema:
   columns: [[obs, "<f4", [4], state], [action, "<i8", [], plain], [reward, "<f4", [], reward]]
@@ -132,22 +132,22 @@ cache-limit: 32
 {{- mulf (float64 (trimSuffix $unit $text)) (get $units $unit) | ceil | int64 -}}
 {{- end }}
 
-{{/* Where the pages of the components' Pods are, and where actors, learners and readers connect. */}}
+{{/* Addresses of the pages of the components' Pods, and the address for actors, learners and readers. */}}
 {{- define "memoire.endpoint" -}}
 {{- printf "tcp://%s.%s.svc:5560" (include "memoire.fullname" .) .Release.Namespace -}}
 {{- end }}
 
-{{/* Where actors ask for actions. */}}
+{{/* Address at which actors request actions. */}}
 {{- define "memoire.inference" -}}
 {{- printf "tcp://%s-inference.%s.svc:5570" (include "memoire.fullname" .) .Release.Namespace -}}
 {{- end }}
 
-{{/* The name of the StatefulSet whose Pods are the servers: the learner's, where that embeds one. */}}
+{{/* The name of the StatefulSet whose Pods are the servers: the learner's if it embeds the server. */}}
 {{- define "memoire.servers.name" -}}
 {{- printf "%s-%s" (include "memoire.fullname" .) (ternary "learner" "server" .Values.learner.embedsServer) -}}
 {{- end }}
 
-{{/* Addresses of all servers, one a line: what proxies dial. */}}
+{{/* Addresses of all servers for the proxies, one on each line. */}}
 {{- define "memoire.servers" -}}
 {{- $name := include "memoire.servers.name" . -}}
 {{- $count := ternary .Values.learner.replicas .Values.server.replicas .Values.learner.embedsServer -}}

@@ -1,4 +1,4 @@
-{{/* How many Pods of a component may be away at a time. Never made for a single Pod: no node could be drained then. */}}
+{{/* Number of Pods of a component that may be away at a time. A single Pod gets none, because its node could not be drained then. */}}
 {{- define "memoire.pdb" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget

@@ -85,7 +85,7 @@ runtimeClassName: {{ . }}
 {{- toYaml $result -}}
 {{- end }}
 
-{{/* Environment variables, each name once, the last of a name: Kubernetes refuses names that come twice. Takes a list. */}}
+{{/* Environment variables, each name once, the last of a name: Kubernetes refuses repeated names. Takes a list. */}}
 {{- define "memoire.env" -}}
 {{- $names := list -}}
 {{- $last := dict -}}
@@ -172,14 +172,14 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
-{{/* A Pod behind a Service waits before it ends: until everybody knows that it goes, new clients are still sent to it. */}}
+{{/* A Pod behind a Service waits before it ends, because new clients still arrive until all nodes know that it ends. */}}
 {{- define "memoire.lingers" -}}
 {{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}
 lifecycle: {preStop: {sleep: {seconds: 5}}}
 {{- end -}}
 {{- end }}
 
-{{/* Keys and tokens as files. A Secret that is missing keeps the Pod waiting, and its events say which. Takes (dict "root" $
+{{/* Keys and tokens as files. The Pod waits for a missing Secret, and its events name the Secret. Takes (dict "root" $
 "keys" <whether it has keys> "tokens" <whether it opens pages>). */}}
 {{- define "memoire.secretMounts" -}}
 {{- if and .keys (include "memoire.keys" .root) }}
@@ -190,7 +190,7 @@ lifecycle: {preStop: {sleep: {seconds: 5}}}
 {{- end }}
 {{- end }}
 
-{{/* Volumes of a Pod: what every one has, keys of a role, and the user's. Takes (dict "root" $ "keys" <role>
+{{/* Volumes of a Pod: those of every Pod, keys of a role, and the user's. Takes (dict "root" $ "keys" <role>
 "values" <its> "volumes" <list> "settings" <whether the settings file is there> "tokens" <list of those that it needs>). */}}
 {{- define "memoire.volumes" -}}
 - {name: tmp, emptyDir: {}}
@@ -231,7 +231,7 @@ lifecycle: {preStop: {sleep: {seconds: 5}}}
 - {name: probes, containerPort: 8081}
 {{- end }}
 
-{{/* Memory for so many bytes of held data beside what a process needs itself. Takes (list <bytes> <base>); in Mi. */}}
+{{/* Memory for held data of a size, and for the process itself. Takes (list <bytes> <base>); in Mi. */}}
 {{- define "memoire.replay.memory" -}}
 {{- $held := int64 (include "memoire.bytes" (index . 0)) -}}
 {{- printf "%dMi" (add (div (add $held 1048575) 1048576) (index . 1)) -}}
@@ -267,7 +267,7 @@ themselves; requests alone replace single requests, and whatever else follows st
 {{- include "memoire.resources" (list .Values.dashboard.resources $computed) -}}
 {{- end }}
 
-{{/* Thousandths of a quantity, such as 500m, 2 or 1Gi, to compare two of them; nothing where it is written in another way. */}}
+{{/* Thousandths of a quantity, such as 500m, 2 or 1Gi, to compare two of them; empty if it is written in another way. */}}
 {{- define "memoire.thousandths" -}}
 {{- $text := toString . -}}
 {{- if regexMatch "^[0-9]+(\\.[0-9]+)?m$" $text -}}
@@ -286,7 +286,7 @@ requests: {cpu: 250m, memory: {{ include "memoire.replay.memory" (list . 384) }}
 limits: {memory: {{ include "memoire.replay.memory" (list . 1664) }}}
 {{- end }}
 
-{{/* What the Pods of the hooks about keys have in common. Takes (dict "root" $ "name" "keys" "words" <list> "volume" <dict> "path" <where it is mounted>). */}}
+{{/* The common part of the Pods of the hooks for keys. Takes (dict "root" $ "name" "keys" "words" <list> "volume" <dict> "path" <where it is mounted>). */}}
 {{- define "memoire.hookSpec" -}}
 {{- $root := .root -}}
 restartPolicy: Never

@@ -57,7 +57,7 @@ volumeMounts:
 {{- $probes = include "memoire.probes" . | fromYaml }}
 {{- end }}
 {{- range $name, $said := $values.probes }}
-{{- /* A probe asks in one way only. */}}
+{{- /* A probe has only one kind of check. */}}
 {{- if and (kindIs "map" $said) (hasKey $probes $name) (or $said.exec $said.tcpSocket $said.grpc) }}{{ $_ := unset (get $probes $name) "httpGet" }}{{ end }}
 {{- end }}
 {{- with mergeOverwrite $probes $values.probes }}
@@ -65,7 +65,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* What tells a Pod of several learners which one it is, as torchrun tells processes. Takes (dict "root" $ "replicas" 2 "isJob" false
+{{/* Variables with the rank of a Pod of several learners, as torchrun sets them. Takes (dict "root" $ "replicas" 2 "isJob" false
 "first" <host name of the first Pod>). */}}
 {{- define "memoire.ranks" -}}
 {{- $index := ternary "batch.kubernetes.io/job-completion-index" "apps.kubernetes.io/pod-index" .isJob -}}

@@ -38,7 +38,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- if $v.run }}{{ $_ := set $said "run" $v.run }}{{ end -}}
 {{- if $v.persistence.enabled }}{{ $_ := set $said "state-dir" "/var/lib/memoire/state" }}{{ end -}}
 {{- if $v.snapshots.atEnd }}{{ $_ := set $said "snapshot-caches" true }}{{ end -}}
-{{- /* As long as the Pod has, less what it takes until the signal is there and after everything is closed. */ -}}
+{{- /* The Pod's grace period, less the time until the signal arrives and after everything is closed. */ -}}
 {{- if $v.snapshots.atEnd }}{{ $_ := set $said "close-timeout" (sub (int64 $v.terminationGracePeriodSeconds) 7) }}{{ end -}}
 {{- if $v.snapshots.everySeconds }}{{ $_ := set $said "snapshot-every" $v.snapshots.everySeconds }}{{ end -}}
 {{- mergeOverwrite $said $v.settings | toYaml -}}
@@ -76,7 +76,7 @@ http-token-file: /etc/memoire/tokens/nodes
 {{- $hosts := $v.hosts -}}
 {{- if $v.ingress.enabled }}{{ $hosts = concat $hosts $v.ingress.hosts }}{{ end -}}
 {{- if $v.httpRoute.enabled }}{{ $hosts = concat $hosts $v.httpRoute.hostnames }}{{ end -}}
-{{- /* Without a token only known names are answered. */ -}}
+{{- /* Without a token, the dashboard answers only known host names. */ -}}
 {{- if or $hosts (not (include "memoire.tokens" .)) -}}
 {{- $service := printf "%s-dashboard" (include "memoire.fullname" .) -}}
 {{- $own := list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace) -}}

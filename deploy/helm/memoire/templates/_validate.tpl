@@ -1,53 +1,53 @@
-{{/* What the schema cannot say: all complaints about values at once, each with what to write instead. */}}
+{{/* Checks that the schema cannot express: all wrong values at once, each with advice. */}}
 {{- define "memoire.validate" -}}
 {{- $wrong := list -}}
 {{- $v := .Values -}}
 {{- $hasServers := or $v.server.enabled $v.learner.embedsServer -}}
 
 {{- if and $v.security.insecure (or $v.security.keys $v.security.tokens) -}}
-{{- $wrong = append $wrong "security.insecure is true, and security.keys or security.tokens is set: leave out the one that is not meant" -}}
+{{- $wrong = append $wrong "security.insecure=true excludes security.keys and security.tokens: leave out the one that you do not want" -}}
 {{- end -}}
 {{- if and $v.security.insecure (or $v.dashboard.ingress.enabled $v.dashboard.httpRoute.enabled (ne $v.dashboard.service.type "ClusterIP") (ne $v.proxy.service.type "ClusterIP")) -}}
-{{- $wrong = append $wrong "security.insecure is true, and a service is shown to the outside (dashboard.ingress, dashboard.httpRoute, dashboard.service.type or proxy.service.type): leave out security.insecure, and keys and tokens are made" -}}
+{{- $wrong = append $wrong "security.insecure is true, but a service is open to the outside (dashboard.ingress, dashboard.httpRoute, dashboard.service.type or proxy.service.type): leave out security.insecure, and the chart makes keys and tokens" -}}
 {{- end -}}
 
 {{- if and $v.server.enabled $v.learner.embedsServer -}}
-{{- $wrong = append $wrong "learner.embedsServer is true: set server.enabled=false, for the learner is the server then" -}}
+{{- $wrong = append $wrong "learner.embedsServer is true, so the learner is the server: set server.enabled=false" -}}
 {{- end -}}
 {{- if and $v.learner.embedsServer (not $v.learner.enabled) -}}
-{{- $wrong = append $wrong "learner.embedsServer is true and learner.enabled is not: there would be no server" -}}
+{{- $wrong = append $wrong "learner.embedsServer is true, but learner.enabled is false, so there is no server: set learner.enabled=true" -}}
 {{- end -}}
 {{- if and (not $hasServers) (not $v.proxy.servers) -}}
-{{- $wrong = append $wrong "there is no server: set server.enabled=true, or learner.embedsServer=true, or proxy.servers to addresses of servers elsewhere" -}}
+{{- $wrong = append $wrong "there is no server: set server.enabled=true, or learner.embedsServer=true, or proxy.servers to the addresses of other servers" -}}
 {{- end -}}
 {{- if and $v.server.enabled (not (include "memoire.demo" .)) (ne 1 (len (compact (list (gt (len $v.server.schema) 0 | ternary "schema" "") (ternary "env" "" (ne $v.server.env "")) (gt (len $v.server.tables) 0 | ternary "tables" ""))))) -}}
-{{- $wrong = append $wrong "a server has to know what an entry is: set one of server.schema (what Schema.to_json() writes), server.env (a Gymnasium environment) and server.tables. Without any of them the demo runs, if demo.enabled is true and no learner and actors of yours are enabled" -}}
+{{- $wrong = append $wrong "servers need the schema of an entry: set one of server.schema (the output of Schema.to_json()), server.env (a Gymnasium environment) and server.tables. Without any of them the demo runs, if demo.enabled is true and your learner and actors are not enabled" -}}
 {{- end -}}
 {{- if and $v.server.tables (or $v.server.parameters $v.server.capacity) -}}
-{{- $wrong = append $wrong "server.parameters and server.capacity are of the only table: beside server.tables each table has its own" -}}
+{{- $wrong = append $wrong "server.parameters and server.capacity apply to a single table: set them for each table in server.tables" -}}
 {{- end -}}
 {{- if and $v.server.onFull $v.server.tables -}}
-{{- $wrong = append $wrong "server.onFull is of the only table: say on_full of the tables in server.tables" -}}
+{{- $wrong = append $wrong "server.onFull applies to a single table: set on_full of the tables in server.tables" -}}
 {{- end -}}
 {{- if and (or $v.server.snapshots.atEnd $v.server.snapshots.everySeconds) (not $v.server.persistence.enabled) -}}
-{{- $wrong = append $wrong "server.snapshots need a state folder: set server.persistence.enabled=true" -}}
+{{- $wrong = append $wrong "server.snapshots needs a state folder: set server.persistence.enabled=true" -}}
 {{- end -}}
 {{- if hasKey $v.server.settings "byte-limit" -}}
-{{- $wrong = append $wrong "server.settings.byte-limit is what server.heldBytes says, and the memory of the Pods follows from: set server.heldBytes" -}}
+{{- $wrong = append $wrong "server.settings.byte-limit is set by server.heldBytes, from which the memory of the Pods follows: set server.heldBytes" -}}
 {{- end -}}
 {{- $own := 0 -}}
 {{- range $v.server.tables -}}
 {{- with .byte_limit -}}{{- $own = add $own (include "memoire.bytes" (regexReplaceAll "B$" (toString (ternary (int64 .) . (kindIs "float64" .))) "")) -}}{{- end -}}
 {{- end -}}
 {{- if gt (int64 $own) (int64 (include "memoire.bytes" $v.server.heldBytes)) -}}
-{{- $wrong = append $wrong (printf "server.tables have byte_limit of %d bytes in all, above server.heldBytes=%s, which the memory of the Pods follows from: raise server.heldBytes" (int64 $own) (toString $v.server.heldBytes)) -}}
+{{- $wrong = append $wrong (printf "server.tables have a total byte_limit of %d bytes, above server.heldBytes=%s, from which the memory of the Pods follows: raise server.heldBytes" (int64 $own) (toString $v.server.heldBytes)) -}}
 {{- end -}}
 {{- $server := include "memoire.resources.server" . | fromYaml -}}
 {{- $proxy := include "memoire.resources.proxy" . | fromYaml -}}
 {{- with (default dict $server.limits).memory -}}
 {{- $least := add (include "memoire.bytes" $v.server.heldBytes) 268435456 -}}
 {{- if lt (int64 (include "memoire.bytes" .)) $least -}}
-{{- $wrong = append $wrong (printf "server.resources.limits.memory is %s, and a server that holds server.heldBytes=%s needs %dMi at least: raise it, or hold less" (toString .) (toString $v.server.heldBytes) (div $least 1048576)) -}}
+{{- $wrong = append $wrong (printf "server.resources.limits.memory is %s, but a server with server.heldBytes=%s needs at least %dMi: raise the limit, or lower heldBytes" (toString .) (toString $v.server.heldBytes) (div $least 1048576)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -60,7 +60,7 @@
 {{- $most := ternary "" (include "memoire.thousandths" $limit) (not (hasKey $limits $what)) -}}
 {{- $least := include "memoire.thousandths" $requested -}}
 {{- if and $most $least (lt (int64 $most) (int64 $least)) -}}
-{{- $wrong = append $wrong (printf "%s.resources: the limit of %s is %s, below the request of %s: set %s.resources.limits.%s to %s at least" $name $what (toString $limit) (toString $requested) $name $what (toString $requested)) -}}
+{{- $wrong = append $wrong (printf "%s.resources: the limit of %s is %s, below the request of %s: set %s.resources.limits.%s to at least %s" $name $what (toString $limit) (toString $requested) $name $what (toString $requested)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -72,17 +72,17 @@
 {{- end -}}
 {{- $more := ternary "keda.triggers" "metrics" $scaling.keda.enabled -}}
 {{- if and $scaling.enabled (not $scaling.targetCPU) (not (ternary $scaling.keda.triggers $scaling.metrics $scaling.keda.enabled)) -}}
-{{- $wrong = append $wrong (printf "%s.autoscaling has neither targetCPU nor %s: nothing would ever change" $name $more) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling has neither targetCPU nor %s, so it would never scale: set one of them" $name $more) -}}
 {{- end -}}
 {{- if and $scaling.keda.enabled (not $scaling.enabled) -}}
 {{- $wrong = append $wrong (printf "%s.autoscaling.keda.enabled is true: set %s.autoscaling.enabled=true, too" $name $name) -}}
 {{- end -}}
 {{- if and $scaling.keda.enabled $scaling.metrics -}}
-{{- $wrong = append $wrong (printf "%s.autoscaling.metrics are of a HorizontalPodAutoscaler, and %s.autoscaling.keda.enabled makes none: write them as %s.autoscaling.keda.triggers" $name $name $name) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.metrics needs a HorizontalPodAutoscaler, but %s.autoscaling.keda.enabled creates none: write the metrics as %s.autoscaling.keda.triggers" $name $name $name) -}}
 {{- end -}}
 {{- range $scaling.keda.triggers -}}
 {{- if and (has .type (list "cpu" "memory")) (eq (len $scaling.keda.triggers) 1) -}}
-{{- $wrong = append $wrong (printf "%s.autoscaling.keda.triggers has only cpu or memory, which KEDA takes no fallback for: that is what a HorizontalPodAutoscaler does (targetCPU and metrics, without keda)" $name) -}}
+{{- $wrong = append $wrong (printf "%s.autoscaling.keda.triggers has only cpu or memory, for which KEDA allows no fallback: use a HorizontalPodAutoscaler instead (targetCPU and metrics, without keda)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $scaling.enabled $scaling.targetCPU (not (default dict $resources.requests).cpu) (not (default dict $resources.limits).cpu) -}}
@@ -98,25 +98,25 @@
 {{- end -}}
 
 {{- if and $v.actors.pages $v.actors.relay.enabled -}}
-{{- $wrong = append $wrong "actors.pages and actors.relay.enabled are both true, and a Pod has the pages' ports once: set one of them to false" -}}
+{{- $wrong = append $wrong "actors.pages and actors.relay.enabled are both true, but both use the same ports of the Pod: set one of them to false" -}}
 {{- end -}}
 
 {{- if and $v.inference.enabled (eq (toString $v.inference.rollingUpdate.maxUnavailable) "0") (eq (toString $v.inference.rollingUpdate.maxSurge) "0") -}}
-{{- $wrong = append $wrong "inference.rollingUpdate has maxUnavailable 0 and maxSurge 0, so no Pod could ever be replaced: set one of them to 1" -}}
+{{- $wrong = append $wrong "inference.rollingUpdate has maxUnavailable 0 and maxSurge 0, so no Pod could be replaced: set one of them to 1" -}}
 {{- end -}}
 
 {{- if and (eq $v.learner.kind "Job") (or $v.learner.embedsServer $v.learner.persistence.enabled) -}}
-{{- $wrong = append $wrong "learner.kind is Job, whose Pods have no lasting names and volumes: set learner.kind=StatefulSet for learner.embedsServer and learner.persistence" -}}
+{{- $wrong = append $wrong "learner.kind is Job, whose Pods have no permanent names and volumes: set learner.kind=StatefulSet for learner.embedsServer and learner.persistence" -}}
 {{- end -}}
 
 {{- if and $v.dashboard.httpRoute.enabled (not $v.dashboard.httpRoute.parentRefs) -}}
-{{- $wrong = append $wrong "dashboard.httpRoute.enabled is true: set dashboard.httpRoute.parentRefs to the Gateway that it belongs to" -}}
+{{- $wrong = append $wrong "dashboard.httpRoute.enabled is true: set dashboard.httpRoute.parentRefs to its Gateway" -}}
 {{- end -}}
 {{- if and (or $v.dashboard.ingress.enabled $v.dashboard.httpRoute.enabled) (not $v.dashboard.enabled) -}}
-{{- $wrong = append $wrong "dashboard.ingress or dashboard.httpRoute is enabled, and dashboard.enabled is false" -}}
+{{- $wrong = append $wrong "dashboard.ingress or dashboard.httpRoute is enabled, but dashboard.enabled is false: set it to true" -}}
 {{- end -}}
 
 {{- if $wrong -}}
-{{- fail (printf "\n\nvalues that cannot be:\n\n- %s\n" (join "\n- " $wrong)) -}}
+{{- fail (printf "\n\nThese values are not valid:\n\n- %s\n" (join "\n- " $wrong)) -}}
 {{- end -}}
 {{- end }}
