@@ -304,7 +304,7 @@ class _GuardedAddress(ConnectionWatcher):
         self._wrong_keys: deque[float] = deque()  # times of handshakes with a wrong key: the peer may try another
 
     @property
-    def look_at(self) -> float:
+    def due_at(self) -> float:
         return self._look_at
 
     def turn(self, now: float) -> None:

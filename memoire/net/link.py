@@ -92,7 +92,7 @@ class DialKeys:
         self._refresh_at = time.monotonic() + REREAD_INTERVAL
 
     @property
-    def look_at(self) -> float:
+    def due_at(self) -> float:
         """Time when `is_due` may become true, or changed keys are read."""
         return min(self._dial_at, self._refresh_at)
 
@@ -249,9 +249,9 @@ class Link(ConnectionWatcher):
         return follower.endings
 
     @property
-    def look_at(self) -> float:
+    def due_at(self) -> float:
         """Time when `turn` has something to do."""
-        return self._name_at if self._keys is None else min(self._name_at, self._keys.look_at)
+        return self._name_at if self._keys is None else min(self._name_at, self._keys.due_at)
 
     @property
     def is_outdated(self) -> bool:
@@ -451,8 +451,8 @@ class _FollowingSocket(ConnectionWatcher):
         self.watch(_WANTED)
 
     @property
-    def look_at(self) -> float:
-        return float("inf") if self.keys is None else self.keys.look_at
+    def due_at(self) -> float:
+        return float("inf") if self.keys is None else self.keys.due_at
 
     def turn(self, now: float) -> None:
         if self.keys is not None and self.keys.is_due(now):

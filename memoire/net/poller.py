@@ -57,12 +57,12 @@ class ConnectionWatcher:
         self.monitor = sockets.monitor(self._socket, wanted)
 
     @property
-    def look_at(self) -> float:
+    def due_at(self) -> float:
         """Time when `turn` has something to do, by time.monotonic()."""
         return float("inf")
 
     def turn(self, now: float) -> None:
-        """Do periodic work; called when `look_at` has come."""
+        """Do periodic work; called when `due_at` has come."""
 
     def read_events(self) -> None:
         """Take the events that the monitor has received."""
@@ -205,9 +205,9 @@ class Poller:
         if self._is_guarding:
             guard = process.shared_guard()
             guard.turn(time.monotonic())
-            until = min(until, guard.look_at)
-        look_at = min([watcher.look_at for watcher in self._watchers.values()], default=until)
-        until = min(until, look_at)
+            until = min(until, guard.due_at)
+        due_at = min([watcher.due_at for watcher in self._watchers.values()], default=until)
+        until = min(until, due_at)
         # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
         milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
         try:
@@ -220,7 +220,7 @@ class Poller:
             self.waker.drain()
         self.run_posted()
         if self._watchers:
-            self._attend(ready, look_at)
+            self._attend(ready, due_at)
         return ready
 
     def run_posted(self) -> None:
@@ -228,16 +228,16 @@ class Poller:
         while self.posted:
             self.posted.popleft()()
 
-    def _attend(self, ready: dict[object, int], look_at: float) -> None:
+    def _attend(self, ready: dict[object, int], due_at: float) -> None:
         """Give the watchers their events, and their turns if due; removes monitors from `ready`."""
         if ready:
             for monitor in [socket for socket in ready if socket in self._monitors]:
                 del ready[monitor]
                 self._monitors[monitor].read_events()
         now = time.monotonic()
-        if now >= look_at:
+        if now >= due_at:
             for watcher in self._watchers.values():
-                if now >= watcher.look_at:
+                if now >= watcher.due_at:
                     watcher.turn(now)
 
     def close(self, linger: float = 0.0) -> None:

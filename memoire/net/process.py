@@ -150,7 +150,7 @@ class DescriptorGuard:
 
     def __init__(self, system: System | None = None) -> None:
         self._system = system or System()
-        self.look_at = float("inf")
+        self.due_at = float("inf")
         """Time when `turn` has something to do, by time.monotonic()."""
         self.is_full = False
         """True if the packet filters are set, so that new connections are dropped."""
@@ -212,7 +212,7 @@ class DescriptorGuard:
                 self._system.filter_packets(fd, True)
             else:
                 self._reserve()
-            self.look_at = min(self.look_at, time.monotonic())
+            self.due_at = min(self.due_at, time.monotonic())
 
     def forget(self, listener: _ListeningSocket) -> None:
         """Guard a socket's descriptors no longer, since the socket is about to be closed."""
@@ -222,12 +222,12 @@ class DescriptorGuard:
             self._reserve()
 
     def turn(self, now: float) -> None:
-        """Check the number of open descriptors if `look_at` has come; set or remove the filters."""
-        if now < self.look_at or not self._lock.acquire(blocking=False):
+        """Check the number of open descriptors if `due_at` has come; set or remove the filters."""
+        if now < self.due_at or not self._lock.acquire(blocking=False):
             return
         try:
             self._listening = {fd: listener for fd, listener in self._listening.items() if not listener.closed}
-            self.look_at = now + POLL_INTERVAL if self._listening else float("inf")
+            self.due_at = now + POLL_INTERVAL if self._listening else float("inf")
             self._check(now)
             if not self._listening:
                 self._reserve()

@@ -49,7 +49,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
 
     def turned(free):
         system.open = allowed - free
-        guard.turn(guard.look_at)
+        guard.turn(guard.due_at)
         return guard.is_full
 
     begin, end = reserved + process.MIN_RESERVED // 2, 3 * reserved
@@ -59,7 +59,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
     guard.add(6, watched)  # an address that begins to listen meanwhile
     assert system.filters[2:] == [(5, True), (6, True)] and turned(end + 1) is False
     watched.closed = True
-    assert not turned(begin) and guard.look_at == float("inf") and system.soft == allowed
+    assert not turned(begin) and guard.due_at == float("inf") and system.soft == allowed
 
 
 def test_an_episode_of_one_entry_and_of_no_weight_is_kept():

@@ -68,7 +68,7 @@ turn, and those of readers and proxies send messages to each server.
 
 
 NO_GUARD: Final = types.SimpleNamespace(
-    look_at=float("inf"), turn=lambda now: None, forget=lambda socket: None, trouble=lambda: ""
+    due_at=float("inf"), turn=lambda now: None, forget=lambda socket: None, trouble=lambda: ""
 )
 """Descriptor guard of a process with enough descriptors."""
 
