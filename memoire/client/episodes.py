@@ -267,7 +267,7 @@ class EpisodesSide(ActorSide):
         return episodes
 
     def _room(self, entries: int) -> int:
-        """Return the entries that open episodes may have together; a writer cuts an episode off at half of them."""
+        """Return the entries that open episodes may have together; a writer cuts an episode off at half that number."""
         return min(entries, 2 * min(self.session.told.limits.get("episode_entries", entries), self.fitting))
 
     def writer_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class RolloutWriter(Writer):
     _cuts_at_once: ClassVar[bool] = True
 
     def _between(self, is_after: bool, waits: bool) -> None:
-        """Push full fragments, or all of them before a wait, so that a learner has them; then wait if necessary."""
+        """Push full fragments, or all fragments before a wait, so that a learner has them; then wait if necessary."""
         if is_after or self._owned:  # else the environment may have overwritten the state in which the step ended
             self._cut_here(1 if self._answer else self._longest)
         if self._answer and waits and self._observer is not None:
@@ -395,7 +395,7 @@ class RolloutsObserver(WriterObserver):
     """Writer observer that waits for a grant before the next step; entries without a grant are discarded."""
 
     def take_entries(self, writer: _core.StepCounter, waits: bool) -> None:
-        """Count the writer's new entries: inserts if the first of them was granted, else passed steps."""
+        """Count the writer's new entries: inserts if the first new entry was granted, else passed steps."""
         self._waiting.check_process()
         inserts, counts, session = self._session.inserts, self._session.counts, self._session
         with self._waiting.changed:

@@ -4,7 +4,7 @@
               │    full: rows reach max_batch; everyone: each alive client has a request; wait: the oldest waited
               └──▶ expired: its patience is over, so the function never gets it
 
-A barrier of all clients would stop when one of them dies. With `max_wait`, a dead client costs `max_wait` for each
+A barrier of all clients would stop when one client dies. With `max_wait`, a dead client costs `max_wait` for each
 batch, for at most `alive` seconds after its last request; if its connection is known to have ended, it costs nothing.
 
 Inference statistics: counts and figures of an inference node.
@@ -120,7 +120,7 @@ class Batching:
         max_batch: Maximum rows of a batch.
         max_wait: Maximum seconds that the oldest request waits for further requests.
         alive: Seconds after a client's last request for which batches wait for its next request.
-        queue_rows: Maximum rows that wait; one client may have half of them. As many again may wait for a later
+        queue_rows: Maximum rows that wait; one client may have half of these rows. As many again may wait for a later
             version of the weights: they do not take room from rows that can be computed now.
         kept_bytes: Maximum bytes of replies kept for resends.
         room: Holder of the bytes of unanswered requests; None sets no limit.
@@ -214,7 +214,7 @@ class Batching:
                 raise ProtocolError("busy", f"{queued} rows {wait}{awaited}; the limit is {most} (queue_rows)")
 
     def _recount_early(self, version: int) -> None:
-        """Count again the rows that wait for a later version than this one."""
+        """Count again the rows that wait for a later version than the present one."""
         if version == self._version:
             return
         self._version, self.early = version, 0
@@ -233,8 +233,8 @@ class Batching:
             self.early += rows
 
     def left(self, client: bytes) -> None:
-        """Stop waiting for the next request of a client whose connection has ended. Its present requests stay: the
-        client may connect again and resend them.
+        """Stop waiting for the next request of a client whose connection has ended. The client's present requests stay:
+        the client may connect again and resend them.
         """
         if client in self._clients:
             self._clients[client].is_awaited = False

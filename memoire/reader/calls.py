@@ -100,7 +100,7 @@ class FarNode(Node):
         return has_ended
 
     def _refuse_calls(self) -> list[FarNode]:
-        """Make present and later calls raise `Closed`; return the nodes that are closed with this one."""
+        """Make present and later calls raise `Closed`; return the nodes that are closed with this node."""
         with self._monitor.changed:
             self._monitor.is_closing = True
             self._thread.prefetch.close()

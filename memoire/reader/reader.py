@@ -363,7 +363,7 @@ class Reader(ClusterOrders):
         return batches_until_over(mixer.get, self._is_over, f"batch of {sizes}", timeout, where, lacking)
 
     def _of_table(self, name: str) -> Reader:
-        """Return the reader of a table: this one, or a partner, which is closed with this one."""
+        """Return the reader of a table: this reader, or a partner, which is closed with this reader."""
         with self._monitor.changed:
             self._monitor.check_open()
             former = self if name in (self.table, self._asked_table) else self._partners.get(name)
@@ -470,7 +470,7 @@ class Reader(ClusterOrders):
         return [f"servers: no server answers. {self._thread.trouble()}"]
 
     def _refuse_calls(self) -> list[FarNode]:
-        """Refuse new calls; return the readers of other tables, which are closed with this one."""
+        """Refuse new calls; return the readers of other tables, which are closed with this reader."""
         super()._refuse_calls()
         with self._monitor.changed:
             return list(self._partners.values())

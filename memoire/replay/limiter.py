@@ -43,7 +43,7 @@ UNHEARD_TIMEOUT = 60.0
 FORGET_TIMEOUT = 2.0
 """Seconds after which a learner that does not ask again no longer waits."""
 ENTRIES_INTERVAL = 0.05
-"""Seconds between counts of the entries while a draw waits, since no message reports those of a pool."""
+"""Seconds between counts of the entries while a draw waits, since no message reports the entries of a pool."""
 _ROUNDING = 1e-6
 
 
@@ -144,7 +144,7 @@ class ClusterSurplus(NamedTuple):
     entries: int
     """Entries that can be drawn at the other servers."""
     share: float
-    """This server's clients' share of the entries that may be recorded."""
+    """Share of this server's clients in the entries that may be recorded."""
     ratio: float
     tolerance: float
 
@@ -324,7 +324,7 @@ class Limiter:
             self._surplus = tolerance
 
     def left(self, client: bytes) -> None:
-        """Unregister a client that has ended, and release its unused grant to the others."""
+        """Unregister a client that has ended, and release its unused grant to the other clients."""
         with self._changed:
             known = self._clients.pop(client, None)
             self._unheard.discard(client)

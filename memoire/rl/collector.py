@@ -6,7 +6,7 @@
 In a strict table (max_model_lag=0), open fragments are cut before a new model acts, so that each has one version.
 
 A `RemoteActor` is a policy that inference nodes compute: the collector sends observations and receives columns of the
-table. This module needs no torch.
+table. The module needs no torch.
 
     RemoteActor.ask(obs) ──INFER──▶ inference nodes ──▶ action, logp, ... and the version of the model that acted
 
@@ -187,8 +187,8 @@ class Collector(ClosingContext):
 
     Args:
         url: Address of the learner's server, or of a proxy in front of it.
-        envs: A Gymnasium vector environment with autoreset, or a sequence of them (groups). If the policy answers
-            asynchronously (see `Asks`), other groups step while one waits for its actions.
+        envs: A Gymnasium vector environment with autoreset, or a sequence of environments (groups). If the policy
+            answers asynchronously (see `Asks`), other groups step while one waits for its actions.
         policy: Policy that acts. None is a `RemoteActor` if the server has inference nodes, else an `MlpPolicy`. A
             policy with a method `load(body, version)` gets the newest model.
         table, keys, name: As of `memoire.connect`.

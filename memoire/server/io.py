@@ -3,8 +3,8 @@
 Requests      one thread: replies, notices, log file      Pullers       one thread for each address
 Archive       a timer's thread, and one for each order    PlainProxies  in their callers' threads
 
-A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. It
-holds at most one message for the workers. While the workers have no room it stops reading, so that ZeroMQ's high-water
+A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. A plain
+proxy holds at most one message for the workers, and stops reading while they have no room, so that ZeroMQ's high-water
 marks hold the senders back. Replies wait in `lanes`: a client without room does not delay replies to other clients.
 """
 

@@ -288,7 +288,7 @@ class FarServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FarRequest:
-    """Request to a server. Its reply or error goes to `FarSide.answered`."""
+    """Request to a server. The request's reply or error goes to `FarSide.answered`."""
 
     server: FarServer
     body: messages.Body

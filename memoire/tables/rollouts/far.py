@@ -5,7 +5,7 @@ clock.
     shares are proportional               TAKE 600 to a, TAKE 200 to b
     received entries are kept until the call is complete; surplus and late entries are for the next call
 
-Calls do not wait for a server that is skipped. Its late entries are kept, too, because the server has handed them out.
+Calls do not wait for a server that is skipped. Late entries of a skipped server are kept, too: it has handed them out.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Takes:
         self.held(server).is_known = False
 
     def forget(self, server: FarServer) -> None:
-        """Remove a server that is no longer on any list. Its received entries stay."""
+        """Remove a server that is no longer on any list. Entries received from the server stay."""
         self._held.pop(server, None)
 
     def clear(self) -> None:
