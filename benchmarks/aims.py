@@ -88,7 +88,7 @@ def contests(folder: Path) -> str:
 
 
 def write(folder: Path = PAGES) -> None:
-    """Write the page: for the records in docs/ to docs/results.md, for others beside them."""
+    """Write the page: for the records in docs/ to docs/results.md, for other records beside them."""
     place = DOCS if folder.resolve() == PAGES else folder
     (place / "results.md").write_text(render(folder), encoding="utf-8")
 

@@ -1,9 +1,9 @@
 """Updates that learning takes on the blind cliffwalk with uniform, greedy, rank-based and proportional draws.
 
-The toy problem of Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.1 and appendix B.1. There are n
+The toy problem of Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.1 and appendix B.1. The walk has n
 states in a row, with two actions in each. One action goes on, the other ends the episode without a reward, and only the
-last state's right action pays 1. The memory holds all sequences of actions, and only one of its entries has a
-reward. Tabular Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
+last state's right action pays 1. The memory holds all sequences of actions, and only one of its entries has a reward.
+Tabular Q-learning replays one entry at a time until the mean squared error of all values is below 0.001.
 """
 
 import statistics

@@ -3,7 +3,7 @@
     python benchmarks/contest.py --game breakout --seeds 3 --write docs/development/records
     python benchmarks/contest.py --game breakout --sides memoire,sb3 --seeds 1 --minutes 8
 
-Sides take turns: all of them with seed 0, then all with seed 1 in the reverse order. Each run writes a record to
+Sides take turns: all sides with seed 0, then all with seed 1 in the reverse order. Each run writes a record to
 build/contest, and a run with a record is not repeated: an interrupted contest resumes. If `--seconds` is larger than
 before, only runs that did not reach the score are repeated. MEMOIRE_TORCH names the folder with torch.
 """
@@ -72,7 +72,7 @@ SIDES = {
 
 
 def sides_of(game: str, wanted: str) -> list[str]:
-    """Return the sides that have a program for the game; `wanted` selects some of them, with commas between."""
+    """Return the sides that have a program for the game; `wanted` selects some sides, with commas between."""
     algorithm = GAMES[game].algorithm
     keys = [key for key, side in SIDES.items() if algorithm in side.algorithms]
     keys = [key for key in keys if SIDES[key].on_gpu or not GAMES[game].on_gpu]
@@ -145,7 +145,7 @@ def run(game: str, key: str, seed: int, seconds: float, where: Path = RECORDS) -
 
 
 def ended(command: list[Any], patience: float, log: Any, paths: dict[str, str], look: Any = None) -> int:
-    """Run a program and return its exit status, or -9 after `patience` seconds. Its process group is killed.
+    """Run a program and return its exit status, or -9 after `patience` seconds. The program's process group is killed.
 
     Args:
         look: Called with the id of the process every MEMORY_INTERVAL seconds.

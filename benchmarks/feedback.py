@@ -63,7 +63,7 @@ def clusters() -> Iterator[Cell]:
 
 
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
-    """Run an actor, which records step by step while a turn lasts. Its memory is full before the first turn."""
+    """Run an actor, which records step by step while a turn lasts. The actor's memory is full before the first turn."""
     task, ring = Task(cell.task, ENTRIES[cell.task]), ENTRIES[cell.task] // cell.actors
     with memoire.connect(endpoint, seed=rank, capacity=ring, on_full="block", timeout=TIMEOUT) as client:
         play(pipe, client, task, ring)

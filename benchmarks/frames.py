@@ -2,7 +2,7 @@
 
 Games are played with random, sticky actions, as agents see them: every fourth frame, the brighter of the last two,
 gray, 84 x 84. A sample is the stacks of four frames of both its states, n-step 1; its bytes are compared with
-the uncompressed bytes of these two stacks. Bytes are counted on TCP between an actor and its server, both directions,
+the uncompressed bytes of both stacks. Bytes are counted on TCP between an actor and its server, both directions,
 requests and replies included.
 """
 

@@ -3,7 +3,8 @@
 Counts hardly depend on the load of a machine, so that CI can compare them. `make instructions` fails if a call exceeds
 the record in docs/development/records/instructions.json by more than a tolerance; `--write` renews the record.
 Instructions of
-the C and mathematics libraries are not counted: their code depends on the processor. Other benchmarks measure times.
+the C and mathematics libraries are not counted: their code depends on the processor. All other benchmarks measure
+times.
 """
 
 import argparse

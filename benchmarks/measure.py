@@ -317,7 +317,7 @@ def contest(
 def measure_rounds(takes: Sequence[Callable[[], Any]], rounds: int) -> list[list[Any]]:
     """Return the results of each call in each round; every other round runs in reverse order.
 
-    One more round comes first and is not counted: afterwards connections are open, and caches are warm.
+    A further round comes first and is not counted: afterwards connections are open, and caches are warm.
     """
     values: list[list[Any]] = [[] for _ in takes]
     for turn in range(rounds + 1):
@@ -434,7 +434,7 @@ def close(*sides: Any) -> None:
 
 
 class Embedded:
-    """Side with a server in this process and actors in others; a turn is timed from its first batch on.
+    """Side with a server in this process and actors in other processes; a turn is timed from its first batch on.
 
     Args:
         draw: Draws the next batch.

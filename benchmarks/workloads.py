@@ -154,7 +154,7 @@ def extend(memory: Memory, task: Task) -> None:
 class NumpyRing:
     """Ring of NumPy arrays, the lower limit of the work: the row numbers are fixed beforehand.
 
-    So the ring draws no rows, looks up no indexes and computes nothing.
+    The ring therefore draws no rows, looks up no indexes and computes nothing.
 
     Args:
         values: An episode's states, actions and rewards.

@@ -4,6 +4,6 @@
                                                        └──▶ History (SQLite) ────────────▶ curves, CSV, TensorBoard
                                                        └──▶ Hub ─────────────────────────▶ one stream for all tabs
 
-The dashboard polls nodes once a second, independent of the number of open pages. It only reads and cannot change a
-cluster. The folder is `dashboard/` of the repository; `memoire.dashboard` is a link to it.
+The dashboard polls nodes once a second, independent of the number of open pages. The dashboard only reads, and cannot
+change a cluster. The folder is `dashboard/` of the repository; `memoire.dashboard` is a link to it.
 """

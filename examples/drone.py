@@ -32,7 +32,7 @@ ACTIONS = 4
 
 
 class Flight(RealTimeInterface):
-    """Drone and its target: observations are the two positions, actions are velocities."""
+    """Drone and its target: observations are both positions, actions are velocities."""
 
     def __init__(self) -> None:
         self.drone = DummyDrone()
@@ -68,7 +68,7 @@ CONFIG = {
     "act_buf_len": ACTIONS, "reset_act_buf": False,
 }  # fmt: skip
 CPUS = sorted(os.sched_getaffinity(0))
-"""CPUs of this process. With several, the first runs the environment and the others run the training."""
+"""CPUs of this process. With several, the first CPU runs the environment and the other CPUs run the training."""
 make_env = partial(RealTimeEnv, CONFIG, cpus=CPUS[:1] if len(CPUS) > 1 else None)
 codec = Codec(history=ActionHistory(ACTIONS, start="skip"))
 training = partial(

@@ -1,4 +1,5 @@
-"""Small cluster in one process: two servers, a proxy in front of them, a relay on a Unix socket, actors, a reader.
+"""Small cluster in one process: two servers, a proxy in front of the servers, a relay on a Unix socket, actors, a
+reader.
 
 actors ──ipc──▶ relay ──tcp──▶ proxy ──tcp──▶ two servers        reader ──tcp──▶ proxy
 """

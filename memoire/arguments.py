@@ -1,8 +1,8 @@
 """Checks of arguments and settings, whose errors name the argument, its value and the expected values.
 
 - Checks of seconds, whole numbers, text and mappings.
-- Suggestions for an unknown argument, setting, column or table. They compare spellings, and know the names that other
-  libraries and papers use for the same thing.
+- Suggestions for an unknown argument, setting, column or table. Suggestions compare spellings, and know the names that
+  other libraries and papers use for the same thing.
 - `Setting`, the declaration of a setting in a dataclass.
 """
 

@@ -1,8 +1,8 @@
 """The tree of exceptions that memoire raises on purpose.
 
 Each class derives from `MemoireError` and from the builtin exception that a caller would guess. The arguments of an
-error are its facts, so that it survives pickling. Its text names the value, the sender, the expected value and the next
-step.
+error are its facts, so that it survives pickling. The text of an error names the value, the sender, the expected value
+and the next step.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ class MemoireError(Exception):
     A subclass declares its facts like the fields of a dataclass. `TEXT` formats them; a subclass whose sentence depends
     on the facts overrides `__str__` instead.
 
-    Gymnasium and other libraries raise an error again as `type(error)(text)`. So each class also accepts one text: the
-    new error keeps class and text, and loses the facts.
+    Gymnasium and other libraries raise an error again as `type(error)(text)`. Each class therefore also accepts one
+    text: the new error keeps class and text, and loses the facts.
 
     Example:
         try:

@@ -6,9 +6,9 @@
                 │                   └ the metric is memoire_held_bytes, its unit bytes
                 └ the field of the stats, of /status and of the dashboard's API
 
-A property with such a return type is a figure that is derived from others. `catalogue` lists all figures of a class,
-also those in dataclasses that its fields hold, and `total` adds up several objects of a class. Modules that an actor
-loads import these names only for type checkers; `fields_of` evaluates their annotations at the first read of the
+A property with such a return type is a figure that is derived from other figures. `catalogue` lists all figures of a
+class, also figures in dataclasses that its fields hold, and `total` adds up several objects of a class. Modules that an
+actor loads import these names only for type checkers; `fields_of` evaluates their annotations at the first read of the
 catalogue.
 
 `Timings` counts durations by kind in buckets. Buckets are cheap to count, and those of many servers can be added up to
@@ -57,7 +57,7 @@ class Figure:
     known value), or "weighed by FIELD".
     """
     label: str = ""
-    """Name of the label. Its values are the keys of a mapping, the text of a field, or `part`."""
+    """Name of the label. The label's values are the keys of a mapping, the text of a field, or `part`."""
     part: str = ""
     """Value of the label for this field, if several fields together are one metric."""
     curve: bool = False

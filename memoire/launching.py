@@ -1,6 +1,6 @@
 """Public names for programs that start and supervise several processes on one machine.
 
-A launcher starts processes, restarts those that die, and ends all of them together:
+A launcher starts processes, restarts processes that die, and ends all processes together:
 
     with Launcher(say=note) as launcher:
         run = LocalRun(launcher, Nodes(schema=schema, proxies=0))

@@ -214,7 +214,7 @@ class ContainerLimit(NamedTuple):
     """Memory limit of a container, from a control group (cgroup) of Linux."""
 
     size: int
-    """Bytes that all processes in the container may use together. Beyond it, the kernel kills one of them."""
+    """Bytes that all processes in the container may use together. Beyond this limit, the kernel kills a process."""
     file: Path
     """File of the control group that contains the limit."""
 
@@ -321,7 +321,7 @@ class Reservation:
         return min(usual or left, left)
 
     def limits(self, limits: Limits, others: Callable[[Limits], Limits], **copies: int) -> Limits:
-        """Reserve the sizes in a node's limits: first those that the caller set, then those of `others`, then defaults.
+        """Reserve the sizes in a node's limits: first sizes that the caller set, then sizes of `others`, then defaults.
 
         All copies of a default together take at most a fourth of the free memory.
 

@@ -101,7 +101,7 @@ class _File:
 
 
 class TensorBoard:
-    """Logger that writes an event file for TensorBoard. It does not need the package tensorboard.
+    """Logger that writes an event file for TensorBoard. The logger does not need the package tensorboard.
 
     Args:
         folder: Folder of the event file, created if missing. TensorBoard shows each folder as a run.
@@ -159,7 +159,7 @@ class JsonLines:
     """Logger that appends a line of JSON for each call, such as {"step": 7, "time": ..., "loss": 0.25}.
 
     Args:
-        path: Path of the file. Its folder is created if missing.
+        path: Path of the file. The file's folder is created if missing.
         clock: Returns seconds since 1970.
     """
 
@@ -184,7 +184,7 @@ class Wandb:
 
     Args:
         project, entity, run_id: Arguments of `wandb.init`. A run with this id is continued.
-        key: API key. It is in the environment only while `wandb.init` runs.
+        key: API key. The key is in the environment only while `wandb.init` runs.
         config: Description of the run for W&B.
         fallback: Path of the file of JSON lines; None writes no file.
         attempts: Number of calls of `wandb.init` before the logger gives up on W&B.

@@ -3,7 +3,7 @@
     model = SAC("MlpPolicy", env, replay_buffer_kwargs={"sampler": memoire.Prioritized(0.7, beta=0.5)})
 
 `DQN`, `SAC`, `TD3` and `QRDQN` (which requires sb3-contrib) are Stable-Baselines3's algorithms of the same names, with
-prioritized replay: each sample's losses are multiplied by its importance, and its TD error becomes its priority. Any
+prioritized replay: each sample's losses are multiplied by its importance, and its TD error becomes its priority. Every
 other off-policy algorithm trains from `replay_buffer_class=memoire.sb3.ReplayBuffer`, which then draws uniformly.
 """
 
@@ -66,7 +66,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         timeout: Seconds that `source` waits for samples.
         is_corrected: True if the algorithm multiplies `importance()` into its losses and reports its errors by
             `update_priorities`, as those of this module do.
-        fields: Other fields of `Parameters`.
+        fields: Further fields of `Parameters`.
 
     Raises:
         ParameterError: a setting is missing, contradicts another one or the source's, or would have no effect.

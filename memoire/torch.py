@@ -56,7 +56,7 @@ def batches(
         source: Server, reader or client that draws.
         batch_size, timeout: As in `source.batches`. A batch mixed from several tables is returned with joined rows.
         device: Target device; None is the CPU, without a copy.
-        ahead: Number of batches to copy to a GPU in advance, at least 0. They were drawn with the priorities of that
+        ahead: Number of batches to copy to a GPU in advance, at least 0. Batches copied early have the priorities of an
             earlier moment.
 
     Raises:

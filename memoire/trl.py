@@ -6,8 +6,8 @@
     worker = memoire.trl.PromptRolloutWorker(prompts, groups=8)   # for AsyncGRPOTrainer(rollout_worker=worker)
 
 Rollout processes on any number of machines lease prompts, and return answers with rewards; the trainer draws whole
-groups. Both classes implement protocols that TRL calls experimental, without being subclasses of TRL's classes.
-`check_protocol` raises an error if the installed TRL has other protocols.
+groups. `PromptRollouts` and `PromptRolloutWorker` implement protocols that TRL calls experimental, without being
+subclasses of TRL's classes. `check_protocol` raises an error if the installed TRL has other protocols.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class PromptRollouts:
 
     Args:
         prompts: Client of the table of prompts.
-        generate: Called with the trainer before each draw, if this process answers prompts; None if others do.
+        generate: Called with the trainer before each draw, if this process answers prompts; None if other processes do.
         replay: Share of a batch that is drawn from committed groups, by score; or a function of the number of groups
             that returns the share.
         timeout: Seconds to wait for the groups of a batch.
@@ -211,8 +211,8 @@ class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any 
 class PromptRolloutWorker:
     """TRL's `RolloutWorkerProtocol`: a thread draws groups and puts their answers into the trainer's queue.
 
-    TRL's protocol does not tell when the trainer has trained on the answers that it took. So `commit` commits only
-    draws that the trainer had taken completely before the last model but one. Call it after writing a checkpoint.
+    TRL's protocol does not tell when the trainer has trained on the answers that it took. `commit` therefore commits
+    only draws that the trainer had taken completely before the last model but one. Call it after writing a checkpoint.
 
     Args:
         prompts: Client of the table of prompts.

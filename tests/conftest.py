@@ -186,7 +186,7 @@ def _new_cluster() -> "Cluster":
 
 @pytest.fixture(scope="module")
 def without_io() -> Iterator[None]:
-    """Forbid sockets and pauses in a module's tests, for parts that decide and leave both to others."""
+    """Forbid sockets and pauses in a module's tests, for parts that decide and leave both to other parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "socket", _refused)
         patch.setattr(time, "sleep", _refused)

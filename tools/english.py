@@ -69,7 +69,7 @@ class Page:
     sentences: list[tuple[int, int, str]] = field(default_factory=list)
     """Words, line, text."""
     cells: list[tuple[int, int, str]] = field(default_factory=list)
-    """Words, line and text of sentences in tables. They count for the longest sentence only."""
+    """Words, line and text of sentences in tables. Table cells count for the longest sentence only."""
     wide: list[tuple[int, int, str]] = field(default_factory=list)
     """Columns, line, text."""
     awkward: list[tuple[str, int, str]] = field(default_factory=list)
@@ -288,7 +288,7 @@ def sources(names: Iterable[str]) -> Iterator[Path]:
 
 
 def areas(chosen: list[Path]) -> dict[str, Code]:
-    """Measure the areas of the code, or only these files and folders of them."""
+    """Measure the areas of the code, or only these files and folders in these areas."""
     wanted = [path.resolve() for path in chosen]
     measured = {}
     for area, names in AREAS.items():

@@ -2,9 +2,10 @@
 
     python tools/package_contents.py dist/*.whl dist/*.tar.gz memoire-image.tar
 
-A wheel may contain the package and its metadata; a source archive, files that git tracks and metadata. Neither may
-contain text that looks like a key, a token or a password. The same holds for an image (as `docker save` writes it): its
-environment, and all files that do not belong to the distribution. Exit status: 0 no fault; 1 at least one fault.
+A wheel may contain the package and its metadata; a source archive, files that git tracks and metadata. Wheel and
+archive may not contain text that looks like a key, a token or a password. The same holds for an image (as `docker save`
+writes it): its environment, and all files that do not belong to the distribution. Exit status: 0 no fault; 1 at least
+one fault.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ NAMES = re.compile(
 
 
 DISTRIBUTION = ("usr/", "lib/", "bin/", "sbin/", "var/lib/dpkg/", "etc/ssl/certs/")
-"""Folders with the files of the image's base. They are not checked: libraries contain keys for their own tests."""
+"""Folders with the files of the image's base. The folders are not checked: libraries contain keys for their own tests.
+"""
 AUTHORITIES = ("cacert.pem", ".log")
 """Endings of names that are no secrets in an image: certificates of authorities, and logs of package installers."""
 

@@ -2,8 +2,8 @@
 
     python tools/structure_run.py    prints {"actor": [...], "proxy": [...]} as JSON
 
-The first process is the server and learner. It starts a proxy and an actor, which connects to the proxy. PYTHONPATH
-decides which memoire is loaded. Each wait has a timeout of `TIMEOUT` seconds.
+The first process is the server and learner. The server's process starts a proxy and an actor, which connects to the
+proxy. PYTHONPATH decides which memoire is loaded. Each wait has a timeout of `TIMEOUT` seconds.
 """
 
 import json

@@ -126,7 +126,7 @@ class Record:
     def rates(self) -> tuple[float, float]:
         """Return the steps and updates a second in the second half of the time from the first updates on.
 
-        Both are nan if that half has fewer than two points.
+        The rates are nan if that half has fewer than two points.
         """
         learned = [point for point in self.curve if point[2] > 0]
         later = [point for point in learned if point[0] >= (learned[0][0] + learned[-1][0]) / 2]
@@ -177,7 +177,7 @@ def paired(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Recor
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes of a process and its descendants. Memory that n processes share counts 1/n in each of them."""
+    """Return the bytes of a process and its descendants. Memory that n processes share counts 1/n in each process."""
     total = 0
     for each in family_of(pid):
         with suppress(OSError):  # the process has ended

@@ -80,7 +80,7 @@ class DqnModule(DefaultDQNTorchRLModule):
 
 
 def dqn(run: Run) -> None:
-    """Its DQN with its prioritized buffer of episodes; an environment runner beside the learner, or eight."""
+    """RLlib's DQN with its prioritized buffer of episodes; an environment runner beside the learner, or eight."""
     runners = 8 if run.task.on_gpu else 1
     config = (
         DQNConfig()
@@ -145,7 +145,7 @@ class SacModule(DefaultSACTorchRLModule):
 
 
 def sac(run: Run) -> None:
-    """Its SAC with its buffer of episodes, eight environments in processes of their own that step together."""
+    """RLlib's SAC with its buffer of episodes, eight environments in processes of their own that step together."""
     config = (
         SACConfig()
         .environment(ENVIRONMENT)
@@ -208,7 +208,7 @@ class Learner(PPOTorchLearner):
 
 
 def ppo(run: Run) -> None:
-    """Its PPO with two environment runners in processes, as it is by default, of eight environments each."""
+    """RLlib's PPO with two environment runners in processes, as it is by default, of eight environments each."""
     config = (
         PPOConfig()
         .environment(ENVIRONMENT)

@@ -68,7 +68,7 @@ class DoubleDQN(DQN):
 
 
 def dqn(run: Run) -> None:
-    """Its DQN with its n-step buffer. It knows no priorities; the double estimate is added here."""
+    """Stable-Baselines3's DQN with its n-step buffer, which knows no priorities; the double estimate is added here."""
     count, kind = (16, SubprocVecEnv) if run.task.on_gpu else (8, DummyVecEnv)
     envs = kind([run.make] * count)
     model = DoubleDQN(
@@ -95,7 +95,7 @@ def dqn(run: Run) -> None:
 
 
 def sac(run: Run) -> None:
-    """Its SAC over SubprocVecEnv, eight environments in processes of their own that step together."""
+    """Stable-Baselines3's SAC over SubprocVecEnv, eight environments in processes of their own that step together."""
     model = SAC(
         "MlpPolicy",
         SubprocVecEnv([run.make] * settings.SAC_ENVS),
@@ -116,7 +116,7 @@ def sac(run: Run) -> None:
 
 
 def ppo(run: Run) -> None:
-    """Its PPO over 16 environments in one process, as it is by default."""
+    """Stable-Baselines3's PPO over 16 environments in one process, as it is by default."""
     model = PPO(
         "MlpPolicy",
         DummyVecEnv([run.make] * settings.PPO_ENVS),

@@ -134,7 +134,7 @@ def sac_networks(env: GymWrapper) -> tuple[Policy, ProbabilisticActor, ValueOper
 
 
 def sac(run: Run) -> None:
-    """Its SAC over an asynchronous collector of eight forked processes of one environment each."""
+    """TorchRL's SAC over an asynchronous collector of eight forked processes of one environment each."""
     torch.multiprocessing.set_start_method("fork", force=True)  # forked processes do not repeat the imports
     policy, actor, value = sac_networks(sac_environment(run.game))
     replay = TensorDictReplayBuffer(storage=LazyTensorStorage(settings.CAPACITY), batch_size=settings.SAC_BATCH)
@@ -190,7 +190,7 @@ def ppo_networks(env: GymWrapper) -> tuple[ProbabilisticActor, ValueOperator]:
 
 
 def ppo(run: Run) -> None:
-    """Its PPO over a collector of two forked processes, which step eight environments each at a time."""
+    """TorchRL's PPO over a collector of two forked processes, which step eight environments each at a time."""
     torch.multiprocessing.set_start_method("fork", force=True)  # forked processes do not repeat the imports
     make = partial(ppo_environments, run.game, settings.PPO_ENVS // WORKERS)
     actor, value = ppo_networks(make())

@@ -168,7 +168,7 @@ class DataSet(Acting):
 
 
 class EndToEnd(DataSet):
-    """Server in the learner's process and actors in others: each step makes an item, which is drawn once."""
+    """Server in the learner's process and actors in other processes: each step makes an item, which is drawn once."""
 
     def __init__(self, name: str, entries: int, actors: int) -> None:
         self.server = queue_of(name, entries)

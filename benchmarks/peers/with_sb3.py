@@ -1,6 +1,6 @@
 """Sides of Stable-Baselines3: its uniform buffer on the CPU, with n-step sums made when drawing, without priorities.
 
-Both stacks of a W2 step are stored, as its documentation does by default.
+The two stacks of a W2 step are stored, as its documentation does by default.
 """
 
 from functools import cache, partial

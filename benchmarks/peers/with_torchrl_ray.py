@@ -1,7 +1,7 @@
 """Side of TorchRL over Ray: its prioritized buffer is an actor, other actors extend it by blocks, a learner samples.
 
-Both stacks are stored with ready n-step sums, as in with_torchrl.py. The buffer does not tie draws to inserts: a turn
-lasts until as many batches are drawn as blocks are inserted, and neither waits for the other.
+The two stacks of a step are stored with ready n-step sums, as in with_torchrl.py. The buffer does not tie draws to
+inserts: a turn lasts until as many batches are drawn as blocks are inserted, and neither waits for the other.
 """
 
 import time

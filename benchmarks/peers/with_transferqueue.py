@@ -4,7 +4,8 @@
 
 The arguments are the number of prompts, a method, and the groups in one put; prompts are a multiple of twice these.
 The load is that of `groups.py`: groups of 8 answers, log-normal lengths with mean 380 and sigma 1, tokens, logprobs, a
-mask and a reward. A step has 64 groups and is cleared after it is read. There are two storage units, and three methods:
+mask and a reward. A step has 64 groups and is cleared after it is read. The side has two storage units, and three
+methods:
 
     keys       as in verl. `kv_batch_put` of a group, then the tag of its prompt. The trainer lists the tags until 64
                prompts are finished, reads their rows by key, and clears the rows.

@@ -1,7 +1,7 @@
 """Actor list and account ledgers of a run. Pure: no clock, no network.
 
 The list has the state, step rate, home server and newest returns of each actor. A ledger keeps the accounts of all
-servers, also after a server is gone. Its totals are exact and never decrease.
+servers, also after a server is gone. The ledger's totals are exact and never decrease.
 
 client 7 at a, account opened in a's life 1     3 caches  ┐
 a is killed and loses its counts, life 2                  ├▶ 3 + 2 caches, the greater number of steps

@@ -470,8 +470,8 @@ def search(
 
 
 def _merge_lines(lines: Iterable[list[LogRow]], direction: Direction) -> list[LogRow]:
-    """Return all lines by time, but each server's lines by number, even if the server's clock was set back. So a page
-    that ends between two of them omits no line.
+    """Return all lines by time, but each server's lines by number, even if the server's clock was set back. A page that
+    ends between two of a server's lines omits no line.
     """
     sign, placed = -1 if direction == "older" else 1, []
     for each in lines:

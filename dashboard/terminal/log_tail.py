@@ -57,7 +57,7 @@ class _Server(NamedTuple):
 
 
 class LogServers:
-    """Client of the log pages of all servers among some nodes. It reports each node that does not answer once.
+    """Client of the log pages of all servers among some nodes. If a node does not answer, the client reports that once.
 
     Args:
         nodes: Addresses of the nodes' pages; "dns:NAME:PORT" means every address of a name.

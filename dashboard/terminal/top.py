@@ -1,6 +1,6 @@
 """Text of `memoire top`: the state of a whole cluster on a terminal.
 
-It polls and merges like the dashboard, and shows figures with the titles, units and digits of the pages
+The command polls and merges like the dashboard, and shows figures with the titles, units and digits of the pages
 (`static/format.js`). Names, hosts and reasons come from other machines: they are escaped and never read as markup.
 """
 

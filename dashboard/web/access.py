@@ -2,13 +2,13 @@
 
 A request is let in by the token in a header, or by a login in a cookie.
 
-A login is a random number in a cookie. It ends when the user logs out, after `LOGIN_LIFETIME`, when its token is
+A login is a random number in a cookie. A login ends when the user logs out, after `LOGIN_LIFETIME`, when its token is
 removed from the token file, and with the process of the dashboard. If there are `MAX_LOGINS`, a new login replaces one
 that was not used for `LOGIN_IDLE_TIMEOUT`, or is refused. Wrong tokens cause a delay for their address; a wrong cookie
 causes none, since 256 bits cannot be guessed.
 
 The dashboard believes the client address that a reverse proxy on this machine reports, and any process on this machine
-can report one. So wrong tokens count for the proxy, too, with a higher bound. An address that sent the token before
+can report one. Wrong tokens count for such a proxy, too, with a higher bound. An address that sent the token before
 does not wait because of wrong tokens from other addresses behind its proxy.
 """
 

@@ -47,7 +47,7 @@ KNOWN = {
     "2d27e8ad3d228164525ce213f9dc716f39b4e3aee0cc773fb3491c96cf4921a2",  # uPlot 1.6.31
     "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
-"""SHA-256 sums of the third-party files that the dashboard serves; it serves no others."""
+"""SHA-256 sums of the third-party files that the dashboard serves; it serves no other third-party files."""
 
 
 MAX_LISTENERS = 200
@@ -73,7 +73,7 @@ class StaticFile:
 
 
 def load() -> dict[str, StaticFile]:
-    """Load all files into memory, by path under /static/; browsers can get no others."""
+    """Load all files into memory, by path under /static/; browsers can get no other files."""
     files = dict(_own(importlib.resources.files("memoire.dashboard") / "static", ""))
     files["terms.js"] = StaticFile(b"export const TERMS = " + terms_as_json() + b";\n", KINDS["js"])
     for path, name in VENDOR.items():
@@ -218,7 +218,7 @@ class ListenerHub:
             last: Number of the newest overview that the listener has; None if it has none.
 
         Raises:
-            TooManyListeners: There are `MAX_LISTENERS` already.
+            TooManyListeners: `MAX_LISTENERS` listeners are connected.
         """
         if len(self._listeners) >= MAX_LISTENERS:
             raise TooManyListeners

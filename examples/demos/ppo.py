@@ -32,8 +32,8 @@ COLLECTORS = 2
 PROGRESS = re.compile(r"return (-?[0-9.]+),")
 PARAMETERS = re.compile(r"rank (\d+) has parameters ([0-9a-f]+)")
 GROUPS = 1
-"""Vector environments of a collector. With two, one steps while the other one waits for its actions. On two cores, one
-vector environment makes a fifth more steps, since it sends half as many requests.
+"""Vector environments of a collector. With two, one environment steps while the other one waits for its actions. On two
+cores, one vector environment makes a fifth more steps, since it sends half as many requests.
 """
 
 

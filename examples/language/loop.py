@@ -3,7 +3,7 @@
     python examples/language/loop.py            # needs torch and transformers; a minute on two cores
 
 The trainer adds prompts, draws whole groups of answers, and publishes its weights. The rollout processes lease prompts
-and answer them; if one is killed, its prompts go to the others. Each checkpoint comes with a commit.
+and answer them; if a process is killed, its prompts go to the other processes. Each checkpoint comes with a commit.
 """
 
 import io

@@ -1,10 +1,11 @@
-"""Ape-X DQN in one file: four actors with an epsilon each, and a learner that draws from all of their memories.
+"""Ape-X DQN in one file: four actors with an epsilon each, and a learner that draws from all actors' memories.
 
     python examples/learning/apex_dqn.py               about a minute: CartPole-v1 to a mean return of 475
     python examples/learning/apex_dqn.py --actors 8 --seed 3 --curve curve.csv
 
 Each actor is a process that keeps its episodes, computes priorities by its own copy of the network, and pushes samples.
-It needs `pip install 'memoire-rl[demo,torch]'`. Horgan et al., Distributed Prioritized Experience Replay, ICLR 2018.
+The example needs `pip install 'memoire-rl[demo,torch]'`. Horgan et al., Distributed Prioritized Experience Replay, ICLR
+2018.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     pip install 'memoire-rl[rl]' minigrid
     python examples/learning/door_key.py               until 95 of 100 episodes succeed, 600 s at most
 
-Two collectors render the agent's view, 56 x 56 x 3 bytes, in eight environments each. They do not need torch: the
-learner computes the actions. Chevalier-Boisvert et al., Minigrid & Miniworld, 2023.
+Two collectors render the agent's view, 56 x 56 x 3 bytes, in eight environments each. The collectors do not need torch:
+the learner computes the actions. Chevalier-Boisvert et al., Minigrid & Miniworld, 2023.
 """
 
 import argparse
@@ -22,7 +22,7 @@ gym.register_envs(minigrid)
 
 
 def collect(url: str, seed: int) -> None:
-    """Run a collector with two groups of environments: one steps while the other one waits for actions."""
+    """Run a collector with two groups of environments: one group steps while the other group waits for actions."""
     wrappers = (RGBImgPartialObsWrapper, ImgObsWrapper)
     groups = [gym.make_vec(ENV, num_envs=4, wrappers=wrappers) for _ in range(2)]
     with rl.Collector(url, groups, seed=seed) as collector:

@@ -3,8 +3,8 @@
     python examples/learning/dqn.py                    about two minutes: CartPole-v1 to a mean return of 475
     python examples/learning/dqn.py --seed 3 --steps 20000 --curve curve.csv
 
-It needs `pip install 'memoire-rl[demo,torch]'`. Mnih et al., Human-level control, Nature 2015; van Hasselt et al.,
-Double Q-learning, AAAI 2016; Schaul et al., Prioritized Experience Replay, ICLR 2016.
+The example needs `pip install 'memoire-rl[demo,torch]'`. Mnih et al., Human-level control, Nature 2015; van Hasselt et
+al., Double Q-learning, AAAI 2016; Schaul et al., Prioritized Experience Replay, ICLR 2016.
 """
 
 import argparse

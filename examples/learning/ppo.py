@@ -3,7 +3,7 @@
     python examples/learning/ppo.py                    half a minute: CartPole-v1 to a mean return of 475
     python examples/learning/ppo.py --seed 3 --curve curve.csv
 
-It needs `pip install 'memoire-rl[rl]'`. Schulman et al., Proximal Policy Optimization Algorithms, 2017.
+The example needs `pip install 'memoire-rl[rl]'`. Schulman et al., Proximal Policy Optimization Algorithms, 2017.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python examples/learning/r2d2.py --seed 3 --steps 40000 --curve curve.csv
 
 Sequences of 24 entries overlap by half. Each comes with the hidden state before its first entry, and eight entries of
-burn-in adapt that state to the network's newer weights. It needs `pip install 'memoire-rl[demo,torch]'`.
+burn-in adapt that state to the network's newer weights. The example needs `pip install 'memoire-rl[demo,torch]'`.
 Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR 2019.
 """
 

@@ -3,7 +3,8 @@
     python examples/learning/sac.py                    about a minute: Pendulum-v1 to a mean return of -200
     python examples/learning/sac.py --seed 3 --steps 10000 --curve curve.csv
 
-It needs `pip install 'memoire-rl[demo,torch]'`. Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018.
+The example needs `pip install 'memoire-rl[demo,torch]'`. Haarnoja et al., Soft Actor-Critic Algorithms and
+Applications, 2018.
 """
 
 import argparse

@@ -7,8 +7,8 @@ action rewrites neighbouring gates: it cancels, merges or commutes two gates, mo
 adds a third CX, or moves a gate past CX, phase, CX. The observers rewrite circuits. The agent, a graph network in this
 process, chooses gate and rule for all observers, and learns by PPO. Episodes begin at the best circuits so far. The
 program prints the result of greedy descent by the same rules, and compares the unitaries of the best and the first
-circuit in exact integers. It also prints the number of gates that an episode from the first circuit saves, before
-learning and after.
+circuit in exact integers. The program also prints the number of gates that an episode from the first circuit saves,
+before learning and after.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PHASES = (1, 2, 4, 6, 7)
 """Phases that need only one gate: T, S, Z and the inverses of S and T."""
 RULES = 10
 """Number of rewrite rules. Three rules (cancel or merge, commute, pass through) apply to the next gate on the first or
-the second wire. The others move the gate after CX, phase, CX before these gates, or the gate before them after them.
+the second wire. The other rules move the gate after CX, phase, CX before these gates, or the gate before after these.
 """
 STEPS = 40
 """Number of steps in an episode."""

@@ -324,7 +324,7 @@ class FoldedSums:
 
 
 class AccountStore:
-    """Store of one run's accounts that are not in memory (see `KeptAccounts`). This base class keeps no accounts, for a
+    """Store of one run's accounts that are not in memory (see `KeptAccounts`). The base class keeps no accounts, for a
     ledger that never folds accounts.
     """
 

@@ -1,7 +1,7 @@
 """Ledger of a server: cumulative totals of every client.
 
-Pure: no clock, no socket. Clients report sums since their start, never increments. So a message may be lost, doubled
-or late, and the totals stay right: the greater number holds.
+Pure: no clock, no socket. Clients report sums since their start, never increments. If a message is lost, doubled or
+late, the totals stay right: the greater number holds.
 
     client 7 reports  episodes 3     episodes 5     (again) 3      the ledger holds 5
     client 9 reports                 episodes 2                    the ledger holds 2      total 7
@@ -58,7 +58,7 @@ MAX_CODES = 32
 SILENCE_TIMEOUT = 12.0
 """Seconds of silence after which a guest may be evicted: more than two heartbeats of a client."""
 RECENT_EPISODES = 1000
-"""Number of newest closed episodes that are kept. They are numbered, so that a gap shows missed ones."""
+"""Number of newest closed episodes that are kept. Episodes are numbered, so that a gap shows missed ones."""
 
 _report_sums, _home_sums = attrgetter(*REPORT_SUMS), attrgetter(*HOME_SUMS)
 
@@ -239,7 +239,7 @@ class Ledger:
     # Moving accounts from memory to the store, and back
 
     def fold(self, account: Account) -> None:
-        """Move the account of a gone or silent client to the store. Its counts stay in all sums."""
+        """Move the account of a gone or silent client to the store. The account's counts stay in all sums."""
         assert not account.waiting_feedback
         del self._accounts[account.client]
         self.present[account.table] -= not account.report.leaving

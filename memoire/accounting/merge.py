@@ -74,7 +74,7 @@ class ServerAccounts:
     applied: int = 0
     """Priorities that the server has set for entries that it stores itself, since its start."""
     stale: int = 0
-    """TD errors that came too late, for such entries that were overwritten."""
+    """TD errors that came too late, for overwritten entries of the server."""
     inherited: int = 0
     """Number of times that accounts of other servers arrived, as far as it is known."""
     guests: int = 0
@@ -99,7 +99,7 @@ _SUMMED = tuple(
 )
 """Integer fields that are summed over clients."""
 _ORDERING_FIELDS = ("received_caches", "pushed_caches", "returns_count", "last_seen")
-"""Fields that order two rows of one account: none of them ever decreases."""
+"""Fields that order two rows of one account: no such field ever decreases."""
 
 
 COUNTS = (ACCOUNT.names or ())[3:-4]

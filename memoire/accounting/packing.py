@@ -6,7 +6,7 @@
 Texts and long numbers that many accounts share (owner, table and `since`; the homes of other servers) are words: a body
 has only a word's number. Counts that are usually equal are stored as differences, which are 0 and take one bit.
 
-Stores of packed accounts that are not in a ledger, for lookups by client and for pages. They access no file themselves.
+Stores of packed accounts that are not in a ledger, for lookups by client and for pages; the stores access no file.
 
 KeptAccounts    base class: unpacks accounts and rows
 MemoryAccounts  dictionaries of packed accounts, for a server without a state folder
@@ -160,7 +160,7 @@ class AccountPacker:
         return row["client"].tobytes() + word.to_bytes(_WORD_BYTES, "big"), _pack(row.item(), 0, 0)
 
     def rows(self, packed: Sequence[tuple[bytes, bytes]]) -> Rows:
-        """Return the rows of packed accounts (key, body), own and others, in the order of `merge`.
+        """Return the rows of packed accounts (key, body) of this and other servers, in the order of `merge`.
 
         Raises:
             ValueError: `pack` and `pack_row` cannot have packed them.
@@ -326,7 +326,7 @@ class KeptAccounts(AccountStore, ABC):
         return sums
 
     def rows(self, after: bytes, most: int) -> Rows:
-        """Return at most `most` rows, own and others, that follow the key `after` (see `key_of`)."""
+        """Return at most `most` rows of this and other servers that follow the key `after` (see `key_of`)."""
         wanted = most + _EXTRA_ACCOUNTS
         while True:
             packed = self._read_from(after[:CLIENT_BYTES], wanted)

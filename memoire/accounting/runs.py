@@ -425,7 +425,7 @@ class StateStore(Protocol):
         """Return the sizes of the folder and its disk."""
 
     def wake(self) -> None:
-        """Save changes now, for a reply that waits. Other changes are collected within 0.2 s."""
+        """Save changes now, for a reply that waits. Without a waiting reply, changes are collected within 0.2 s."""
 
     def close(self, timeout: float) -> bool:
         """Save the remaining changes and release the folder; return False if the time did not suffice."""

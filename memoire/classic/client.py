@@ -50,7 +50,7 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
         timeout: Seconds that this call and later calls without their own timeout may wait for the server.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
-        options: Other arguments of `client.Client`.
+        options: Further arguments of `client.Client`.
 
     Sizes and every parameter come from the server. Methods are safe to call from several threads; a client does not
     survive a fork.

@@ -24,8 +24,8 @@ FLAGS = tuple(f"{side}_{field}" for side in ("prev", "next") for field in FIELDS
 class BatchSide(NamedTuple):
     """One side of a batch of transitions; unpacks as s, a, r, p, v, q, i.
 
-    Shapes: B batch_size, L frame_stack, F a field's own shape. state is [B, L, *F], oldest frame first; the others are
-    [B, *F]; a field that `cache_flags` leaves out has B = 0. Nested templates give dicts or tuples of such arrays.
+    Shapes: B batch_size, L frame_stack, F a field's own shape. state is [B, L, *F], oldest frame first; other arrays
+    are [B, *F]; a field that `cache_flags` leaves out has B = 0. Nested templates give dicts or tuples of arrays.
     """
 
     state: Any

@@ -47,7 +47,7 @@ class ReplayMemory(StrictAttributes):
         input_uuid: Label of this memory in log lines: a number below 2**32, or an IPv4 address as text. 0 draws one.
         seed: Makes draws repeatable.
 
-    Any method may be called from any thread, as in `memory.Memory`; the episode of a lane belongs to one thread.
+    Every method may be called from any thread, as in `memory.Memory`; the episode of a lane belongs to one thread.
 
     Raises:
         SchemaError: a template cannot be stored; names the template, its dtype or shape, and the expected one.

@@ -60,7 +60,7 @@ class Samples(TypedDict):
     indexes: NDArray[np.int64]
     """[B] slots of `data`, for `update_priorities`."""
     handles: NDArray[np.int64]
-    """[B] handles that `add` returned. They are never reused, so an update of an overwritten slot can be dropped."""
+    """[B] handles that `add` returned. Handles are never reused, so an update of an overwritten slot can be dropped."""
     transitions: list[Any]
     """[B] the transitions, as they were added."""
 

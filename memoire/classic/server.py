@@ -89,7 +89,7 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
         run: Name of the experiment to which totals and log lines belong.
         context: ZeroMQ context; None is the process's own. inproc:// addresses do not cross contexts.
         seed: Makes draws repeatable.
-        options: Other arguments of `server.Server`, such as `cache_size`. Large observations need it here, since 256
+        options: Further arguments of `server.Server`, such as `cache_size`. Large observations need it here, since 256
             samples may fit no message, and `rem.cache_size` can be set only after the server is created.
 
     The `*_main` loops block; call each in a thread of its own. `close`, from any thread, ends them. All methods are

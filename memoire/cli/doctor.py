@@ -9,8 +9,8 @@ With `--inference`, an inference node answers one row. With `--roundtrip`, a cac
 
     this process ──HELLO, cache──▶ proxies ──▶ its home, table ROUNDTRIP ──▶ proxies ──DRAW──▶ this process
 
-Every server has the table ROUNDTRIP beside its own tables, so that no learner draws these entries. Its clients are
-probes: a server counts them separately, and no total, list or metric of a run includes them.
+Every server has the table ROUNDTRIP beside its own tables, so that no learner draws these entries. Clients of ROUNDTRIP
+are probes: a server counts them separately, and no total, list or metric of a run includes them.
 """
 
 import importlib.metadata

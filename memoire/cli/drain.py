@@ -6,8 +6,8 @@
     4 compare   the accounts of the other server with the copy
     5 wait      until each of its prompts is answered, drawn and committed: prompts do not move
 
-Then the server may be stopped. Totals stay the same with and without the server, since accounts merge by maximum. Every
-step may be repeated.
+After step 5 the server may be stopped. Totals stay the same with and without the server, since accounts merge by
+maximum. Every step may be repeated.
 """
 
 from __future__ import annotations

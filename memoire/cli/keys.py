@@ -71,7 +71,7 @@ class ServiceAccount:
     Args:
         url: Address such as "https://10.96.0.1:443"; with http:// no token is sent, as for `kubectl proxy`.
         namespace: Namespace of the Secrets.
-        folder: Folder with the files `token` and `ca.crt`. They are read for each request, because tokens change.
+        folder: Folder with the files `token` and `ca.crt`. The files are read for each request: tokens change.
     """
 
     url: str
@@ -238,7 +238,7 @@ def make_secrets(keys: str, tokens: str, api: ApiServer, say: Say = print) -> in
     """Create missing keys and tokens in the Secrets `keys`-ROLE and `tokens`; existing data stays. Returns 0.
 
     Args:
-        keys: Prefix of the names of the Secrets with keys; "" creates none of them.
+        keys: Prefix of the names of the Secrets with keys; "" creates no Secrets with keys.
         tokens: Name of the Secret with tokens; "" does not create it.
         say: Called with a line for each Secret; the lines contain no secrets.
 
@@ -270,7 +270,7 @@ def check(secrets: str, tokens: str, folder: str | Path, require: Collection[str
     Returns the exit status: 1 if a Secret is missing or cannot be used, after a line for each fault.
 
     Args:
-        secrets: Prefix of the names of the Secrets with keys; "" checks none of them.
+        secrets: Prefix of the names of the Secrets with keys; "" checks no Secrets with keys.
         tokens: Name of the Secret with tokens; "" does not check it.
         require: `OPTIONAL` roles that have nodes, so that their keys are needed.
         say: Called with a line for each Secret; the lines contain no secrets.
@@ -433,7 +433,7 @@ def revoke(folder: str, which: Sequence[str], say: Say = print) -> int:
     """Revoke keys, given by fingerprint or ROLE/NAME; running processes disconnect them within seconds. Returns 0.
 
     Raises:
-        KeyFileError: one of the keys is not authorized in any of the folders; the others are revoked.
+        KeyFileError: one of the keys is not authorized in any of the folders; the other keys are revoked.
     """
     missing = []
     for name in which:

@@ -1,6 +1,6 @@
 """Entry point of the command `memoire`: parses the command line, imports and runs the command, and reports errors.
 
-This module imports only argparse, and each command imports its own modules, so that `memoire doctor` works in an image
+The module imports only argparse, and each command imports its own modules, so that `memoire doctor` works in an image
 with only the client's three requirements.
 
 Exit status: 0 success; 1 failure (the demo did not reach its goal, the doctor found a fault, an explained error);

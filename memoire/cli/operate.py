@@ -26,7 +26,7 @@ class Secrets(CommandOptions):
 class InCluster(Secrets):
     """Create the Secrets NAME-server, NAME-actor, ... and the Secret with tokens, through the API server of the cluster
     that this Pod runs in. Existing keys and tokens are kept. If one Secret with keys is missing, it is created, and its
-    key is added to the others. The account needs get and patch of these Secrets, and create of Secrets in the
+    key is added to the other Secrets. The account needs get and patch of these Secrets, and create of Secrets in the
     namespace.
     """
 
@@ -148,7 +148,7 @@ def add_plan(commands: Commands) -> None:
 
 class Drain(CommandOptions):
     """Send a server's clients to other servers, wait until they have moved, and copy the server's accounts to another
-    server. Then the server may be stopped: the cluster's totals stay the same. The command may be repeated.
+    server. Afterwards the server may be stopped: the cluster's totals stay the same. The command may be repeated.
     """
 
     server: Annotated[str, Setting(place=True)]

@@ -3,7 +3,7 @@
 `Parser` parses a command line: commands in groups, examples in each help, and suggestions for misspelled words. The
 settings of a command are fields of a class; the class's docstring is the description of the command.
 
-Each command accepts a node's request address or its page address, and asks the node for the other one:
+Each command accepts a node's request address or its page address, and asks the node for the other address:
 
     tcp://proxy:5560   ── HELLO ──▶  http://proxy:8080, http://server-0:8080, ...   for top, logs, dashboard
     http://proxy:8080  ── GET /status ──▶  tcp://proxy:5560                         for totals, run, doctor, ...
@@ -86,7 +86,7 @@ class Commands:
         """Add a command.
 
         Args:
-            help_: Its line in the list of commands.
+            help_: The command's line in the list of commands.
             run: Function that runs the command; or "MODULE.FUNCTION" of this package, which is imported when the
                 command runs, and is called with the declared settings and keys; None if the command has subcommands.
             kind: Class of its settings; the docstring of the class is the description.
@@ -353,7 +353,7 @@ def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = no
     they are. If the page of a proxy is the only address, the proxy is asked for the pages of its servers, too.
 
     Args:
-        keys: This process' keys folder; None is that of $MEMOIRE_KEYS, if it is set.
+        keys: Keys folder of this process; None is that of $MEMOIRE_KEYS, if it is set.
 
     Raises:
         EndpointError: no node answers at an address, or the node has no pages.

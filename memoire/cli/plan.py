@@ -161,7 +161,7 @@ def schema_of_state(state: str) -> Schema:
 def sample_bytes(
     schema: Schema, parameters: Parameters, kind: ContainerKind = ContainerKind.CACHE, *, compressed: float = 1.0
 ) -> float:
-    """Return the bytes of one sample that shares no frame with others, on the wire.
+    """Return the bytes of one sample that shares no frame with other samples, on the wire.
 
     `kind` is a cache, or a batch for a remote learner (`ContainerKind.DRAWN`).
 

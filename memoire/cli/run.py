@@ -121,8 +121,8 @@ def tables_of(args: argparse.Namespace) -> "dict[str, Table] | None":
 
 
 class ServerCommand(NodeOptions):
-    """Run a server until SIGINT or SIGTERM. It receives caches on the next port, and sends model notices on the port
-    after that.
+    """Run a server until SIGINT or SIGTERM. The server receives caches on the next port, and sends model notices on the
+    port after that.
     """
 
     endpoint: Annotated[str, Setting()] = HERE
@@ -138,7 +138,7 @@ class ServerCommand(NodeOptions):
     entries."""
     restore: Annotated[tuple[str, ...], Setting(several="+", show="FILE")] = ()
     """Restore these snapshots when the server starts, once into each state folder, with their parameters unless --set
-    gives others."""
+    gives other parameters."""
     part: Annotated[str | None, Setting(show="K/N")] = None
     """Restore the K-th of N parts, if N servers restore the same snapshots."""
     skip_damaged: Annotated[bool, Setting()] = False
@@ -162,7 +162,7 @@ class ProxyOptions(NodeOptions):
     """Address of a server, or of another proxy."""
     servers_file: Annotated[str | None, Setting(show="FILE")] = None
     """A file with one such address on each line instead; read again when it changes: clients of removed servers move to
-    others."""
+    other servers."""
 
 
 class RelayOptions(ProxyOptions):
@@ -181,8 +181,8 @@ def add_proxies(commands: Commands) -> None:
 
 
 class Up(CommandOptions):
-    """Run servers and proxies as child processes and print the address that actors and learners connect to. Ctrl-C
-    or SIGTERM ends all of them.
+    """Run servers and proxies as child processes and print the address that actors and learners connect to. Ctrl-C or
+    SIGTERM ends all child processes.
     """
 
     host: Annotated[str, Setting()] = "127.0.0.1"

@@ -107,8 +107,8 @@ def _top(args: argparse.Namespace) -> int:
 
 class Report(CommandOptions):
     """Send the figures of the whole cluster, those of the dashboard's curves, to another tool, until the run is
-    finished or Ctrl-C. If the cluster begins another run, the tool gets another run, too. Other tools: memoire.loggers.
-    Exit status: 0 every node answered; 1 no node did; 3 some did not; 130 Ctrl-C.
+    finished or Ctrl-C. If the cluster begins another run, the tool gets another run, too. See memoire.loggers for other
+    tools. Exit status: 0 every node answered; 1 no node did; 3 some did not; 130 Ctrl-C.
     """
 
     to: Annotated[str, Setting(choices=("tensorboard", "trackio"), needed=True)]

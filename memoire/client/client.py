@@ -75,7 +75,7 @@ def connect(
     """Connect to a server, proxy or relay, which sends schema, parameters and all other addresses.
 
     Args:
-        url: Such as "tcp://proxy:5560" or "ipc:///run/memoire".
+        url: Address such as "tcp://proxy:5560" or "ipc:///run/memoire".
         table: Name of the table that the client fills; "" is the server's first.
         seed: Seed of the memory's draws; None takes entropy from the system.
         timeout: Seconds to wait for the server's answer.
@@ -88,7 +88,7 @@ def connect(
         on_full: What the writer does with a cache or episode when the byte window is full: "skip" it, or "block" for
             `limits.block_timeout` seconds and then skip it.
         context: ZeroMQ context; one for the process by default.
-        keys: This process' keys folder (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and connects
+        keys: Keys folder of this process (or a cluster's), for tcp:// addresses; None takes $MEMOIRE_KEYS, and connects
             without keys if that is not set. See docs/operations.md.
         state: Folder for reports that this client could not deliver before its end; the next client with the same
             folder delivers them. Made if missing. None keeps nothing: the log says what is lost.
@@ -323,7 +323,7 @@ class Client(Node):
     def writer(
         self, envs: Any = None, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any
     ) -> Writer:
-        """Return a writer for one environment or a vector of them: it takes what step() returned, counts, and pushes.
+        """Return a writer for one or several environments: it takes what step() returned, counts, and pushes.
 
         Args:
             envs: A Gymnasium (vector) environment, from which number and autoreset mode are read.
@@ -402,12 +402,12 @@ class Client(Node):
 
         Args:
             columns: For each column but the return its values in order, [T, *F], nested as the schema is or by the
-                columns' names. Their time of recording is now.
+                columns' names. The recording time of all entries is now.
             init_w: Factor of the entries' weights: a number, or [T].
             model_version: Version of the models that acted: a number, or [T]; 0 is unknown.
             final_state, terminated, bootstrap_value: End of the episode, as for `Memory.close`.
             multiplier, update_value, update_weight: Weighing of the episode, as for `Memory.close`.
-            steps: Entries that count as steps; None is all of them.
+            steps: Entries that count as steps; None counts all entries.
             is_cut: True if the episode goes on in the next one that is pushed: then no episode is counted.
             timeout: Seconds to wait for room in the byte window; None waits `request_timeout`.
 

@@ -39,7 +39,7 @@ MAX_ENDED = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClientCounts:
-    """Counts of one client for one run, or differences of them."""
+    """Counts of one client for one run, or differences of such counts."""
 
     episodes: int = 0
     steps: int = 0
@@ -83,7 +83,7 @@ class RunBoundary:
 
 
 class RunCounts(EntryCounts):
-    """Counts of a client since it was made, and the part of them that belongs to the reported run. The owner locks."""
+    """Counts of a client since its creation, and the reported run's part of these counts. The owner locks."""
 
     def __init__(self) -> None:
         self.episodes = 0
@@ -213,7 +213,7 @@ MIN_PAUSE = 0.01
 
 
 class InsertGrant:
-    """Entries that the present home lets the client insert, and how many of them are used. The owner locks.
+    """Entries that the present home lets the client insert, and the number of used ones. The owner locks.
 
     Args:
         counts: Counts of inserted entries and passed steps.
@@ -266,7 +266,7 @@ class InsertGrant:
         self.pause = 0.0
 
     def recording(self, entries: int) -> Changes:
-        """Return the changes that count a writer's entries as passed steps, until `settling` makes inserts of them."""
+        """Return the changes that count a writer's entries as passed steps, until `settling` counts them as inserts."""
         passed = setting(self._counts, passed=self._counts.passed + entries)
         return passed + setting(self, _undecided=self._undecided + entries)
 

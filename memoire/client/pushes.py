@@ -126,7 +126,7 @@ class Pusher:
         return changes if returned is None else changes + self._closing_episode(entries, returned)
 
     def record(self, entries: int, with_it: Changes) -> None:
-        """Count entries that a writer recorded, as passed steps until a grant makes inserts of them."""
+        """Count entries that a writer recorded, as passed steps until a grant turns these entries into inserts."""
         with self.waiting.changed:
             session = self.session
             _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])

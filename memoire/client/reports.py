@@ -6,8 +6,8 @@ folder delivers it:
     client 7 ends without an answer  ──▶  untold-07...07.msgpack   its sums, its lines, its closed episodes
     client 8 begins, same folder     ──▶  HELLO and UPDATE in the name of client 7  ──▶  the file is removed
 
-Sums count from a client's beginning and lines are numbered. So a file may be delivered any number of times, also by two
-clients at once, and nothing counts twice.
+Sums count from a client's beginning and lines are numbered. If a file is delivered several times, also by two clients
+at once, nothing counts twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Database of a state folder, in SQLite: tables, header, checksummed rows, concurrent readers, backups, error types.
 
-SQLite keeps transactions whole, but does not check the pages that it reads: a flipped bit is served as good. So each
-row carries a checksum (`records`), and one row, the seal, has the number of all rows and the sum of their checksums
-(`RowsChecksum`). Opening the file finds a missing, stale or changed row, and refuses the file.
+SQLite keeps transactions whole, but does not check the pages that it reads: a flipped bit is served as good. Each row
+therefore carries a checksum (`records`), and one row, the seal, has the number of all rows and the sum of their
+checksums (`RowsChecksum`). Opening the file finds a missing, stale or changed row, and refuses the file.
 
     two facts of checksums 3 and 4           RowsChecksum(facts=2, facts_sum=7)
     the one of checksum 3 becomes one of 9   .next(([3], [9]))             RowsChecksum(1, facts=2, facts_sum=13)
@@ -295,7 +295,7 @@ def read_parts(
     order: str = "key",
 ) -> Iterator[Packed]:
     """Yield keys and bodies of at most `most` rows of `accounts` or `table_rows`, checked, in the order of keys or
-    bodies. Their keys are from `begin` on and below `before`; `most` -1 sets no limit.
+    bodies. The keys are from `begin` on and below `before`; `most` -1 sets no limit.
     """
     query = f"SELECT {PART_COLUMNS} FROM {table} WHERE part = ? AND key >= ? AND key < ? ORDER BY {order} LIMIT ?"  # noqa: S608
     with _read(connection.execute(query, (part, begin, before, most))) as rows:

@@ -2,8 +2,8 @@
 
 Private files are made for their owner alone, and never through a symbolic link.
 
-The umask of most systems lets all users read new files, and an existing folder may be open to all users. So each file
-of a state folder gets an explicit mode:
+The umask of most systems lets all users read new files, and an existing folder may be open to all users. Each file of a
+state folder therefore gets an explicit mode:
 
     the folder                                         a file in it
     any                                                0600  the owner reads and writes

@@ -1,8 +1,8 @@
 """Text files of log lines, for people and their tools: a line for each entry, in the documented form, rotated by size.
 
-The lines are in the database first; the files are copies. So they are not synced at each write, and a file that a crash
-has cut short is completed from the database. If another program renames, shortens or edits a file (logrotate does), the
-file stays as it is, and later lines go to a new one.
+The lines are in the database first; the files are copies. The files are not synced at each write, and a file that a
+crash has cut short is completed from the database. If another program renames, shortens or edits a file (logrotate
+does), the file stays as it is, and later lines go to a new one.
 
     log/ant-7.00000001.log      log/ant-7.00000002.log      log/ant-8.00000003.log
 

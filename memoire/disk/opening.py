@@ -312,9 +312,9 @@ class OpenFolder:
         self._open_files(was_clean)
 
     def _unbroken_since(self, former: int) -> int:
-        """Return the stored epoch since which nothing was lost. It is stored with the epoch of the start that wrote it:
-        if that is not the former epoch, an older program, which does not write it, used the folder in between. Each of
-        its starts opened accounts with its own epoch.
+        """Return the stored epoch since which nothing was lost. The epoch is stored with the epoch of the start that
+        wrote it. If the latter is not the former epoch, an older program, which does not write it, used the folder in
+        between. Each start of the older program opened accounts with its own epoch.
         """
         since, written_in = divmod(self.file.number(META, b"since"), 1 << 64)
         if self.file.was_backup or not former:

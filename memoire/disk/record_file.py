@@ -5,7 +5,7 @@
     ...
     END       number of records; a file of a `RecordLog` has no END, its commit counter has the number
 
-The checksum of a record's header continues that of the record before. So a missing, repeated or moved record is found,
+The checksum of a record's header continues that of the record before. Any missing, repeated or moved record is found,
 and the last checksum stands for the whole file. A file is read from its first to its last byte before any record of it
 is used, and nothing is written before the file is known to be whole. Each size is compared with the bytes of the file
 before it is used.
@@ -160,7 +160,7 @@ def _payload_sum(view: memoryview) -> int:
 
 
 def _flush(file: BinaryIO) -> None:
-    """Sync the bytes so far: a single sync of a large file would delay all others that wait for the disk."""
+    """Sync the bytes so far: a single sync of a large file would delay all threads that wait for the disk."""
     file.flush()
     os.fsync(file.fileno())
     if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for others
@@ -284,7 +284,7 @@ class CheckedFile(RecordReader):
     """File of records that was read completely and found whole when it was opened. Several readers may open one file.
 
     Raises:
-        DataError: the file cannot be read, is of another kind or form, cut off or damaged. It is never changed.
+        DataError: the file cannot be read, is of another kind or form, cut off or damaged. The file is never changed.
     """
 
     def __init__(self, path: str | Path, kind: FileKind) -> None:

@@ -5,8 +5,8 @@
                        000000000000000.samples    the records from 0 on
                        000000000000117.samples    the records from 117 on: it names the checksum of the file before it
 
-An append writes, syncs, updates the commit counter, and then returns. So the counter may be behind the files, but never
-ahead: if counted records are missing, the log is refused. Records beyond the counter were never acknowledged; an
+An append writes, syncs, updates the commit counter, and then returns. The commit counter may be behind the files, but
+never ahead: if counted records are missing, the log is refused. Records beyond the counter were never acknowledged; an
 incomplete one among them is cut off.
 """
 
@@ -94,7 +94,7 @@ class LogFile:
     first: int
     """Number of the file's first record."""
     predecessor: int
-    """Checksum of the file before it."""
+    """Checksum of the file before this file."""
     chain: int
     """Checksum of all records of the file."""
     size: int
@@ -164,7 +164,7 @@ class RecordLog(ClosingContext):
         self, records: Iterable[tuple[int, Payload]], then: Iterable[tuple[Callable[..., object], tuple[Any, ...]]] = ()
     ) -> None:
         """Append (tag, payload) of each record; they are on disk when this returns. If the process is killed meanwhile,
-        the first of them may be stored. After an interrupt either none or all are appended.
+        the first records may be stored. After an interrupt either none or all are appended.
 
         Args:
             then: Calls to make together with a successful append, for `at_once`.

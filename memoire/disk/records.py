@@ -159,7 +159,7 @@ class StateContents:
         """Take a row that was read or saved.
 
         Raises:
-            StateCorrupt: memoire cannot have written the row. Other errors are those of `database.is_damage`.
+            StateCorrupt: memoire cannot have written the row. Further errors are those of `database.is_damage`.
         """
         if kind == RUN:
             facts = msgspec.msgpack.decode(body, type=RunFacts)

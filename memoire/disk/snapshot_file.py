@@ -104,7 +104,7 @@ class TableRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     own: bytes = b""
     """State that only pools of this kind have, in msgpack."""
     max_priority: Weight = 0.0
-    """Largest priority of an entry so far."""
+    """Largest priority that any entry had."""
     memory: str = ""
     """Numbers of a memory's state, in JSON."""
     arrays: dict[str, Count] = {}
@@ -148,8 +148,8 @@ _COUNTED: Final = ContentCounts.__struct_fields__[:-1]
 
 
 class EndRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
-    """Last record: counts of the file's contents. Its size depends only on the number of tables, so that a reader finds
-    it from the end of the file.
+    """Last record: counts of the file's contents. The size of the record depends only on the number of tables, so that
+    a reader finds it from the end of the file.
     """
 
     kind: ClassVar = RecordKind.END
@@ -359,7 +359,7 @@ class FileDamage:
         self.why = ""
         """Reason why the rest of the file could not be read; "" if it could."""
         self.unread: int | None = 0
-        """Number of caches and episodes in that rest; None if the end of the file is missing, too."""
+        """Number of caches and episodes in the unread rest; None if the end of the file is missing, too."""
 
     def __bool__(self) -> bool:
         return bool(self.records or self.why)

@@ -3,9 +3,9 @@
     pool.records()  client 7, its caches, client 9, its caches ...          episode, episode, ...
     file            about, accounts, client 7, cache, cache, client 9, cache ..., end
 
-`restore` puts records back, into the same server or others. Several servers that restore the same files divide the
-records by client id (episodes by the memory and number that they had). So they need not communicate, and each client
-stays whole.
+`restore` puts records back, into the same server or other servers. Several servers that restore the same files divide
+the records by client id (episodes by the memory and number that they had). The servers need not communicate, and each
+client stays whole.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ def restore(
         now: Present time in seconds since 1970, since caches have grown older after their file was written.
         stays: True if clients stay until they are heard of; see `Pool.put_back`.
         is_same: True if the tables are the saved ones, after a restart of their server: their generators and limiters
-            go on, too. That also holds for a table that never held anything, if there is one file and one part.
-        keeps_generators: True if tables keep their own random generators also in that case.
+            go on, too. A table that never held anything goes on alike, if there is one file and one part.
+        keeps_generators: True if tables keep their own random generators also if `is_same`.
         configure: Let tables take the files' parameters first, by `take_parameters`, called with name and parameters.
         discard_mismatched: Leave out tables of a file whose samples were made with other settings than the present
             ones, and count their contents as refused (code "parameters"); else such a file is refused.

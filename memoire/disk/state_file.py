@@ -1,6 +1,6 @@
 """Writer of the state file: checks the file when it is opened, and changes it in transactions, each with a new seal.
 
-Not thread-safe: the store's writer thread owns it. Other threads read by a `DatabaseReader`.
+Not thread-safe: the store's writer thread owns it. Readers in further threads use a `DatabaseReader`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SHORT_BYTES: Final = 64
 MAX_RECENT: Final = 8192
 """Most recently written rows whose checksums are kept in memory, for each of `accounts` and `table_rows`."""
 MAX_TRIMMED_ROWS: Final = 5_000
-"""Most old lines that one transaction removes: more would delay other groups that wait to be saved."""
+"""Most old lines that one transaction removes: more would delay further groups that wait to be saved."""
 _NO_CHANGES: Final[PartChanges] = MappingProxyType({})
 _Former: TypeAlias = tuple[int, bytes | None]
 _STATEMENTS: Final = {
@@ -257,7 +257,7 @@ class StateFile:
         """Save changes in one transaction: facts, new lines (number of the run, entry), accounts (by number of the run
         and key) and rows of tables (by kind and key).
 
-        They are on disk when this returns. Raises `sqlite3.Error` if nothing was saved.
+        The changes are on disk when this returns. Raises `sqlite3.Error` if nothing was saved.
 
         Returns:
             Short bodies (`SHORT_BYTES`) of the rows of tables that were removed or replaced.

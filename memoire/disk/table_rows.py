@@ -4,12 +4,12 @@
     rows/0123456789abcdef.bodies    the large rows of a kind, such as answers, of one saved group
 
 Large rows come and go: in the database each would be written twice, and copied by each backup. One file for each row
-would cost a sync, an inode and a block of the disk: 4 GB for a million rows. So the large rows of a saved group share a
-file. Those of a small group are in the database, too, since a file would cost more than it saves.
+would cost a sync, an inode and a block of the disk: 4 GB for a million rows. The large rows of a saved group therefore
+share a file. Large rows of a small group are in the database, too, since a file would cost more than it saves.
 
 A file's name is the checksum of its contents; its first record has the keys of the rows. The file is on disk before the
 database names it, and is removed when no row names it any more. If rows name less than half of a file, they are written
-again with a later group. So all files take at most twice the bytes of the named rows, and `SPARSE_BYTES`.
+again with a later group. All files together take at most twice the bytes of the named rows, and `SPARSE_BYTES`.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ class DiskRows:
 
 
 def _named_by(body: bytes) -> dict[int, int]:
-    """Return the file that a row names, with the bytes of its record; {} if the row names none. Other rows begin with
-    another byte: msgpack of an array or a map, or `_INLINE`.
+    """Return the file that a row names, with the bytes of its record; {} if the row names none. Rows that name no file
+    begin with another byte: msgpack of an array or a map, or `_INLINE`.
     """
     if not body.startswith(_PLACED):
         return {}

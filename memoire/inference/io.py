@@ -417,7 +417,7 @@ class InferenceThread:
                 self.batches.run(lambda: self._compute(batch, weights, now))
 
     def _compute(self, batch: RequestBatch, weights: Weights, fired: float) -> None:
-        """Run the function for a batch, in the batches' thread or in this one."""
+        """Run the function for a batch, in the batches' thread or in the present thread."""
         begun, parts = time.perf_counter(), []
         for request in batch.requests:
             parts.append(request.content.columns)

@@ -6,8 +6,8 @@ order of client 7:  b ▶ c ▶ a        b is down: c is asked; b answers again:
 
 Lent worker: a worker whose turns waiting callers take, too.
 
-Otherwise a caller would wake the thread for its request, and the thread would wake the caller for the answer, which
-costs more than most turns do.
+Without lending, a caller would wake the worker's thread for its request, and the thread would wake the caller for the
+answer. Two wake-ups cost more than most turns do.
 
     thread   turn turn │ stands aside ..................... │ turn turn
     caller             │ turn turn │ (RETURN_INTERVAL) ...  │
@@ -104,7 +104,7 @@ def _never(deadline: float) -> bool:
 
 
 class LentWorker(Worker):
-    """Worker that lends its turns to waiting callers. Its functions never run at the same time.
+    """Worker that lends its turns to waiting callers. The worker's functions never run at the same time.
 
     Args:
         soon: Waits a moment, at most until the given deadline, for the usual event, and processes it; returns True

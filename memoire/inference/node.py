@@ -68,8 +68,8 @@ class Inference(Node):
         function: Called in one thread as function(columns), and as function(columns, weights) once there are weights.
             `columns` has an array [B, *F] for each input, a ragged one padded with zeros and its lengths beside it as
             NAME_length [B]. The function returns a mapping with an array [B, *F] for each output, a ragged one as a
-            list of arrays, or padded with NAME_length. It must not change its arrays. Clients get its error (code
-            "failed").
+            list of arrays, or padded with NAME_length. The function must not change its arrays. Clients get its error
+            (code "failed").
         weights: Called in another thread with a model published on `topic`; returns the weights for the function.
             None passes the model's content unchanged. If it raises, the former weights stay.
         topic: Topic of the models.
@@ -78,8 +78,8 @@ class Inference(Node):
         max_batch: Maximum rows of a batch.
         max_wait: Maximum seconds that a request waits for further requests.
         alive: Seconds after a client's last request for which batches wait for its next request.
-        queue_rows: Maximum rows that wait; one client may have half of them. Further rows are refused (code "busy").
-            As many again may wait for a later version of the weights. `limits.held_bytes` bounds their bytes.
+        queue_rows: Maximum rows that wait; one client may have half of these rows. Further rows are refused (code
+            "busy"). As many again may wait for a later version of the weights. `limits.held_bytes` bounds their bytes.
         sizes: Row counts to which batches are padded with zeros, for compiled functions. None does not pad.
         name: Name of the node on pages and in logs, as of `Proxy`.
         keys: Keys folder of this process (or of a cluster), as of `Proxy`.
@@ -209,7 +209,7 @@ class Inference(Node):
         """Use these weights from the next batch on, for a learner without a server. Returns at once.
 
         Args:
-            weights: Weights for the function. They must not change afterwards: a batch may be running.
+            weights: Weights for the function. The weights must not change afterwards: a batch may be running.
             version: Version that replies contain, at least 0.
         """
         if self._closing.is_set():

@@ -3,7 +3,7 @@
 RemotePolicy ──INFER──▶ its node by rendezvous hash      down or silent: the next one, and back when it returns
 
 Requests of a policy that acts step by step differ only in a number and in the values, and so do their answers. A few
-compiled steps write and read them here. Any other message goes to the parser, which explains what is wrong.
+compiled steps write and read them here. Every other message goes to the parser, which explains what is wrong.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RowsRequest:
     url: str = ""
     """Address of the node that is asked now; "" while the request waits for a retry."""
     move_at: float = 0.0
-    """Time at which the next node is asked, or this one again."""
+    """Time at which the next node is asked, or the present node again."""
     backoff: float = MIN_BACKOFF
 
 
@@ -349,7 +349,7 @@ NOW = 0.0
 
 
 class RowPolicy(Protocol):
-    """Any policy: computes rows of outputs from rows of observations."""
+    """Policy of any kind: computes rows of outputs from rows of observations."""
 
     def act(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the outputs of these rows."""

@@ -40,8 +40,8 @@ class KeyedCalls:
     """Calls that read and write rows by key. Thread-safe.
 
     Args:
-        homes: Addresses of the servers, or the name of the only one. Each key belongs to one of them, so that all
-            clients must name the same servers.
+        homes: Addresses of the servers, or the name of the only one. Each key belongs to one server, so all clients
+            must name the same servers.
     """
 
     def __init__(self, transport: Transport, homes: Sequence[str]) -> None:

@@ -138,7 +138,7 @@ class KeyedPool(LastingPool, HasCalls):
         byte_limit: Maximum bytes of rows with keys and names, and of uploads.
         client_timeout: Seconds of silence after which a client is no longer counted.
         clock: Monotonic clock in seconds.
-        first: Numbers of rows and changes are above this one, and so above the numbers before any restart.
+        first: Numbers of rows and changes are above `first`, and so above the numbers before any restart.
     """
 
     parameters: Parameters
@@ -327,7 +327,7 @@ class KeyedPool(LastingPool, HasCalls):
             return [rows.get(key) for key in keys]
 
     def partitions(self, name: str | None) -> list[str]:
-        """Return the partitions that had a row since the last reset: this one, or all of them for None."""
+        """Return the partitions that had a row since the last reset: `name`, or all partitions for None."""
         with self._waiter.lock:
             return list(self._partitions) if name is None else [name] if name in self._partitions else []
 

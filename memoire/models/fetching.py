@@ -86,7 +86,7 @@ class CompleteModel:
     source: tuple[int, int]
     """Origin of the topic's newest notice: hash of the server's name, and its epoch; zeros before any notice."""
     skipped: int
-    """Number of versions between this one and the one before."""
+    """Number of versions between this model and the model received before."""
 
 
 Step: TypeAlias = ChunkRequest | CompleteModel
@@ -179,8 +179,8 @@ class TopicFetcher:
     def is_anew(self, notice: messages.Notice, home: int, *, is_kept: bool = False) -> bool:
         """Return True if a notice shows that its publisher restarted and counts from 1.
 
-        That is so if the epoch of its server is newer and its versions name other models. A newer epoch of another
-        server means nothing: that server may only have started later.
+        A publisher restarted if the epoch of its server is newer and its versions name other models. A newer epoch of
+        another server means nothing: that server may only have started later.
 
         Args:
             home: Hash of the server's name.

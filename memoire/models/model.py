@@ -27,8 +27,8 @@ MAX_VERSIONS = 256
 SMALL_BYTES = 1 << 22
 """Bytes of a topic's versions that are kept beyond the newest few, so that short messages can be fetched later."""
 LEASE = 10.0
-"""Seconds for which a version is kept after a client fetched a chunk of it, however many newer ones come. Otherwise a
-slow client could never complete a model where models are published faster than it fetches.
+"""Seconds for which a version is kept after a client fetched a chunk of it, however many newer ones come. Without a
+lease, a slow client could never complete a model where models are published faster than it fetches.
 """
 
 

@@ -4,7 +4,7 @@
     header     JSON, padded with spaces: {"fc.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
     data       the arrays in that order, each row by row, without gaps
 
-This is the file format of safetensors (https://github.com/huggingface/safetensors), so that its tools can read a body.
+The format is the file format of safetensors (https://github.com/huggingface/safetensors), whose tools can read a body.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Array(NamedTuple):
     """Name of the dtype, a key of `ITEM_BYTES`."""
     shape: tuple[int, ...]
     data: memoryview
-    """Bytes of the array: prod(shape) times those of a number."""
+    """Bytes of the array: prod(shape) times the bytes of a number."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -254,17 +254,17 @@ class _Topic:
 class Topics(ReceivedModels):
     """All topics of one client, or of one server behind a proxy.
 
-    Any thread may call the methods from `want` to `published`, and those of `ReceivedModels`. The other methods belong
-    to the thread that owns the sockets, which calls `turn` at `next_time`.
+    The methods from `want` to `published`, and those of `ReceivedModels`, may be called by any thread. The other
+    methods belong to the thread that owns the sockets, which calls `turn` at `next_time`.
 
     Args:
         fetch: Function that requests a part of a body (topic, version or 0 for the newest, offset, bytes or 0 for the
             node's choice, function that takes the answer).
         hear: Function that subscribes the socket to a topic, or ends that; returns False without a socket.
         post: Function that has the thread call a function soon.
-        on_model: Function that gets each complete model, inside of the thread. Its second argument is True if the
-            publisher restarted, so that the version may be lower than before. The third is the origin of the topic's
-            newest notice: server (hash of its name) and epoch, zeros before any notice.
+        on_model: Function that gets each complete model, inside of the thread. The function's second argument is True
+            if the publisher restarted, so that the version may be lower than before. The third is the origin of the
+            topic's newest notice: server (hash of its name) and epoch, zeros before any notice.
         find: Function that returns a model that another server sent already, by topic, version and checksum.
         rng: Random numbers of the pauses.
         clock: Function that returns the seconds of the thread that calls `turn`.

@@ -5,8 +5,8 @@ tcp://HOST:PORT between machines, ipc://PATH on one machine, inproc://NAME insid
 `check` checks the syntax alone, without a look-up.
 
 `NameResolver` looks names up on separate threads. ZeroMQ resolves a name in the thread that moves all messages of a
-context: while a name server is silent, every socket stops for ten seconds at a time. So sockets get numeric addresses
-only, and a silent name server delays only the sockets that need the name.
+context: while a name server is silent, every socket stops for ten seconds at a time. Sockets therefore get numeric
+addresses only, and a silent name server delays only the sockets that need the name.
 
 `why_unreachable` explains in words why an address does not answer; it asks the network.
 
@@ -150,7 +150,7 @@ Lookup = Callable[[str], list[str]]
 LOOKUP_LIFETIME = 1.0
 """Seconds for which an answer is reused: the sockets of one client ask for the same name at the same time."""
 MAX_KNOWN = 1024
-"""Most names whose newest answers are kept; others are looked up again."""
+"""Most names whose newest answers are kept; other names are looked up again."""
 
 
 PROBE = 0.2

@@ -188,8 +188,8 @@ class Channel:
         self._rng = rng
         self._numbers = numbers or itertools.count(1)
         self.link: Link
-        """Link of the socket: its address, state and errors. Other sockets of the owner join it until `renewals`
-        changes. Any thread may read its attributes."""
+        """Link of the socket: its address, state and errors. Further sockets of the owner join it until `renewals`
+        changes. Any thread may read the link's attributes."""
         self._calls = PendingRequests(limits.tuning.resend_after, limits.tuning.resend_most, rng)
         self._renewed_at = float("-inf")
         self._denied_since = float("inf")

@@ -5,8 +5,8 @@
                        ▼ message, marked with the key ──▶ Gate.admit: still authorized? behind a proxy: for which peer?
 
 ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer no peer
-connects. ZeroMQ marks each message with its connection and key, on the first hop alone. So the rights of a key are
-checked at that hop, and a proxy names the peer whose message it forwards (`roles.passport`).
+connects. ZeroMQ marks each message with its connection and key, on the first hop alone. The rights of a key are checked
+at the first hop, and a proxy names the peer whose message it forwards (`roles.passport`).
 
     frames ──▶ Gate: which key? ──▶ parse: which message? ──▶ may this key send it, for this client? ──▶ Message
                    └─────────────────────┴───────────────────────┴── ProtocolError ──▶ counted, logged, answered
@@ -248,8 +248,8 @@ class Gate:
     def _cut(self, descriptor: int) -> None:
         """End the connection of a descriptor.
 
-        The descriptor may have been closed and reused. So a duplicate is checked, which cannot change, and only a
-        connection to one of the node's ports is ended: a listening socket that is shut down makes ZeroMQ abort.
+        The descriptor may have been closed and reused. The gate checks a duplicate, which cannot change, and ends only
+        connections to the node's ports: a listening socket that is shut down makes ZeroMQ abort.
         """
         self.came.pop(descriptor, None)
         try:

@@ -7,8 +7,8 @@
 ZeroMQ reports through a monitor, itself a socket, when a connection is established, ends, or fails. A link belongs to
 the thread that owns the socket; methods for any thread say so.
 
-`DialKeys` chooses the keys of a socket that dials: its own, and the one that it expects of the peer. It interprets
-refusals:
+`DialKeys` chooses the keys of a socket that dials: its own, and the key that it expects of the peer. The class
+interprets refusals:
 
     dial with the key expected ──refused──▶ 400             this process' key is not authorized there: again, later
                                            hung up         the peer has another key: the next of server.pub
@@ -177,7 +177,7 @@ def _host(address: str) -> str:
 
 
 class Link(ConnectionWatcher):
-    """Link of one socket to its peer, made by `dial`. Any thread may read its plain attributes."""
+    """Link of one socket to its peer, made by `dial`. The link's plain attributes may be read by any thread."""
 
     def __init__(
         self, poller: Poller, socket: Socket, endpoint: str, known: NameResolver, keys: Keys | None = None
@@ -197,8 +197,8 @@ class Link(ConnectionWatcher):
         self.stirred_at = time.monotonic()
         """Time of the newest event: an attempt, a connection, or the answer of a look-up."""
         self.has_given_up = False
-        """True if ZeroMQ has stopped trying: a connection ended before the handshake, and no attempt followed. That
-        happens if another service, with a socket of a kind that does not fit, had the address for a moment.
+        """True if ZeroMQ has stopped trying: a connection ended before the handshake, and no attempt followed. ZeroMQ
+        stops if another service, with a socket of a kind that does not fit, had the address for a moment.
         """
         self.denied: AuthError | None = None
         """Error if the peer refuses this process' keys; None if it does not, or that is not known yet."""
@@ -336,7 +336,7 @@ class Link(ConnectionWatcher):
                 self._look_up()
 
     def _refused(self, event: int, value: int) -> None:
-        """Set `denied` if the failed handshake shows that the keys of the two sides do not fit."""
+        """Set `denied` if the failed handshake shows that the keys of both sides do not fit."""
         if self._keys is not None:
             self.denied = self._keys.failed(event, value, time.monotonic()) or self.denied
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:

@@ -12,7 +12,7 @@ thousand clients need more than a mark of 256. With ROUTER_MANDATORY the socket 
 A message that the ROUTER has taken stays in memory until the peer has read it. Large payloads are counted until then,
 and a connection with large payloads in flight gets further ones only while the memory budget has room.
 
-`Sender` is one socket that a node sends by, replaced whenever its address changes. It belongs to the node's thread.
+`Sender` is one socket that a node sends by, replaced if its address changes. The `Sender` belongs to the node's thread.
 
     queued messages ──▶ send(socket) ──▶ all sent: the poller does not wait for room
                                     └──▶ no room: the thread takes a turn as soon as the socket has room
@@ -331,9 +331,9 @@ class SendQueues:
         self._pause = MIN_RETRY_INTERVAL
         self._retry_at = float("inf")
         self.dropped = 0
-        """Number of messages that were dropped for lack of room. Any thread may read it."""
+        """Number of messages that were dropped for lack of room. The number may be read by any thread."""
         self.sent_at = float("-inf")
-        """Time at which a message was last given to `send`, or left its queue. Any thread may read it."""
+        """Time at which a message was last given to `send`, or left its queue. The time may be read by any thread."""
 
     def __len__(self) -> int:
         """Return the number of queued messages."""

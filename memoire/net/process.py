@@ -14,14 +14,14 @@ No other module changes the process. A process is tuned when its first `Server`,
 Tuning cannot be undone.
 
 File descriptors: a client costs a server or proxy three. If no descriptor is free, a connection that waits to be
-accepted stays waiting, and ZeroMQ tries again and again: that takes half a core and helps no client. So before that,
-the listening sockets get a packet filter that drops new connections, until descriptors are free again. Clients see an
-address that does not answer, and try again. Existing connections do not notice, and connections that already wait are
-still accepted.
+accepted stays waiting, and ZeroMQ tries again and again: that takes half a core and helps no client. Before descriptors
+run out, the listening sockets get a packet filter that drops new connections, until descriptors are free again. Clients
+see an address that does not answer, and try again. Existing connections do not notice, and connections that already
+wait are still accepted.
 
-A flood of connections is faster than periodic checks. So a reserve of descriptors is out of its reach: the soft limit
-is lower by `reserve`, and is raised when the filter is set. Fewer connections can wait than are reserved, so that some
-descriptors are left for pages, probes and files.
+A flood of connections is faster than periodic checks. A reserve of descriptors is out of a flood's reach: the soft
+limit is lower by `reserve`, and is raised when the filter is set. Fewer connections can wait than are reserved, so that
+some descriptors are left for pages, probes and files.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class DescriptorGuard:
         return min(MAX_RESERVED, max(MIN_RESERVED, self.limit() // RESERVED))
 
     def used(self) -> int:
-        """Return the number of open descriptors. Cost: a look at each of them, with Linux before 6.2."""
+        """Return the number of open descriptors. Cost: a look at each descriptor, with Linux before 6.2."""
         used = self._system.used()
         return self.limit() if used is None else used
 

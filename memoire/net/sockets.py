@@ -2,7 +2,7 @@
 sets socket options.
 
 A missing option is a fault that shows up weeks later: without LINGER a close hangs, without MAXMSGSIZE a stranger fills
-the memory, without keepalives a vanished peer is never noticed. So callers ask for a socket by its role.
+the memory, without keepalives a vanished peer is never noticed. Callers therefore ask for a socket by its role.
 
 A peer that vanished is noticed by TCP (keepalives, and a bound on unacknowledged data), never by ZMTP's heartbeats:
 in libzmq 4.3.5 one that is due, or waits in the buffer, on a connection that broke while it was full of unread messages
@@ -117,7 +117,7 @@ PATIENCE = 0.5
 RECEIVE_TIMEOUT = 0.05
 """Seconds that a thread with one socket waits in a receive, which is cheaper for each message than a poller."""
 ANSWER_TIMEOUT = 0.002
-"""Seconds that a thread waits in a receive for one answer. Other threads that need its socket wait as long."""
+"""Seconds that a thread waits in a receive for one answer. Threads that need the same socket wait as long."""
 DRAIN_TIMEOUT = 1.0
 """Seconds for which a replaced socket for caches goes on sending its queued messages."""
 READ_AT_A_TIME, READ_AT_A_TIME_ENCRYPTED = 7, 40
@@ -127,8 +127,8 @@ PING is in the buffer after the end of a message that finds a queue full. Longer
 
 
 def request_server(context: Context, message_bytes: int) -> Socket:
-    """Make a ROUTER that receives requests and routes replies by their envelopes. It refuses (EAGAIN) a reply whose
-    connection has no room, instead of a silent drop: see `poller.SendQueues`.
+    """Make a ROUTER that receives requests and routes replies by their envelopes. The ROUTER refuses (EAGAIN) a reply
+    whose connection has no room, instead of a silent drop: see `poller.SendQueues`.
     """
     socket = _make(context, zmq.ROUTER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -136,8 +136,8 @@ def request_server(context: Context, message_bytes: int) -> Socket:
 
 
 def request_client(context: Context, message_bytes: int) -> Socket:
-    """Make a DEALER that sends numbered requests. It refuses (EAGAIN) instead of queueing for a peer that is not
-    connected. `receive(wait=True)` gives up after `ANSWER_TIMEOUT` seconds.
+    """Make a DEALER that sends numbered requests. The DEALER refuses (EAGAIN) instead of queueing for a peer that is
+    not connected. `receive(wait=True)` gives up after `ANSWER_TIMEOUT` seconds.
     """
     socket = _make(context, zmq.DEALER, message_bytes, send=REQUEST_MESSAGES, receive=REQUEST_MESSAGES, immediate=True)
     socket.setsockopt(zmq.RCVTIMEO, int(ANSWER_TIMEOUT * 1000))
@@ -156,7 +156,7 @@ def data_mark(usual: int, message_bytes: int = 2 * DATA_BYTES) -> int:
 
 
 def largest_push(usual: int, message_bytes: int) -> int:
-    """Return the most bytes of a push if a usual one has `usual`; at least four times as many. So the queue of a
+    """Return the most bytes of a push if a usual one has `usual`; at least four times as many. The queue of a
     connection, which ZeroMQ bounds in messages, takes at most `DATA_MESSAGES` times `message_bytes`.
     """
     return DATA_MESSAGES * message_bytes // data_mark(usual, message_bytes)
@@ -193,8 +193,8 @@ def publisher(context: Context) -> Socket:
 def subscriber(context: Context, message_bytes: int) -> Socket:
     """Make a SUB for notices; the caller subscribes to topics afterwards, at most `models.MAX_TOPICS`.
 
-    A subscription is a message: without room ZeroMQ drops it, and the topic stays silent. So there is no high-water
-    mark for sending.
+    A subscription is a message: without room ZeroMQ drops it, and the topic stays silent. A SUB therefore has no
+    high-water mark for sending.
     """
     return _make(context, zmq.SUB, message_bytes, send=0, receive=NOTICE_MESSAGES)
 
@@ -208,7 +208,7 @@ OTHER_MECHANISM: int = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 WRONG_KEY: int = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 """Values of events of failed handshakes: one side uses no keys; the peer expects another key of the listener."""
 OTHER_KIND: int = zmq.PROTOCOL_ERROR_ZMTP_INVALID_METADATA
-"""Value of a monitor's event of a failed handshake: the kinds of the two sockets do not fit."""
+"""Value of a monitor's event of a failed handshake: the kinds of both sockets do not fit."""
 
 
 def authenticator(context: Context) -> Socket:
@@ -264,7 +264,7 @@ def listened_at(socket: Socket) -> str:
 
 
 def rebind(socket: Socket, endpoint: str, secret: bytes) -> None:
-    """Bind a socket to the same address again with another key. This ends all present connections.
+    """Bind a socket to the same address again with another key. Rebinding ends all present connections.
 
     Raises:
         EndpointError: the address could not be bound again. The socket stays open, but no peer can connect to it.
@@ -518,8 +518,8 @@ def receive(socket: Socket, most: int = 8, *, wait: bool = False) -> list[zmq.Fr
 
 
 class SharedFrame:
-    """Frame of a large payload that is sent to many peers, one after the other. It is made once, since ZeroMQ's thread
-    reports the release of each frame to Python. For one thread.
+    """Frame of a large payload that is sent to many peers, one after the other. The frame is made once, since ZeroMQ's
+    thread reports the release of each frame to Python. For one thread.
     """
 
     def __init__(self) -> None:

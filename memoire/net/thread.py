@@ -1,7 +1,7 @@
 """Worker threads that own a node's sockets, the node's lock, detection of stuck threads, and closing at exit.
 
-ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error). So every node of
-memoire gives its sockets to a `Worker`: it waits, takes its turn, and runs functions that other threads post to it.
+ZeroMQ sockets belong to one thread (three threads on one socket mix messages up without any error). Every node gives
+its sockets to a `Worker`, which waits, takes its turn, and runs functions that other threads post to it.
 
 `NodeLock` is shared by the calls of a node and its thread: one lock, one clock, and the state of the node.
 
@@ -12,7 +12,7 @@ memoire gives its sockets to a `Worker`: it waits, takes its turn, and runs func
                                           Second check, at 30: 3.1 s    ─▶ it could run for 9.9 s of 10: stuck
                                                                12.5 s   ─▶ it could run for 0.5 s: slow
 
-A restart helps a stuck thread. It harms a slow one: a restarted server has lost what it held.
+A restart helps a stuck thread, and harms a slow one: a restarted server has lost what it held.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Forked:
     """Behaviour of a node in a process forked from its own: every access raises ForkedError, and `close` does nothing.
 
     Sockets do not survive a fork, and a thread of the parent may hold any of the node's locks, which stay locked in the
-    child. So no method of the node's own class runs.
+    child. In the child, no method of the node's own class runs.
     """
 
     ANSWERS = frozenset({"close", "closed", "__class__", "__enter__", "__exit__", "__repr__", "__hash__", "__eq__"})

@@ -14,8 +14,8 @@
 A learner or an actor opens the same pages about its server, reader, client or agent:
 `NodePages("127.0.0.1:8081", client)`.
 
-If a token is set, the first three pages are open and the others ask for the token. With a separate port for these
-three pages (`probes`), /metrics on the main port asks for the token too.
+If a token is set, the first three pages are open and all further pages ask for the token. With a separate port for
+these three pages (`probes`), /metrics on the main port asks for the token too.
 
 Pages only read: no page changes anything. One thread serves all connections. Connections are few at a time, and each
 has a few seconds for its request. A new connection beyond the limit replaces the oldest one, so idle connections

@@ -123,7 +123,7 @@ class Child:
         facts: Facts that the child sent when it became ready; None before.
         reports: Newest value of each fact that the child reported.
         tail: Last lines of the child's standard output and error.
-        may_die: True if the other children go on after a failure of this one.
+        may_die: True if the other children go on after a failure of this child.
         restarts: Restart policy; None if a death of this child ends the whole run.
         again: Function from the child's facts to the arguments that a restart adds to the command.
         ready_after: Seconds of running after which a program counts as ready; None for a node, which reports its
@@ -297,9 +297,9 @@ class Launcher(ClosingContext):
     def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
         """Start `python -m module arguments` as a child with this process' interpreter. Return at once.
 
-        The child searches this process' module path, whatever the working directory holds. Its standard input is empty;
-        its output and error are one stream, which the launcher reads. The child gets a process group of its own, so
-        that Ctrl-C on the terminal reaches only this process, which ends the children in order.
+        The child searches this process' module path, whatever the working directory holds. The child's standard input
+        is empty; its output and error are one stream, which the launcher reads. The child gets a process group of its
+        own, so that Ctrl-C on the terminal reaches only this process, which ends the children in order.
         """
         variables = {"MEMOIRE_NAME": name} | dict.fromkeys(ONE_THREAD, "1")
         child = Child(name, (module, *arguments), variables | dict(environment or {}))

@@ -42,7 +42,7 @@ DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """Running cluster: its processes, and the addresses to which actors and learners connect (any of them)."""
+    """Running cluster: its processes, and the addresses to which actors and learners connect (any address)."""
 
     servers: tuple[Child, ...]
     proxies: tuple[Child, ...]
@@ -265,7 +265,7 @@ class LocalRun:
                     return
 
     def finish(self, children: Sequence[Child], timeout: float) -> list[str]:
-        """End a run in order: order the first child to finish; the others learn from the cluster that the run is over.
+        """End a run in order: order the first child to finish; the other children learn of the end from the cluster.
 
         Returns:
             Names of the children that still run after `timeout` seconds.

@@ -262,9 +262,9 @@ def settings(node: PagedNode | None, request: PageRequest) -> Page:
 
 
 def sample(node: PagedNode | None, request: PageRequest) -> Page:
-    """Return one sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`. It
-    stays in the table. Each array has its dtype, its shape, its bytes (C order, in base64) and the number of its axes
-    before those of its column.
+    """Return one sample that a table of a server holds, as likely as in a draw, or the one of `client` and `number`.
+    The sample stays in the table. Each array has its dtype, its shape, its bytes (C order, in base64) and the number of
+    its axes before those of its column.
     """
     table = _table(node, request, "samples")
     client = _parsed_value(request.query, "client", bytes.fromhex, "an id in hex")

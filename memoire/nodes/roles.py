@@ -150,7 +150,7 @@ REPORT_INTERVAL = 0.25
 POLL_INTERVAL = 0.02
 """Seconds between two checks of a launched proxy whether all its servers have answered."""
 MEETING_TIMEOUT = 10.0
-"""Seconds that a launched proxy waits for servers that have not answered yet; one of them may be lost."""
+"""Seconds that a launched proxy waits for servers that have not answered yet; a server may be lost."""
 CLOSE_TIMEOUT = 8.0
 """Default seconds that a server's process has at its end to send its last replies and write its snapshot."""
 PROXY_KEYS = {"proxy": "proxy", "relay": "actor"}
@@ -337,11 +337,11 @@ def serve(
     """Run a server until its process is asked to end. Return the exit status.
 
     Args:
-        schema, settings, room: Those of its only table; `room` as `limits.Room` declares it.
+        schema, settings, room: Arguments of the server's only table; `room` as `limits.Room` declares it.
         tables: Several tables in place of the only one.
         inference: Addresses of inference nodes that the server announces to clients.
         limits: Limits of the server, as `read_limits` takes them.
-        beside: Ports for caches and notices, "PORT,PORT", in place of the two after that of `endpoint`.
+        beside: Ports for caches and notices, "PORT,PORT", in place of the two ports after the port of `endpoint`.
         close_timeout: Seconds that the server has at its end; a snapshot gets three quarters of the remaining ones.
 
     Raises:
@@ -479,7 +479,7 @@ def relay(
 
 
 def _await_servers(proxy: Proxy, line: LauncherLine) -> None:
-    """Wait until all servers have answered: clients that connect before would all go to the ones that have."""
+    """Wait until all servers have answered: clients that connect earlier would all go to the first servers."""
     deadline = time.monotonic() + MEETING_TIMEOUT
     while not all(back.servers for back in proxy.stats().backs) and time.monotonic() < deadline:
         if not line.wait(POLL_INTERVAL):

@@ -7,7 +7,7 @@
          └───── weakest                  └───── stronger           └───── strongest
 
 The flags of a command are its settings: a section of the file names them without dashes, and the environment names them
-like MEMOIRE_STATE_DIR. So each setting is declared, explained and checked once. Keys above the first section apply to
+like MEMOIRE_STATE_DIR. Each setting is declared, explained and checked once. Keys above the first section apply to
 every command that has such a flag. Flags that may be repeated add up over all sources.
 
 `size` reads sizes in bytes as people write them: 1GiB, 500MB, 64Ki, 4096. All options, settings and files use `size`.
@@ -42,7 +42,7 @@ COMMANDS = ("server", "proxy", "relay", "dashboard")
 FILE = "settings"
 PREFIX = "MEMOIRE_"
 ALTERNATIVES = (("schema", "env", "tables"), ("servers", "servers_file"), ("nodes", "open"))
-"""Groups of settings that exclude each other: the strongest source of a group decides, and the others are dropped."""
+"""Groups of settings that exclude each other: the strongest source decides, and the other settings are dropped."""
 _APART = frozenset({"help", FILE, "show_settings"})
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -141,7 +141,7 @@ def parse(
 
     Args:
         top: Parser of the whole command line.
-        commands: Parsers of its commands by name. They are changed, and can parse only one command line.
+        commands: Parsers of its commands by name. The parsers are changed, and can parse only one command line.
         words: Words after "memoire".
 
     Raises:

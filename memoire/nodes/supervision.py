@@ -4,8 +4,8 @@
               ──  {"order": "finish"}  ─────────────────────────────────────▶
 
 The line is one socket pair. The kernel ends the line when either side dies, for whatever reason: the child notices and
-ends, so that even a killed launcher leaves no process behind. Any error on the line counts as its end: a Unix stream is
-reset, not ended, if data lies unread. A copy of the launcher may hold the launcher's end of the line open. For that
+ends, so that even a killed launcher leaves no process behind. Every error on the line counts as its end: a Unix stream
+is reset, not ended, if data lies unread. A copy of the launcher may hold the launcher's end of the line open. For that
 case Linux sends SIGHUP to the child when the launcher itself dies, and the child ends the line from its side. A process
 without a launcher has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
 

@@ -203,11 +203,11 @@ class PromptBook:
         return self._newest_order
 
     def put_last(self, row: PromptRow) -> None:
-        """Put a ready prompt behind all others."""
+        """Put a ready prompt behind all other prompts."""
         row.order = self._next_order()
 
     def put_first(self, rows: list[PromptRow]) -> None:
-        """Put prompts before all others, in this order."""
+        """Put prompts before all other prompts, in this order."""
         self._front -= len(rows)
         for place, row in enumerate(rows):
             row.order = self._front + place
@@ -268,7 +268,7 @@ class PromptBook:
         """Remove the prompts of an epoch and return them. Evaluation prompts among them may still be leased.
 
         Raises:
-            ProtocolError: (code "busy") some of them are neither committed nor dropped.
+            ProtocolError: (code "busy") some prompts are neither committed nor dropped.
         """
         over = (PromptState.COMMITTED, PromptState.DROPPED)
         rows = [row for row in self.rows.values() if (row.dataset, row.epoch) == (dataset, epoch)]

@@ -243,7 +243,7 @@ class ProducerCalls(TableCalls):
         return self._order("cancel", timeout, keys=checked_keys(keys))
 
     def prioritise(self, keys: Iterable[Key], priority: float, timeout: float | None = None) -> int:
-        """Change the priority of prompts, and return how many of them are known."""
+        """Change the priority of prompts, and return the number of known prompts."""
         return self._order("prioritise", timeout, keys=checked_keys(keys), priority=finite("priority", priority))
 
     def finish(self, dataset: str = "", epoch: int = 0, timeout: float | None = None) -> None:
@@ -310,9 +310,9 @@ class Prompts(PromptCalls, RemoteCalls):
     Args:
         addresses: Addresses of servers, proxies or both.
         table: Name of the table; None takes the first table of prompts.
-        keys: This process' keys folder. None takes $MEMOIRE_KEYS; without this variable, no key.
+        keys: Keys folder of this process. None takes $MEMOIRE_KEYS; without this variable, no key.
         rank: (rank, number of ranks) of a trainer whose ranks learn together: each rank draws its part of a step.
-        timeout: Default seconds of each call, and the seconds of this one.
+        timeout: Default seconds of each call, and seconds of the constructor.
         session: Text that is the same for all ranks of one start of the trainer, such as one that rank 0 sent to the
             others. "" makes one, for a single rank.
         name: Name of this process on pages and in logs.

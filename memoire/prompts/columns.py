@@ -141,7 +141,7 @@ class _Form(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _form(schema: Schema, mask: int) -> _Form:
-    """Return the layout of a mask of columns. Raise ProtocolError if the schema lacks one of them."""
+    """Return the layout of a mask of columns. Raise ProtocolError if the schema lacks a column of the mask."""
     names = schema.names
     if mask >> len(names) or mask < 0:
         raise ProtocolError("container", f"columns {mask:#x} of a schema that has {len(names)}")
@@ -288,7 +288,7 @@ class PromptBytes:
         return self._payloads.get(key, b"")
 
     def begin(self, key: Key, index: int, piece: Packed) -> None:
-        """Keep the first piece of an answer, and drop all others but amended columns."""
+        """Keep the first piece of an answer, and drop all other pieces but amended columns."""
         self.begin_again(key, index)
         self._put(key, index, 0, piece)
 

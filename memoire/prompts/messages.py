@@ -30,7 +30,7 @@ class PromptKey(TailRow, frozen=True, array_like=True):
 
 
 class NewPrompt(TailRow, frozen=True, array_like=True):
-    """Row of a prompt to add. Its payload follows that of the row before."""
+    """Row of a prompt to add. The row's payload follows that of the row before."""
 
     index: Count
     bytes: Count
@@ -55,7 +55,7 @@ class AnswerPiece(TailRow, frozen=True, array_like=True):
 
 
 class LeasedPrompt(TailRow, frozen=True, array_like=True):
-    """Prompt that a worker has to answer. Its payload follows that of the row before."""
+    """Prompt that a worker has to answer. The prompt's payload follows that of the row before."""
 
     dataset: Name
     epoch: Small
@@ -110,7 +110,7 @@ class StepPlan(TailRow, frozen=True, array_like=True):
 
 
 class AnswerColumns(TailRow, frozen=True, array_like=True):
-    """Columns of one fetched answer, in the schema's order. Their bytes follow those of the row before."""
+    """Columns of one fetched answer, in the schema's order. The columns' bytes follow those of the row before."""
 
     key: Small  # place of the prompt in the request
     answer: Small

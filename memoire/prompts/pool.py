@@ -111,7 +111,7 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
 
     Args:
         is_heir: True if this empty table gets all prompts of the saved one: then it also leases and draws in the same
-            order. Otherwise only state that holds for every table of a cluster is taken over.
+            order. With False, only state that holds for every table of a cluster is taken over.
     """
     book, saved = table.book, order.facts
     if is_heir:
@@ -298,7 +298,7 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
     """Prompts of one table, with their lock. Thread-safe.
 
     Args:
-        schema, parameters, settings: Those of the table; `configure` changes the parameters.
+        schema, parameters, settings: Values of the table; `configure` changes the parameters.
         capacity: Largest number of prompts that are neither committed nor dropped; 0 limits only their bytes.
         is_bounded: True drops the oldest ready groups to make room; False lets clients wait for room.
         byte_limit: Bytes that prompts, payloads and columns may take.

@@ -255,7 +255,7 @@ class PromptQueue:
         self._taken[dataset] = max(0, self._taken.get(dataset, 0) - 1)
 
     def share_out(self, shares: Mapping[str, float]) -> None:
-        """Set the shares of data sets; a data set without a share comes after all others."""
+        """Set the shares of data sets; a data set without a share comes after all other data sets."""
         self.shares, self._taken = dict(shares), {}
         self._rebuild()
 
@@ -323,7 +323,7 @@ class PromptSettings:
 
     Args:
         group: Answers to each prompt.
-        at_least: Whole answers with which a group is ready if the others have failed; None requires all answers.
+        at_least: Whole answers with which a group is ready if the other answers have failed; None requires all answers.
         required: Columns that each answer must have before its group is ready; None requires all of the schema.
         score: Worth of a ready group: "variance" or "learnability" of the column "reward", or "column:NAME", its
             mean. None scores every group 1.

@@ -149,8 +149,8 @@ MAX_SWAPS: Final = 256
 
 
 def most_of(ready: int, replayable: int, replay: float, groups: int) -> int:
-    """Return the groups of a step that a server can give, at most `groups`. A share `replay` of them may be replayed
-    groups; the rest must be ready.
+    """Return the groups of a step that a server can give, at most `groups`. A share `replay` of the groups may be
+    replayed; the rest must be ready.
     """
     if not replay:
         return min(ready, groups)
@@ -176,7 +176,7 @@ def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
 
 
 def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
-    """Return a plan in which the servers in `fixed` give only those groups, and others give more of their `spare`."""
+    """Return a plan in which the servers in `fixed` give only those groups, and the rest give more of their `spare`."""
     lacking = sum(plan[name] - count for name, count in fixed.items())
     changed = {**plan, **fixed}
     for name, added in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():
@@ -187,8 +187,8 @@ def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[st
 def balanced(tokens: Sequence[int] | NDArray[np.int64], ranks: int) -> list[list[int]]:
     """Return the places of the groups of each rank: equal numbers (or one more), and about equal tokens.
 
-    The longest groups go first, each to the rank with the fewest tokens that has room. Then groups of the ranks with
-    the most and the fewest tokens change places while that brings the two closer.
+    The longest groups go first, each to the rank with the fewest tokens that has room. Afterwards groups of the ranks
+    with the most and the fewest tokens change places while that brings these ranks closer.
 
     Args:
         tokens: [G], tokens of each group.

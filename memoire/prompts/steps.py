@@ -171,7 +171,7 @@ class PromptSteps:
         return sorted(rows, key=lambda row: places.get(row.key, (row.step, row.order)))
 
     def hold(self, row: PromptRow) -> None:
-        """Keep the columns of a restored prompt as long as those of others."""
+        """Keep the columns of a restored prompt as long as those of other prompts."""
         if row.state is not PromptState.COMMITTED or not row.has_columns:
             return
         if row.place == NO_PLACE:
@@ -311,7 +311,7 @@ class PromptSteps:
         return lag is not None and newest > 0 and row.version < newest - lag
 
     def _pass_over_all(self) -> None:
-        """Pass over all stale groups before a draw waits, so that others replace them. Few groups are ready then."""
+        """Pass over all stale groups before a draw waits, so that new ones replace them. Few groups are ready then."""
         if self._book.rules.max_model_lag is not None:
             stale = [row for row in self._book.ready.rows() if self._is_stale(row)]
             for row in sorted(stale, key=lambda row: (-row.priority, row.order)):
@@ -335,7 +335,7 @@ class PromptSteps:
     # Commits
 
     def commit(self, step: int, session: str) -> int:
-        """Commit all groups that steps up to this one drew, and return their number."""
+        """Commit all groups that steps up to `step` drew, and return their number."""
         self.enter(session)
         facts = self._book.facts
         if step <= facts.committed:

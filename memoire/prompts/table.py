@@ -293,7 +293,7 @@ class PromptTable:
             self.rank_tokens[rank] += row.tokens
 
     def commit(self, step: int, session: str) -> int:
-        """Commit the steps up to this one. See `PromptSteps.commit`."""
+        """Commit the steps up to `step`. See `PromptSteps.commit`."""
         done = self.steps.commit(step, session)
         self.tidy()
         return done
@@ -494,7 +494,7 @@ def figures_of(table: PromptTable) -> dict[str, int]:
 
 
 def why_not(table: PromptTable, count: int, now: float, replay: float = 0.0) -> str:
-    """Return the reason why a draw of `count` groups waits, if the share `replay` of them may be replayed."""
+    """Return the reason why a draw of `count` groups waits, if the share `replay` of the groups may be replayed."""
     book, text = table.book, []
     for state in (PromptState.LEASED, PromptState.ANSWERED, PromptState.WAITING):
         if number := book.training(state):

@@ -90,8 +90,8 @@ class Step:
         return name in self.columns
 
     def packed(self) -> PackedStep:
-        """Return all answers concatenated. Other ragged columns are left out unless their answers have the same lengths
-        as those of the first one.
+        """Return all answers concatenated. A ragged column is left out if its answers have other lengths than those of
+        the first ragged column.
         """
         lengths = self._lengths()
         ends = np.cumsum(lengths)
@@ -137,7 +137,7 @@ class StepAnswer(NamedTuple):
     """Fetched answer for a step: its places, model version and columns."""
 
     group: int
-    """Place of the group among those of the rank."""
+    """Place of the group among the groups of the rank."""
     answer: int
     version: int
     raw: RawColumns
@@ -246,7 +246,7 @@ class TrainerCalls(TableCalls):
             step += 1
 
     def commit(self, step: int, timeout: float | None = None) -> int:
-        """Commit all groups that steps up to this one drew. Return how many prompts this call committed.
+        """Commit all groups that steps up to `step` drew. Return how many prompts this call committed.
 
         Call it from any rank or all ranks, after the trainer has written a checkpoint of the step.
         """
@@ -257,7 +257,7 @@ class TrainerCalls(TableCalls):
         """Return to the step of a checkpoint, or with -1 to before the first one. Return the first step to draw.
 
         Groups of steps up to `step` are committed, also if their commit was lost. Groups of later steps come back once,
-        before all others. Another trainer that drew before is refused from now on.
+        before all other groups. Another trainer that drew before is refused from now on.
 
         Args:
             version: Version of the newest model from now on: that of the checkpoint.
@@ -348,7 +348,7 @@ class TrainerCalls(TableCalls):
         self, step: int, groups: int, replay: float, plan: messages.StepPlan, replies: Mapping[str, CallReply],
         deadline: float,
     ) -> None:  # fmt: skip
-        """Change a plan so that others replace missing groups, if they can or if no more groups become ready."""
+        """Change a plan so that other servers replace missing groups, if they can or if no more groups become ready."""
         short = [name for name, count in plan.groups.items() if len(replies[name].body.groups or ()) < count]
         states = self._servers.every(self._body(step, 0, 0.0, None, count=0), deadline)
         spare = {name: _spare(each.body, replay, groups) for name, each in states.items()}

@@ -22,7 +22,7 @@ MAX_PIECES = 1024
 Answers: TypeAlias = Mapping[int, Mapping[str, Any]]
 """Answers to one prompt, by their places in the group."""
 LEASE_TIMEOUT = 3.0
-"""Seconds that a lease waits for the reply of one server if there are others."""
+"""Seconds that a lease waits for the reply of one server if there are other servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ class WorkerCalls(TableCalls):
         """Report that an answer does not come. Return True if it was still wanted.
 
         Args:
-            again: True if another lease may give the answer. With False the answer has failed for good; once the others
-                are settled, its group is ready if at least `at_least` answers are whole.
+            again: True if another lease may give the answer. With False the answer has failed for good; once the other
+                answers are settled, its group is ready if at least `at_least` answers are whole.
         """
         index, reason = whole("index", index, 0), text("reason", str(reason))[:1000]
         key = checked_lease(lease).key

@@ -386,7 +386,7 @@ class BackendLink(Backend):
 
 
 class ProxyThread:
-    """Thread of a proxy, with its sockets and decisions. Other threads may read the parts.
+    """Thread of a proxy, with its sockets and decisions. The parts may be read by other threads.
 
     Args:
         endpoints: See `Front`.

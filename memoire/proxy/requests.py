@@ -63,7 +63,7 @@ class HeldRequest(NamedTuple):
 
 
 class ModelCache:
-    """Cache of the newest models of all servers behind a proxy. Belongs to the proxy's thread; others may read `store`.
+    """Cache of the newest models of all servers behind a proxy, in the proxy's thread. All threads may read `store`.
 
     Args:
         router: Addresses behind the proxy, from which models are fetched.

@@ -96,7 +96,7 @@ class Router(Generic[B]):
         return [*addresses, *(address for back in self.backs for address in back.unmet)]
 
     def is_ready(self, now: float) -> bool:
-        """Return True if new clients can be assigned: all servers are known, or the wait for the others is over."""
+        """Return True if new clients can be assigned: all servers are known, or the wait for servers is over."""
         if all(back.names for back in self.backs):
             return True
         return any(back.names for back in self.backs) and now - self.listed_at > SETTLE_INTERVAL
@@ -106,8 +106,8 @@ class Router(Generic[B]):
         return self.listed_at + SETTLE_INTERVAL if self.homes else float("inf")
 
     def is_unknown(self, home: int, now: float) -> bool:
-        """Return True if a home without an address is surely not here. That holds if every server has answered,
-        `START_GRACE` is over, or the home was removed.
+        """Return True if a home without an address is surely not here: every server has answered, `START_GRACE` is
+        over, or the home was removed.
         """
         is_settled = all(back.names for back in self.backs) or now - self.listed_at > START_GRACE
         return is_settled or home in self._removed
@@ -180,8 +180,8 @@ class Router(Generic[B]):
     def welcome(
         self, welcome: messages.Welcome, endpoints: messages.NodeEndpoints, models: Mapping[str, int], limits: Limits
     ) -> messages.Welcome:
-        """Return a server's WELCOME as a client of this proxy gets it. It has the proxy's addresses and servers, no
-        limit above the proxy's, and the newest known version of each model.
+        """Return a server's WELCOME as a client of this proxy gets it. The client's WELCOME has the proxy's addresses
+        and servers, no limit above the proxy's, and the newest known version of each model.
         """
         newest = {topic: max(version, welcome.models.get(topic, 0)) for topic, version in models.items()}
         retiring = (name for back in self.retiring for name in back.names)

@@ -1,7 +1,7 @@
 """Cluster calls of a reader: configure, finish, begin_run, totals, snapshots. `Reader` inherits them.
 
-Each call sends one request to each of some servers, all at once, and waits for the answers. This module does no I/O:
-the reader's thread sends, and its monitor waits.
+Each call sends one request to each of some servers, all at once, and waits for the answers. The module does no I/O: the
+reader's thread sends, and its monitor waits.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ClusterOrders(RemoteNode):
                 discount. Without it a server that holds such caches refuses the parameters.
 
         Raises:
-            MemoireTimeout: a server, named in the error, did not answer in time. The others have the change. Call
-                again when the server is back: servers that are read together need the same parameters.
+            MemoireTimeout: a server, named in the error, did not answer in time. The other servers have the change.
+                Call again when the server is back: servers that are read together need the same parameters.
             Refused: a server refuses the parameters.
         """
         changes = _plain(changes_of(sampler, discount, fields))

@@ -49,7 +49,7 @@ servers out.
 
 
 class Address:
-    """One of the reader's addresses, and its last WELCOME."""
+    """Address that the reader dials, and its last WELCOME."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -270,7 +270,7 @@ NOTHING: NDArray[np.void] = np.empty(0, CLIENT_COUNTS)
 
 
 class ServerStock:
-    """Samples that one server has, and open requests to it. Belongs to the reader's thread."""
+    """Samples that one server has, and open requests to this server. Belongs to the reader's thread."""
 
     def __init__(self, server: calls.TableServer) -> None:
         self.server = server

@@ -6,7 +6,7 @@ socket, no clock.
     finished  weighed together and shuffled ──▶ a batch of 8, or two of 4                  in the order of their plans
 
 If a server refuses its part, or is left out, the round is short. Samples of short rounds and late samples are kept: the
-next round asks for that many fewer, and all of them together make its batches.
+next round asks for that many fewer, and kept and new samples together make its batches.
 
 Batch queue: batches drawn ahead of the calls that take them, their size and number. Pure: no lock, no socket, no clock.
 
@@ -63,8 +63,8 @@ class BatchQueue:
     Args:
         ahead: Batches to draw before they are requested, at least 1.
         may_grow: True draws more batches ahead for a learner that waits.
-        most_bytes: Maximum bytes of the batches ahead, if the queue grows. A round, half of them, is one reply of a
-            server.
+        most_bytes: Maximum bytes of the batches ahead, if the queue grows. A round, half of these bytes, is one reply
+            of a server.
     """
 
     def __init__(self, ahead: int, *, may_grow: bool = True, most_bytes: int = MAX_AHEAD_BYTES) -> None:
@@ -505,7 +505,7 @@ class Rounds:
     # Replies
 
     def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
-        """Process the reply or error that ends a request. It may complete batches and allow further rounds."""
+        """Process the reply or error that ends a request. A reply may complete batches and allow further rounds."""
         duration = ask.stock.answered(ask.number, now)
         ask.stock.server.is_away = False
         body = answer.body if isinstance(answer, Message) else None

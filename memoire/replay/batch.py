@@ -57,7 +57,7 @@ class GatheredSamples:
     """
 
     prev: dict[str, NDArray[Any]]
-    """Start of each window: state columns [B, K, *F], oldest frame first; others [B, *F], of the newest entry."""
+    """Start of each window: state columns [B, K, *F], oldest frame first; other columns [B, *F], newest entry."""
     next: dict[str, NDArray[Any]]
     """End of each window, `steps` later, in the same shapes; at an episode's end its final state is the last frame."""
     reward: NDArray[np.float32]
@@ -76,8 +76,8 @@ class GatheredSamples:
     """[B] version of the model that acted, as passed to the writer; 0 if unknown."""
     mask: NDArray[np.bool_] | None = None
     """[B, T] for sequences of T entries, else None: True for real entries past the burn-in. With sequences prev has
-    states [B, T + 1, K, *F] and the others [B, T, *F] (or [B, *F], of the first entry alone), reward and discount are
-    [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
+    states [B, T + 1, K, *F] and other columns [B, T, *F] (or [B, *F], of the first entry alone), reward and discount
+    are [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
     max_share: float = 1.0
     """Share of the maximum in the priority of a sequence; the rest is the mean of its errors."""
     prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
@@ -585,8 +585,8 @@ def _map_arrays(value: Any, change: Callable[[NDArray[Any]], torch.Tensor]) -> A
 def pinned(batch: Batch) -> dict[str, NDArray[Any]]:
     """Return arrays like a batch's in pinned memory, for `sample(..., out=)` and `get_batch(..., out=)`.
 
-    They have the shapes [B, ...] and dtypes of the batch's arrays. Without a GPU the memory is ordinary. Ragged columns
-    are left out: their width changes from batch to batch.
+    The arrays have the shapes [B, ...] and dtypes of the batch's arrays. Without a GPU the memory is ordinary. Ragged
+    columns are left out: their width changes from batch to batch.
     """
     torch = _torch()
     is_there = torch.cuda.is_available()

@@ -62,7 +62,7 @@ class Buffer(StrictAttributes):
         seed: Seed of the draws; None draws differently each time.
         ragged_limit: Limit in bytes for values of ragged columns; the oldest episodes make room. 0 sets no limit, but
             in a container at most half of what its memory limit leaves.
-        fields: Any other field of `Parameters`, such as min_size=1000.
+        fields: Further fields of `Parameters`, such as min_size=1000.
 
     `Server` and `Table` take the same keywords with the same meaning.
 
@@ -152,7 +152,7 @@ class Buffer(StrictAttributes):
         """Return a writer for an environment, or for all members of a vector environment. Close the writer after use.
 
         Args:
-            envs: The environment. Its size and autoreset mode are read; none of its methods is called.
+            envs: The environment. The environment's size and autoreset mode are read; no method is called.
             num_envs: Members of a vector environment, if `envs` is not given; None is a single environment.
             autoreset: "next_step", "same_step" or "disabled", if `envs` does not say its mode.
             observer: Object that is notified of entries and episodes.
@@ -162,7 +162,7 @@ class Buffer(StrictAttributes):
             resume: Continue as a writer of the same kind that was open when the buffer was saved, in its open
                 episodes: the next obs must be the state in which its last step ended. If the environments were reset
                 instead, call `writer.reset()` first. Saved writers resume in the order in which they were made. After
-                the last of them, a new writer is made. Without `resume`, open episodes of saved writers end.
+                the last saved writer, a new one is made. Without `resume`, open episodes of saved writers end.
 
         Raises:
             ParameterError: the autoreset mode is missing or unknown; the mode or `num_envs` contradicts `envs` or, with
@@ -288,11 +288,11 @@ class Buffer(StrictAttributes):
     def save(self, path: str | Path) -> int:
         """Write all episodes and their metadata to an .npz file; return the number of episodes.
 
-        The file is replaced as a whole or not at all. `numpy.load(path)["obs"]` reads a column. Other threads wait.
+        The file is replaced as a whole or not at all. `numpy.load(path)["obs"]` reads a column. All other threads wait.
 
         Raises:
-            BufferLocked: another buffer has resumed this buffer, or the one saved at `path`: see `load`.
-            NotItsPast: another buffer resumed this one and was saved at `path` since.
+            BufferLocked: another buffer has resumed this buffer, or the buffer saved at `path`: see `load`.
+            NotItsPast: another buffer resumed this buffer and was saved at `path` since.
             ForkedError: this process was forked from one that had resumed the buffer. Nothing was written.
         """
         self._lineage.before_save(path)

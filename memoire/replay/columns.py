@@ -6,8 +6,8 @@ Columns are nested: dicts and tuples of columns are split into leaves such as `o
 
 `Ragged` holds values of different lengths in one array: those of a ragged column for several entries.
 
-A ragged column's first axis has any length: a set of points, the tokens of a sentence, the nodes of a graph. Its values
-are stored one after the other, without padding; a batch has them padded with zeros, with their lengths.
+A ragged column's first axis has any length: a set of points, the tokens of a sentence, the nodes of a graph. Ragged
+values are stored one after the other, without padding; a batch has them padded with zeros, with their lengths.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class Column:
         schema = memoire.Schema({"obs": frames, "action": np.int64, "reward": np.float32})
 
     Args:
-        dtype: Argument of `np.dtype`: booleans, integers and floats of up to 8 bytes, or a structured dtype of them,
-            which the schema splits into columns. Stored little-endian.
+        dtype: Argument of `np.dtype`: booleans, integers and floats of up to 8 bytes, or a structured dtype of such
+            fields, which the schema splits into columns. Stored little-endian.
         shape: The value's own shape, without a time or batch axis; () is a scalar, an axis of 0 is allowed. The first
             axis may be None for a *ragged* column, whose values have any length along it. Values are stored and sent
             without padding; batches have them padded with zeros, with their lengths. Not for reward, value and return.
@@ -351,7 +351,7 @@ def named(name: str, make: Callable[[], Column]) -> Column:
 
 
 class Ragged:
-    """Immutable sequence of n arrays [its length, *F]: `ragged[i]` is one of them, without a copy.
+    """Immutable sequence of n arrays [its length, *F]: `ragged[i]` is one array, without a copy.
 
     Example:
         words = memoire.Ragged(np.array([7, 8, 9]), np.array([1, 2]))

@@ -229,8 +229,8 @@ class HeldEpisodes:
             slot = int(self._inside["episodes"]["newer"][slot])
 
     def after(self, slot: int, number: int) -> int:
-        """Return the slot of the closed episode after the one in `slot`, whose first entry has this number. If that one
-        was evicted, as all before it then are, return the oldest; -1 at the end.
+        """Return the slot of the closed episode after the one in `slot`, whose first entry has this number. If that
+        episode was evicted, and so all before it, return the oldest; -1 at the end.
         """
         episode = self._inside["episodes"][slot]
         is_there = slot >= 0 and episode["state"] == 2 and self.number(slot) == number

@@ -65,11 +65,11 @@ class _StoredEpisodes(NamedTuple):
     """Closed episodes of a memory that can be drawn, oldest first."""
 
     rows: Int64s
-    """[E] rows of their first entries."""
+    """[E] rows of the episodes' first entries."""
     lengths: Int64s
-    """[E] numbers of their entries."""
+    """[E] number of entries of each episode."""
     weights: Float64s
-    """[E] mean weight of their drawable entries."""
+    """[E] mean weight of the episodes' drawable entries."""
 
 
 def sample(
@@ -82,7 +82,7 @@ def sample(
     group_size: int | None = None,
     owner: bytes = b"",
 ) -> EpisodeBatch:
-    """Draw whole closed episodes, or whole groups of them; see `Buffer.sample_episodes`.
+    """Draw whole closed episodes, or whole groups of episodes; see `Buffer.sample_episodes`.
 
     Args:
         beta: Function that returns the importance exponent of the draw; called while the memory is held.

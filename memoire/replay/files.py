@@ -32,8 +32,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 from memoire.errors import ForkedError, ParameterError
 
 Fault = Callable[[str], None]
-"""Function called before each step with its name: "write", "sync", "replace" or "sync folder". Its exceptions have the
-effect of errors of the disk, in tests."""
+"""Function called before each step with its name: "write", "sync", "replace" or "sync folder". In tests, exceptions of
+this function act like errors of the disk."""
 _DRAFT_END: Final = re.compile(r"\.[0-9a-f]{32}\.draft$")
 _STEM_BYTES: Final = 200  # names have at most 255 bytes, and a draft's has a suffix
 _BUFFER_BYTES: Final = 1 << 20

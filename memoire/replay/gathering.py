@@ -1,4 +1,4 @@
-"""Gathering of samples: the places of their frames in a memory, and copies of them in a batch's arrays.
+"""Gathering of samples: the places of their frames in a memory, and copies of these frames in a batch's arrays.
 
 Places are those of windows, with a frame stack and several steps, and of sequences.
 
@@ -43,9 +43,9 @@ class DrawnWindows(NamedTuple):
     next_codes: Int64s
     """[n, K] frames of the window's other end."""
     next_rows: Int64s
-    """[n] frame codes of the newest of these: the places of the next side's other columns."""
+    """[n] frame codes of the newest frames of `next_codes`: the places of the next side's other columns."""
     weights: Float64s
-    """[n] weights that sampling was proportional to; for entries that it used up, those before the draw."""
+    """[n] weights that sampling was proportional to; for entries that it used up, the weights before the draw."""
     reward: NDArray[np.float32]
     """[n, *R] sums of the windows' discounted rewards."""
     discount: NDArray[np.float32]
@@ -377,7 +377,7 @@ class BatchGatherer:
     ) -> GatheredSamples:
         """Add the ragged columns of both sides, with the values of these frame codes.
 
-        Both sides are as wide as the longest value among them, and at least 1.
+        Columns of both sides are as wide as the longest value of either side, and at least 1.
         """
         lengths_by_side = [{name: store.lengths(name, where) for name, where in side.items()} for side in codes]
         sides = ((samples.prev, samples.prev_lengths), (samples.next, samples.next_lengths))

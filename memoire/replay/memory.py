@@ -190,7 +190,7 @@ class Memory(RowGatherer, StrictAttributes):
         self._limit_ragged(most)
 
     def unreserve(self) -> None:
-        """Release this memory's reservation in the container, so that a memory that replaces this one can reserve."""
+        """Release this memory's reservation in the container, so that a memory that replaces it can reserve."""
         self._reserved.release()
         self._ragged_reserved.release()
 
@@ -402,12 +402,12 @@ class Memory(RowGatherer, StrictAttributes):
     """Closed episodes that wait to be sent; empty in a memory that sends none."""
 
     def flush(self, first_lane: int, lanes: int) -> None:
-        """Send the closed episodes in `leaving`. This class has none."""
+        """Send the closed episodes in `leaving`. The base class has no such episodes."""
 
     @contextmanager
     def cut_for_now(self, states: Mapping[int, Any]) -> Iterator[None]:
         """Treat open episodes as cut off in these states within the block, so that shorter windows reach their newest
-        entries. Other threads wait; the caller must not add entries.
+        entries. All other threads wait; the caller must not add entries.
 
         Args:
             states: State after the newest entry, by lane, as `close` takes it; for lanes whose episode has entries.
@@ -426,7 +426,7 @@ class Memory(RowGatherer, StrictAttributes):
     def configure(self, parameters: Parameters | None = None, **changes: Any) -> None:
         """Apply other parameters, and compute the weights and windows of all stored entries again.
 
-        Some values stay: weights of episodes closed without update_weight, returns of those closed without
+        The memory keeps some values: weights of episodes closed without update_weight, returns of those closed without
         update_value, and priorities that a learner reported. Incomplete windows get weight 0. A lower `max_episode`
         evicts the oldest episodes.
 

@@ -215,7 +215,7 @@ def _columns(sides: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 
 
 def _common(schemas: list[Schema], gathered: GatheredSamples) -> Schema:
-    """Return the columns of the first schema that all have, whole roots only; remove the others from `gathered`."""
+    """Return the columns of the first schema that all have, whole roots only; remove other columns from `gathered`."""
     first = schemas[0]
     kept = [root for root in first.roots if all(_is_alike(root, first, other) for other in schemas[1:])]
     roles = {root: first[first.leaves(root)[0]].role for root in first.roots}
@@ -291,7 +291,7 @@ WAIT_INTERVAL = 0.25
 
 
 def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
-    """Return an iterator over values that another thread computes, up to `ahead` of them before they are requested.
+    """Return an iterator over values that another thread computes, at most `ahead` values before they are requested.
 
     The thread moves or augments the next batch, or values it by a target network, while the learner computes:
 
@@ -313,7 +313,7 @@ def prefetch(values: Iterable[T], ahead: int = 1) -> Iterator[T]:
 
 
 def drawn_ahead(make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> Iterator[T]:
-    """Return an iterator over values that another thread draws, up to `ahead` of them before they are requested.
+    """Return an iterator over values that another thread draws, at most `ahead` values before they are requested.
 
     An error of the iterator is raised in its turn. Values taken ahead are lost if the caller stops early, or if
     `is_over` becomes true.

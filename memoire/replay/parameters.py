@@ -322,7 +322,7 @@ class Parameters:
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Self:
         """Return the parameters of a dictionary of `to_wire`, from a file, a snapshot or a message. Fields that older
-        versions do not have (`ADDED`) may be missing and get their default; all others are required.
+        versions do not have (`ADDED`) may be missing and get their default; all other fields are required.
 
         Raises:
             UnknownName: a field is unknown to this version, so its value would be ignored.

@@ -163,7 +163,7 @@ class Fragment:
     number: int
     """Client's number of the fragment, kept by both parts of a split."""
     episode: Episode
-    """The entries: T of them, with columns [T, *F]."""
+    """The T entries, with columns [T, *F]."""
     age: NDArray[np.float32]
     """[T] seconds since the entries were recorded, at arrival."""
     arrived: float

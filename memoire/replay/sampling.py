@@ -10,7 +10,7 @@ A forked process gets copies of memories and generators, taken while no thread c
       second child             SeedSequence(7, spawn_key=(1,))
         its first child        SeedSequence(7, spawn_key=(1, 0))
 
-So workers draw different batches, and the same ones in the next run of a program that forks in the same order.
+Forked workers draw different batches, and the same batches in the next run of a program that forks in the same order.
 """
 
 from __future__ import annotations

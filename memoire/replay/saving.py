@@ -136,8 +136,8 @@ class Lineage:
         """Raise if a save would overwrite steps that this buffer does not have, or a file that another buffer resumed.
 
         Raises:
-            BufferLocked: another buffer has resumed this one, or the one saved at `path`.
-            NotItsPast: another buffer resumed this one, and was saved at `path`.
+            BufferLocked: another buffer has resumed this buffer, or the buffer saved at `path`.
+            NotItsPast: another buffer resumed this buffer, and was saved at `path`.
             ForkedError: this process was forked from one that had resumed the buffer.
         """
         client_id = self.client_id
@@ -192,7 +192,7 @@ def save(memory: Memory, path: str | Path) -> int:
 
     The file is replaced as a whole or not at all, and is on disk when this returns. `numpy.load(path)["obs"]` reads a
     column: one row for each entry, episodes one after the other, oldest first, with lengths in "memory..episodes". A
-    ragged column has its elements one after the other, and "obs_length" their number in each entry. Other threads
+    ragged column has its elements one after the other, and "obs_length" their number in each entry. All other threads
     wait meanwhile. Open episodes are written with their entries so far.
 
     Raises:

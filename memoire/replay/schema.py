@@ -57,8 +57,8 @@ class Schema(Mapping[str, Column]):
         columns: For each name a `Column`; a dtype; (dtype, shape); an array whose dtype and shape serve as template;
             a Gymnasium space; or a dict or tuple of these, which becomes one column for each leaf ("obs.image",
             "obs.0"). Names decide the roles of values that are not a `Column`: obs and state are states; reward,
-            value and qvest (the return) have the role of their name; all others are plain. Names have no dots. Names
-            that a batch uses itself (ids, discount, next_*, ...) are rejected.
+            value and qvest (the return) have the role of their name; all other values are plain. Names have no dots.
+            Names that a batch uses itself (ids, discount, next_*, ...) are rejected.
 
     A schema has at least one state, and at most one reward, value and return column (float32, of equal shapes). If it
     has a value column but no return column, the return column `qvest` is added at its end.
@@ -320,7 +320,7 @@ def _take_apart(name: str, template: Any, role: str, leaves: dict[str, Column], 
 
 
 def _template(name: str, template: Any, role: str) -> Any:
-    """Return a `Column`, or a nest of them, for any other declaration that a schema accepts."""
+    """Return a `Column`, or a nest of columns, for any other declaration that a schema accepts."""
     if isinstance(template, np.ndarray | np.generic):
         return named(name, lambda: Column(template.dtype, template.shape, role))
     if hasattr(template, "contains") and hasattr(template, "sample"):
@@ -435,8 +435,8 @@ class RowSchema(Schema):
 
     Args:
         columns: As `Schema` takes them. Columns called obs and state, and those with role state, are states: their
-            values must be finite, unless their `Column` allows NaN. All others are plain and not checked, whatever
-            their names.
+            values must be finite, unless their `Column` allows NaN. All other columns are plain and not checked,
+            whatever their names.
 
     Raises:
         SchemaError: names the column, its value, and what is allowed.

@@ -7,9 +7,9 @@ rules are those of https://farama.org/Vector-Autoreset-Mode.
 
 `ResetCheck` detects that an environment was not reset after its episode ended.
 
-If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. So do episodes of
-a bandit or of an environment with a constant observation, and by chance those of a small environment with random
-starts. A single repeated start proves nothing; several in a row, at observations where no episode began before, do.
+If `env.reset()` is forgotten, the next episode begins in the observation in which the last one ended. A repeated start
+is normal in a bandit or an environment with a constant observation, and possible in a small one with random starts. A
+single repeated start proves nothing; several in a row, at observations where no episode began before, do.
 
 At a termination next_obs is never used, and some programs pass the first observation of the next episode. After
 terminations only a row of one-step episodes counts, until an episode is longer: that is such a program, or an
@@ -205,7 +205,7 @@ class ResetCheck:
         return begins
 
     def noted(self, begins: dict[int, int], ending: Collection[int] = ()) -> tuple[ResetCheck, Changes]:
-        """Return the check that replaces this one after episodes begin, and the changes that complete it. Warns once.
+        """Return the check that replaces this check after episodes begin, and the changes that complete it. Warns once.
 
         Args:
             begins: Digest of the first observation, by environment.
@@ -246,8 +246,8 @@ class ResetCheck:
     def began(self, environment: int, first: int, ends: bool = False) -> int:
         """Record that an episode has begun in this environment; `first` is the digest of its first observation.
 
-        Returns the number of episodes in a row, this one included, that began with the observation that ended the
-        episode before.
+        Returns the number of episodes in a row, including the new episode, that began with the observation that ended
+        the episode before.
         """
         if not self._is_repeated(environment, first):
             _core.at_once(self.reset(environment))
@@ -265,7 +265,7 @@ class ResetCheck:
         return before is not None and before.final == first
 
     def _row(self, environment: int, first: int, ends: bool) -> int:
-        """Return the suspicious starts in a row up to this one. A start is suspicious if no episode began at this
+        """Return the suspicious starts in a row up to this start. A start is suspicious if no episode began at this
         observation before, and if the row follows an episode of several steps, unlike those of a bandit.
         """
         row = self._rows.get(environment, 0)
@@ -284,7 +284,7 @@ _PARAMETERS = frozenset({"self", "obs", "action", "reward", "terminated", "trunc
 
 
 class StepConverter:
-    """Converter of steps' arguments for one schema, and for one environment or a number of them. Immutable.
+    """Converter of steps' arguments for one schema, and for one environment or a number of environments. Immutable.
 
     Shapes: N environments, of which a single one has no axis; F a column's own shape, R the reward's.
     """

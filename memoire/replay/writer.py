@@ -182,7 +182,7 @@ class Writer(_core.StepCounter, ClosingContext):
             ModelUnknown: model_version is unknown while `max_model_lag` is set, or the client follows several topics.
             EpisodeTorn: obs differs from the next_obs of the step before, in the middle of an episode.
             EpisodeOver: obs is the state in which an episode ended, several times in a row: the environment was not
-                reset. If the episodes terminated, each of them must have ended after one step.
+                reset. If the episodes terminated, each episode must have ended after one step.
             ObservationReused: the step overwrote obs.
             FinalObservationMissing: info lacks the observation in which an episode ended.
             Closed: after `close`.
@@ -563,7 +563,7 @@ class Writer(_core.StepCounter, ClosingContext):
     def _storing(
         self, which: NDArray[np.bool_], end_of: Callable[[int], tuple[State | None, Any]], *, is_cut: bool
     ) -> Changes:
-        """Return the changes that close the open episodes under `which` and open others. `end_of` returns the final
+        """Return the changes that close the open episodes under `which` and open new ones. `end_of` returns the final
         state of an environment's episode, and the value of that state.
         """
         changes: Changes = []

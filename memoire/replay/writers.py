@@ -67,7 +67,7 @@ class WriterRegistry:
             longest: Entries after which an endless episode is cut; None shares half of the capacity among all writers.
             made_by: Class of the writer.
             stamp: Function that returns the version of the model that acted, as for `Writer`.
-            resume: True to continue a saved writer of the same kind of environments. Else open episodes of saved
+            resume: True to continue a saved writer of the same kind of environments. With False, open episodes of saved
                 writers end.
 
         Raises:

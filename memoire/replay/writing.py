@@ -1,7 +1,7 @@
 """Types that writers share with memories and observers: atomic changes, observers, and the saved state of a writer.
 
-An interrupt comes between two opcodes of Python. So that a step takes effect as a whole or not at all, a memory and a
-writer change by lists of calls of C functions, which `_core.at_once` makes as one call.
+An interrupt comes between two opcodes of Python. A memory and a writer change by lists of calls of C functions, which
+`_core.at_once` makes as one call. A step takes effect as a whole or not at all.
 
 Entries of open episodes are saved with the memory. The state of a writer adds each episode's last observation, its
 return so far, the members that are being reset, and the state of `ResetCheck`. A writer of another process continues

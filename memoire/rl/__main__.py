@@ -1,4 +1,4 @@
-"""Command `python -m memoire.rl`: runs all processes of a run, or one of them.
+"""Command `python -m memoire.rl`: runs all processes of a run, or a single process.
 
 up FILE              server, trainer and workers of FILE on this machine, until the goal is reached
 serve FILE           server of FILE                work URL... FILE   one worker of FILE

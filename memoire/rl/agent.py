@@ -131,8 +131,8 @@ class Agent(ClosingContext):
             Closed: the agent was closed.
 
         Returns:
-            A future, whose `cancel` reaches a running observer with its next message. Its exception is `JobFailed`,
-            `ObserverLost` or `Closed`.
+            A future, whose `cancel` reaches a running observer with its next message. The future's exception is
+            `JobFailed`, `ObserverLost` or `Closed`.
         """
         return self._begin([], start, observer, options)
 
@@ -199,7 +199,7 @@ class Agent(ClosingContext):
             options: As of `run_episode`.
 
         Raises:
-            MemoireTimeout: fewer episodes finished in time. They are kept for the next call.
+            MemoireTimeout: fewer episodes finished in time. Finished episodes are kept for the next call.
             JobFailed: at least `episodes` episodes had failed, and another one failed.
             Closed: the agent was closed.
         """
@@ -282,7 +282,7 @@ class Agent(ClosingContext):
             self._changed.notify_all()
 
     def _drop_unusable(self, may_fail: bool) -> int:
-        """Remove failed and too old episodes; return the number of failed ones, or raise an error of one of them."""
+        """Remove failed and too old episodes; return the number of failed ones, or raise an error of one episode."""
         failed = [each for each in self._pending if each.done() and not _is_usable(each)]
         for each in failed:
             error = None if each.cancelled() else each.exception()

@@ -214,7 +214,7 @@ class Codec:
             raise CodecMismatch(sender, "None (its sample_compressor is not a Codec)", f"{self.name} ({self.digest})")
 
     def check(self, name: str, digest: str, sender: str) -> None:
-        """Raise CodecMismatch if a sender's codec is not this one.
+        """Raise CodecMismatch if a sender's codec is not this codec.
 
         Args:
             sender: Name of the sender in the error message.

@@ -263,7 +263,7 @@ def settle(future: Future[Any], result: Any = None, error: MemoireError | None =
 
 
 MAX_WORKERS = 4096
-"""Maximum number of clients; a further one is refused until one of them is silent for `IDLE_TIMEOUT`."""
+"""Maximum number of clients; a further client is refused until a client is silent for `IDLE_TIMEOUT`."""
 IDLE_TIMEOUT = 60.0
 """Seconds of silence after which a client may be evicted. Resends come sooner."""
 KEPT_ANSWERS = 4

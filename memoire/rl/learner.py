@@ -70,9 +70,9 @@ def evaluate(net: torch.nn.Module, env: Any, episodes: int = 10, *, seed: int | 
 
     Args:
         net: Network whose `forward` is that of `ActorCritic` or of `RecurrentActorCritic`.
-        env: One Gymnasium environment. It is reset first, and stays open.
+        env: One Gymnasium environment. The environment is reset first, and stays open.
         episodes: Number of episodes.
-        seed: Seed of the first episode; the others follow from it.
+        seed: Seed of the first episode; the seeds of other episodes follow from it.
     """
     returns = []
     for episode in range(episodes):

@@ -57,8 +57,8 @@ class GenericMemory:
         folder: Folder for columns as memory-mapped files; None keeps columns in memory.
         keeps_info: True keeps the `info` of samples, for `transition`.
         seed: Seed of the draws; None takes entropy from the system.
-        container: Container whose memory limit columns in memory have to fit; None sets no limit. Their sizes are
-            known, and checked, when the first sample arrives.
+        container: Container whose memory limit columns in memory have to fit; None sets no limit. The columns' sizes
+            are known, and checked, when the first sample arrives.
     """
 
     def __init__(
@@ -314,8 +314,8 @@ class _Boundary:
         Args:
             is_start: [n] True for samples of a reset.
             reach: Numbers of samples that a transition needs before its end: after a reset, and after another cut.
-            continues: True if the first of them follows the last sample in the same episode.
-            is_closed: True if the last of them ends its episode.
+            continues: True if the first new sample follows the last stored sample in the same episode.
+            is_closed: True if the last new sample ends its episode.
         """
         size = len(is_start)
         numbers = self.appended + np.arange(size)

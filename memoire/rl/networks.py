@@ -262,7 +262,7 @@ def _mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
 # Several learners
 
 TIMEOUT: Final = 300.0
-"""Seconds that a rank waits for the others in one collective operation."""
+"""Seconds that a rank waits for the other ranks in one collective operation."""
 
 
 GLOO: Final = "gloo"
@@ -285,12 +285,12 @@ class World:
     def from_environment(cls, surroundings: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> Self:
         """Return the rank that torchrun's environment variables describe.
 
-        With several ranks, create the process group unless it exists, and block until all ranks have joined. Its
-        backend is NCCL for tensors on GPUs if each rank has a GPU, and gloo for all other tensors.
+        With several ranks, create the process group unless it exists, and block until all ranks have joined. The
+        group's backend is NCCL for tensors on GPUs if each rank has a GPU, and gloo for all other tensors.
 
         Args:
-            timeout: Seconds that a rank waits for the others, now and in each collective operation; then torch raises
-                an error.
+            timeout: Seconds that a rank waits for the other ranks, now and in each collective operation; then torch
+                raises an error.
 
         Raises:
             ParameterError: RANK and WORLD_SIZE do not fit.

@@ -189,7 +189,7 @@ class ObserverThread(AskingThread):
         return self.choice.pick(self._is_down)
 
     def silent(self, url: str) -> None:
-        """Record that an agent did not answer, so that `pick` prefers others until it does."""
+        """Record that an agent did not answer, so that `pick` prefers other agents until it does."""
         self.worker.post(lambda: self.choice.silent(url, time.monotonic()))
 
     def connections(self, url: str) -> int:
@@ -338,15 +338,15 @@ class Observer(Asker):
     """Worker of an agent: asks for jobs, runs an episode for each, and returns its entries.
 
     Args:
-        urls: Address of an agent, or several. Each observer has its own order of them; it uses the next one while the
-            first one is down or silent.
+        urls: Address of an agent, or several. Each observer has its own order of them; it uses the next agent while the
+            first agent is down or silent.
         run_episode: Generator function, called as run_episode(start, ask, options) for each job. `start` has the
             columns [*F] of the state to begin with, or is None; `ask` is an `Ask`; `options` are those of
-            `Agent.run_episode`. It yields entries, each a mapping of columns [*F]; the last one has "terminated": True
-            if the episode terminated. It may return the columns [*F] of the final state.
+            `Agent.run_episode`. The generator yields entries, each a mapping of columns [*F]; the last entry has
+            "terminated": True if the episode terminated. The generator may return the columns [*F] of the final state.
         timeout: Seconds that `ask` waits.
         name: Name by which `Agent.run_episode` may choose this observer; see `Server`.
-        keys: This process' keys folder, with an actor's key.
+        keys: Keys folder of this process, with an actor's key.
 
     Raises:
         EndpointError: an address is malformed.
@@ -453,7 +453,7 @@ class Observer(Asker):
         return answer
 
     def _skip_agent(self, url: str, error: MemoireError) -> None:
-        """Prefer other agents after an error of this one; raise the error if it is permanent."""
+        """Prefer other agents after an error of the present agent; raise the error if it is permanent."""
         if isinstance(error, AuthError) or (isinstance(error, Refused) and error.code not in PASSING):
             raise error
         if (denied := self._thread.denied(url)) is not None:

@@ -54,7 +54,7 @@ class Collection:
     Args:
         envs: Function that makes a vector environment, which resets itself.
         policy: Function that makes the policy, an object with `load(body, version)`; see `Policy`.
-        groups: Vector environments of one collector. Others step while one waits for its actions.
+        groups: Vector environments of one collector. While one waits for its actions, the other groups step.
         columns: Columns of the learner's table that the policy returns beside action and logp.
         seed: Seed of environments and sampled actions; None takes entropy from the system.
     """
@@ -104,7 +104,7 @@ class Work:
         max_samples_per_episode: Steps after which an episode is truncated.
         obs_preprocessor: Called with each observation before the policy sees it.
         device: Device of torch on which the policy acts.
-        model_history: One of so many models is kept as a file beside the worker's newest; 0 keeps none.
+        model_history: One in `model_history` models is kept as a file beside the worker's newest; 0 keeps none.
         is_paced: True if a worker waits between two episodes while the trainer is behind. Choose False for devices and
             for environments that are as slow as the trainer.
     """
@@ -178,7 +178,7 @@ def replay(capacity: int = 1_000_000, sampler: Sampler | None = None, **fields: 
     """Return the settings of a run's table: room for `capacity` steps, and the sampler (None samples uniformly).
 
     Args:
-        fields: Other arguments of `memoire.Table`, such as multi_step=3.
+        fields: Further arguments of `memoire.Table`, such as multi_step=3.
     """
     return ReplayTable(capacity, sampler or Uniform(), fields)
 
@@ -300,7 +300,7 @@ MAX_SHOWN: Final = 60
 
 
 class Partial(functools.partial[Any]):
-    """Callable with some arguments already set. A call adds the others; errors of the call show all arguments."""
+    """Callable with some arguments already set. A call adds further arguments; errors of the call show all."""
 
     __slots__ = ()
 
@@ -319,7 +319,7 @@ class Partial(functools.partial[Any]):
 
 
 def partial(func: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    """Return a callable with some of its arguments already set; a later call adds the others.
+    """Return a callable with some of its arguments already set; a later call adds the other arguments.
 
     A keyword's value may be `partial(None, ...)`; its callable is then the default that `func` has for this keyword.
     The result can be pickled if its callable and arguments can.

@@ -59,7 +59,7 @@ def rollout_schema(env: Any, extra: Mapping[str, Any] | None = None, *, discount
 
 
 def made_by_policies(schema: Schema) -> list[str]:
-    """Return the columns that only the policy can fill: action, logp and others.
+    """Return the columns that only the policy can fill: action, logp and further columns.
 
     Raises:
         SchemaError: a column is called "version", by which policies return the model's version.
@@ -72,7 +72,7 @@ def made_by_policies(schema: Schema) -> list[str]:
 def policy_rows(schema: Schema) -> tuple[RowSchema, RowSchema]:
     """Return the rows that a policy receives and those that it returns, for each entry of a table of this schema.
 
-    A policy receives the observation and, if recurrent, its memory. It returns the memory of the next entry.
+    A policy receives the observation and, if recurrent, its memory. The policy returns the memory of the next entry.
     """
     inputs = [root for root in ("obs", MEMORY) if root in schema.roots]
     return _rows(schema, inputs), _rows(schema, made_by_policies(schema))
@@ -195,11 +195,11 @@ class Policy(Protocol):
     """Policy of N environments at once."""
 
     def act(self, observations: Any) -> Mapping[str, Any]:
-        """Act, and return columns [N, ...]: "action", its log probability "logp", others of the table, and "version".
+        """Act, and return columns [N, ...]: "action", its log probability "logp", other table columns, and "version".
 
-        "value" is one of them for most learners. "version" is a number: the version of the model that acted. If the
-        table has a column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an episode,
-        and returns the next memory by this name.
+        Most learners need "value". "version" is a number: the version of the model that acted. If the table has a
+        column memory, the policy also receives `memory=` [N, *M], which is zero at the start of an episode, and returns
+        the next memory by this name.
 
         Args:
             observations: [N, *F], or dicts and tuples of such arrays, as environments return them.

@@ -185,7 +185,7 @@ class PPO:
         return mapped(lambda tensor: tensor[rows], observations)
 
     def _divergence(self, epoch: list[torch.Tensor]) -> float:
-        """Return the mean approx_kl of an epoch. It is averaged over all ranks, which therefore stop together."""
+        """Return the mean approx_kl of an epoch. The mean is averaged over all ranks, which therefore stop together."""
         mean = float(torch.stack(epoch)[:, 3].cpu().double().mean())
         sums = torch.tensor([mean, 1.0], dtype=torch.float64)  # on the CPU: gloo
         if self._plain is not self.net:

@@ -5,8 +5,8 @@
     env = rl.RealTimeEnv({"interface": Arm, "time_step_duration": 0.05, "start_obs_capture": 0.05, "act_buf_len": 4})
 
 `step(action)` waits for the end of the current time step, sends the action, and returns the observation that was taken
-in that time step. So the action takes effect while the policy computes the next one, and the last actions are part of
-the observation (Ramstedt and Pal, Real-Time Reinforcement Learning, NeurIPS 2019).
+in that time step. The action therefore takes effect while the policy computes the next one, and the last actions are
+part of the observation (Ramstedt and Pal, Real-Time Reinforcement Learning, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RealTimeInterface:
         raise _missing_method(self, "send_control")
 
     def reset(self) -> Any:
-        """Begin an episode; return the list of observations, or (list, info). It may take `seed` and `options`."""
+        """Begin an episode; return the list of observations, or (list, info). `reset` may take `seed` and `options`."""
         raise _missing_method(self, "reset")
 
     def get_obs_rew_done_info(self) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -100,7 +100,7 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({
     "wait_on_done": False,
     "last_act_on_reset": False,
 })  # fmt: skip
-"""Default settings of an environment; docs/trainers.md has a table of them."""
+"""Default settings of an environment; docs/trainers.md has a table of these settings."""
 
 
 class _Captured(NamedTuple):
@@ -257,7 +257,7 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._set({"ep_max_length": ep_max_length})
 
     def _set(self, changes: Mapping[str, Any]) -> None:
-        """Change settings together. If one of them is wrong, change none and raise ParameterError."""
+        """Change settings together. If one setting is wrong, change none and raise ParameterError."""
         self.config = _checked({**self.config, **changes})
         settings = self.config
         duration = settings["time_step_duration"]
@@ -493,14 +493,14 @@ def _missing_method(interface: RealTimeInterface, method: str) -> WrongType:
 SPEED_LIMIT: Final = 2.0
 """Maximum speed in each direction, in units per second."""
 BORDER: Final = 1.0
-"""Both coordinates stay in [-1, 1]."""
+"""Limit of each coordinate, which stays in [-1, 1]."""
 
 
 class DummyDrone:
     """Simulated drone behind a slow radio: each command and each position is delayed by a random time.
 
-    It moves in a square, at the velocities that it receives, without a thread, a window or a device. Safe to call from
-    several threads. Positions are computed at each call from the commands and their times.
+    The drone moves in a square, at the velocities that it receives, without a thread, a window or a device. Safe to
+    call from several threads. Positions are computed at each call from the commands and their times.
 
     Args:
         delays: Least and greatest seconds that a command takes to the drone, and a position back. A later command never
@@ -547,7 +547,7 @@ class DummyDrone:
         return float(self._random.uniform(*self._delays))
 
     def _forget(self, before: float) -> None:
-        """Drop legs that ended before a time, and move _start to the end of the last of them."""
+        """Drop legs that ended before a time, and move _start to the end of the last dropped leg."""
         while len(self._legs) > 1 and self._legs[1][0] <= before:
             (begin, *velocity), end = self._legs[0], self._legs[1][0]
             self._start = _move(self._start, velocity, end - begin)

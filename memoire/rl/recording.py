@@ -52,7 +52,7 @@ class EnvStep:
 
 
 class Recorder:
-    """Recorder of a worker's training episodes. This base class keeps nothing; a worker without a server uses it."""
+    """Recorder of a worker's training episodes. The base class keeps nothing; a worker without a server uses it."""
 
     def begin(self, action: Any, obs: Any, info: dict[str, Any]) -> None:
         """Begin an episode with this observation, during which the device did `action`."""
@@ -71,7 +71,7 @@ class Recorder:
 
 
 class Columns(Recorder):
-    """Recorder that writes entries into a table with the environment's columns. Its writer sends whole episodes."""
+    """Recorder that writes entries into a table with the environment's columns. The writer sends whole episodes."""
 
     def __init__(self, client: Client) -> None:
         self._writer = client.writer()
@@ -101,12 +101,12 @@ class Columns(Recorder):
 
 
 class Packets(Recorder):
-    """Recorder that sends samples of any form at the end of an episode, as soon as there are enough of them.
+    """Recorder that sends samples of any form at the end of an episode, as soon as there are enough samples.
 
     Args:
         client: Client of a table that `samples.samples_table` made.
         compressor: Called as f(act, obs, rew, done, info) with each sample, or as f(act, obs, rew, terminated,
-            truncated, info) if it takes six values. Its result is sent. None sends samples unchanged.
+            truncated, info) if it takes six values. The function's result is sent. None sends samples unchanged.
         least: Samples that are collected before they are sent.
         stream: True sends samples within episodes, too, as soon as `least` are held.
         marks: Adds a mark to `info`, by which a memory checks the transitions that it rebuilds; None adds nothing.

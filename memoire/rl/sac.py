@@ -110,8 +110,8 @@ class SAC(TrainingAgent):
 
     Args:
         observation_space, action_space, device: See `TrainingAgent`.
-        policy: Called with both spaces; makes the policy. Its `forward(obs)` returns actions and log probabilities.
-        critic: Called with both spaces; makes the twin critics. Their `forward(obs, action)` returns [2, B]. None makes
+        policy: Called with both spaces; makes the policy, whose `forward(obs)` returns actions and log probabilities.
+        critic: Called with both spaces; makes the twin critics, whose `forward(obs, action)` returns [2, B]. None makes
             a `TwinCritic`.
         hidden: Widths of the hidden layers of a `TwinCritic`.
         gamma: Discount; None takes the table's; another one raises ParameterError. Batches that are tuples need it.

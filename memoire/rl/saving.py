@@ -4,8 +4,8 @@
     log_alpha                     a tensor, or an array                              numbers, texts, generators, lists,
     pi_optimizer['state'][3][...  arrays of an optimizer                         dicts, the trainer's counters
 
-A file holds no code. It also holds the agent's form at its creation. If a later agent is created with another setting,
-the checkpoint's value is compared with both:
+A file holds no code. The file also holds the agent's form at its creation. If a later agent is created with another
+setting, the checkpoint's value is compared with both:
 
     first created with   in the checkpoint   created with now   value after a restart
     64                   64                   64                 64

@@ -208,7 +208,7 @@ class StartStates:
     Args:
         name: Name of the source; ranks exchange states under it.
         schema: Columns of a state, as `Inference` takes them.
-        first: First state, columns [*F]. It is never evicted.
+        first: First state, columns [*F]. The first state is never evicted.
         key: Called with the columns of a state; returns its cost, which is low for good states.
         keep: Most states that are kept.
         temperature: In the unit of the cost: infinity draws all states equally often, 0 only the best ones.
@@ -319,7 +319,7 @@ class StartStates:
         return path[::-1]
 
     def stats(self) -> StartsStats:
-        """Return counts, costs and the newest ancestors of the best state. Any thread may call it."""
+        """Return counts, costs and the newest ancestors of the best state. The method may be called by any thread."""
         states, (best, links) = self._states, self._best_and_links()
         path: list[int] = []
         state = best.id

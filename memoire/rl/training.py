@@ -102,8 +102,8 @@ class Experience(Protocol):
 class RatioGate:
     """Limit on training steps for each received sample.
 
-    Both counts begin with the gate. After a restart a trainer that draws from servers makes no steps for earlier
-    samples, and evicted samples hold no step back. A trainer with a memory of its own restores both counts.
+    Counts of steps and samples begin with the gate. After a restart a trainer that draws from servers makes no steps
+    for earlier samples, and evicted samples hold no step back. A trainer with its own memory restores both.
 
     Args:
         most: Most training steps for each sample.

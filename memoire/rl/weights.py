@@ -181,7 +181,7 @@ class ModelFiles:
     Args:
         path: Path of the file; None keeps no model.
         history: Prefix of the names of former models; None keeps no former models.
-        every: One of so many models is kept in the history, counted from the last kept one; 0 keeps none.
+        every: One in `every` models is kept in the history, counted from the last kept model; 0 keeps none.
         role: Name of the holder in other processes' errors.
         now: Returns the time for names in the history.
 

@@ -83,7 +83,7 @@ class RolloutWorker(ClosingContext):
         max_samples_per_episode: Steps after which an episode is truncated.
         model_path: File of the newest model; loaded at the start if it exists, and updated with each model.
         model_path_history: Prefix of the names of former models' files.
-        model_history: One of so many models is kept there; 0 keeps none.
+        model_history: One in `model_history` models is kept in such a file; 0 keeps none.
         obs_preprocessor: Called with each observation before the policy sees it.
         is_paced: True waits between episodes while learners are behind (`samples_per_insert_tolerance`).
         cpus: Processors for the thread that runs episodes; None leaves that to the system.

@@ -1,6 +1,6 @@
 """Access to a node: tokens from a file that may change, limits on guesses, and addresses that other machines reach.
 
-A token file holds one token on each line. A node accepts any of its tokens; a client sends the first. So tokens can be
+A token file holds one token on each line. A node accepts any of its tokens; a client sends the first. Tokens can be
 replaced without an interruption: first add the new token below the old one at the node, then replace the old one at the
 clients, then remove the old one at the node.
 
@@ -33,7 +33,7 @@ MAX_FILE_BYTES = MAX_TOKENS * (MAX_LENGTH + 2)
 EXPECTED = f"a file with a token on each line: {MIN_LENGTH} to {MAX_LENGTH} printable ASCII characters without blanks"
 
 MAX_WRONG_TOKENS = 10
-"""Wrong tokens that one address may send in a row; then one more every `PENALTY_INTERVAL` seconds."""
+"""Wrong tokens that one address may send in a row; then one more token every `PENALTY_INTERVAL` seconds."""
 PENALTY_INTERVAL = 3.0
 MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
 """The same limits for a trusted reverse proxy, over all addresses in its requests together."""
@@ -203,8 +203,8 @@ class Security:
     refused: dict[str, int]
     """Number of connections and messages that were refused because of their sender, by `net.curve_server.REASONS`."""
     hung_up: int = 0
-    """Number of connections that ended before they sent a key, such as probes of the port or ended processes. They were
-    not refused."""
+    """Number of connections that ended before they sent a key, such as probes of the port or ended processes.
+    Connections of this kind were not refused."""
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@
                 authorized/actor/*.pub      public keys of admitted clients, by role; or authorized-actor.pub, in one
                 file authorized/learner/*.pub
 
-A folder is read again while the process runs. This module opens no socket; `net.curve_server` admits the clients.
+A folder is read again while the process runs. The module opens no socket; `net.curve_server` admits the clients.
 
 `Key` is one key with its two halves and its text in a file. `read_blocks` parses such text, `load` and the functions
 after it read files and check their permissions, and `Keys` holds a whole folder.

@@ -1,7 +1,7 @@
 """Provision of keys and tokens: missing ones of a cluster on Kubernetes, and the files of keys folders.
 
 Existing keys and tokens are kept. A cluster's keys depend on each other: servers and proxies admit the keys of every
-role, and every process dials theirs. So a missing Secret is made with a new key, and the other Secrets get that key
+role, and every process dials theirs. A missing Secret is made with a new key, and the other Secrets get that key
 *before* the new Secret exists:
 
     found      server  proxy  actor  learner  -         (the reader's Secret was deleted)
@@ -100,7 +100,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def authorize(folder: Path, key: Key) -> Path:
-    """Admit a key at the process of a keys folder, beside others of its role and name. Return the key's file."""
+    """Admit a key at the process of a keys folder, beside other keys of its role and name. Return the key's file."""
     path = folder / "authorized" / key.role / f"{key.name}.pub"
     present = read_public(path, key.role) if path.exists() else ()
     if all(key.public != other.public for other in present):
@@ -141,7 +141,7 @@ def public_keys(path: Path) -> list[Key]:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """Return the files of a keys folder, texts by path. Written elsewhere, they make the same folder.
+    """Return the files of a keys folder, texts by path. Copies of the files make the same folder elsewhere.
 
     Raises:
         KeyFileError: one of the files is not a file of keys.
@@ -189,7 +189,7 @@ TOKENS = ("dashboard", "nodes")
 TOKEN_BYTES = 24
 """Random bytes of a new token, which has twice as many characters."""
 LISTENING = tuple(ADMITTED)
-"""Roles that others dial: the server.pub of every role has their keys."""
+"""Roles that other roles dial: the server.pub of every role has their keys."""
 
 Files = Mapping[str, str]
 

@@ -4,7 +4,7 @@
 
     left   1024 ──take──▶ 1023 ... 0 refused      one second later: `rate` more are left, up to `burst`
 
-There is no lifetime total, so every client gets in after some time. Not thread-safe: the owner locks.
+The buckets have no lifetime total, so every client gets in after some time. Not thread-safe: the owner locks.
 
 `RoutedMessage` parts a request or reply from the addresses of the connections that it came by:
 
@@ -33,7 +33,7 @@ MAX_BUCKETS = 1 << 16
 MAX_CONNECTIONS = 1 << 14
 """Connections whose clients are remembered. A client of a forgotten one takes a token again, or is refused ("busy")."""
 MAX_OWNERS = 1 << 16
-"""Client ids whose keys are remembered; one key may have half of them."""
+"""Client ids whose keys are remembered; one key may have half of these ids."""
 OWNER_TIMEOUT = 600.0
 """Seconds without a message after which the key of an id may be forgotten."""
 

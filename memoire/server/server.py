@@ -4,7 +4,7 @@
            ──caches────▶ one thread per address  ──▶ Pool ◀── get_batch, in the learner's own thread
              episodes                                EpisodePool
 
-It runs inside of the learner's process, or alone with learners that read over the network
+The server runs inside of the learner's process, or alone with learners that read over the network
 (`memoire.connect(url).batches`).
 """
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 class Server(Queries, Node):
     """Server of a replay memory: holds the newest caches or episodes of all clients, draws batches, publishes models.
-    It also counts clients' totals and stores their log lines.
+    The server also counts clients' totals and stores their log lines.
 
     Example:
         with memoire.Server("tcp://*:5560", schema, run="ant-7") as server:
@@ -320,9 +320,9 @@ class Server(Queries, Node):
 
         Args:
             credit: Maximum bytes that each client may have in flight; less if its share of the table's limit is less.
-            held_bytes: Maximum bytes of all tables together. Tables with a limit of their own keep it, the others
-                share the rest. Excess data is overwritten now. Stored episodes move to a memory of another size,
-                and ids drawn before become stale.
+            held_bytes: Maximum bytes of all tables together. Tables with a limit of their own keep it, the other tables
+                share the rest. Excess data is overwritten now. Stored episodes move to a memory of another size, and
+                ids drawn before become stale.
 
         Raises:
             ParameterError: a value is not a whole number of at least 1, or a table would have no bytes; nothing
@@ -441,14 +441,14 @@ class Server(Queries, Node):
         skip_damaged: bool = False,
         once: bool = False,
     ) -> RestoreCounts:
-        """Restore files of `snapshot`, of this server or others, into this server's tables, while the server runs.
+        """Restore files of `snapshot`, of any servers, into this server's tables, while the server runs.
 
         Caches come with their drawn samples marked, episodes with priorities, ages and learners' feedback, clients with
         their sums and, in their run, their totals. Data that the server already holds is not held twice. A client that
         only the files contain stays until its samples are used; with reuse_cache, as long as there is room.
 
         A table that never held data draws what the saved table would have drawn, if it gets one whole file (one path,
-        no part), and the server has no `seed`. Else it draws with its own generator.
+        no part), and the server has no `seed`. Any other table draws with its own generator.
 
         Args:
             paths: All files of the saved cluster, or a selection.

@@ -103,7 +103,7 @@ class Process:
     """
 
     context: Any = None
-    """ZeroMQ context; None is the one for the process. Addresses inproc:// need the same one on both sides."""
+    """ZeroMQ context; None is the one for the process. Addresses inproc:// need the same context on both sides."""
     clock: Callable[[], float] = wall_clock
     """Clock that returns seconds since 1970."""
     tune: bool = True

@@ -352,8 +352,8 @@ class Credits:
         self._limit = self._limit if credit is None else credit
 
     def of(self, table: OpenTable, now: float) -> int:
-        """Return the bytes that each client of a table may have in flight. That is the least of its limit, its share of
-        the table's byte limit, and its share of all bytes in flight.
+        """Return the bytes that each client of a table may have in flight. The result is the least of the client's
+        limit, its share of the table's byte limit, and its share of all bytes in flight.
         """
         sharers = self._sharers(now)
         together = self._state.limits.on_way_bytes // max(1, sum(sharers.values()))
@@ -446,7 +446,7 @@ class _FormerStart(msgspec.Struct, frozen=True):
     now: dict[str, Any]
     version: int
     making: dict[str, Any] = {}
-    """Other settings that shaped stored samples: `OpenTable.making`."""
+    """Further settings that shaped stored samples: `OpenTable.making`."""
 
 
 def run_to_count(past: StateStore | None, name: str | None, committer: Committer) -> str:

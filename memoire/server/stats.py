@@ -1,7 +1,7 @@
 """Figures of a server, its tables and its clients at one moment, and scalars of all clients.
 
-Queries of a server's runs in its process: totals, accounts, clients, episodes, log lines. They read the dispatcher's
-state under its lock and by its clock, and older lines from the state folder. They change nothing.
+Queries of a server's runs in its process: totals, accounts, clients, episodes, log lines. The queries read the
+dispatcher's state under its lock and by its clock, and older lines from the state folder. Queries change nothing.
 """
 
 from __future__ import annotations
@@ -495,7 +495,7 @@ class Queries:
         Args:
             after: Key (`merge.key_of`) of the last row of the page before.
             seen: If less than half of `limits.client_timeout` ago, return all accounts whose client was heard since
-                then, and no others.
+                then, and no other accounts.
         """
         dispatcher = self._dispatcher
         with dispatcher.lock:

@@ -118,7 +118,7 @@ class TableHandle(StrictAttributes):
     def sample_episodes(
         self, count: int, timeout: float | None = None, *, group: str | None = None, group_size: int | None = None
     ) -> EpisodeBatch:
-        """Draw whole episodes of a table that stores them, or groups of them: see `Buffer.sample_episodes`.
+        """Draw whole episodes of a table that stores episodes, or groups of episodes: see `Buffer.sample_episodes`.
 
         Each entry of the episodes counts as a drawn sample. With `samples_per_insert_tolerance` a draw begins within
         the band and may exceed it; the next draw waits until the ratio is in the band again.

@@ -222,8 +222,8 @@ class PooledBatch:
         return PooledBatch(gathered, importance, divisor, newer.left_out)
 
     def batch(self, schema: Schema, update: Callable[[NDArray[Any], Any], Any]) -> Batch:
-        """Return the `Batch` for a learner. Its `update_priorities` calls `update` with ids (`batch.ID`) and TD errors,
-        [B].
+        """Return the `Batch` for a learner. The batch's `update_priorities` calls `update` with ids (`batch.ID`) and TD
+        errors, [B].
         """
         return Batch(schema, self.gathered, self.importance, update, divisor=self.divisor, left_out=self.left_out)
 

@@ -3,11 +3,11 @@
 No counters are kept for inspection while samples come and go. Each query examines at most `MAX_INSPECTED` samples, so
 that a query takes milliseconds for a table of any size.
 
-The effective size of a memory is 1 / sum p**2, p being the chances of its entries. It is the size of a memory with
-equal chances in which two draws meet in one entry equally often: the number of entries if all chances are equal, and 1
-if one entry has all of the chance. (The inverse of Simpson's index; Hill, Diversity and evenness, Ecology 1973, N_2.
-With p = w / sum w it is Kish's effective sample size, 1965.) The mean of p over drawn samples is sum p**2, because each
-entry is drawn with chance p.
+The effective size of a memory is 1 / sum p**2, p being the chances of its entries. The effective size is the size of a
+memory with equal chances in which two draws meet in one entry equally often: the number of entries if all chances are
+equal, and 1 if one entry has all of the chance. (The inverse of Simpson's index; Hill, Diversity and evenness, Ecology
+1973, N_2. With p = w / sum w it is Kish's effective sample size, 1965.) The mean of p over drawn samples is sum p**2,
+because each entry is drawn with chance p.
 
 Freshness of drawn samples: ages, weights, and the number of newer models. Only a batch now and then is examined, so
 that the cost is small.

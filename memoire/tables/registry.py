@@ -8,8 +8,8 @@
     request ──▶ the server's dispatcher ──▶ Handler(now, header, body, payload) ──▶ Reply
     └ HandlerContext: the table, the size of a reply, the start number of the server
 
-A kind is loaded at the first use of its name, and its sides are loaded at their first use. Other modules ask `Kind`, or
-a table for the capabilities of its pool (`base`); only a kind's own package names the kind.
+A kind is loaded at the first use of its name, and its sides are loaded at their first use. Modules outside of a kind
+ask `Kind`, or a table for the capabilities of its pool (`base`); only a kind's own package names the kind.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 
 
 Handler = Callable[[float, "MessageHeader", Any, Any], Reply]
-"""Called with the time in seconds since 1970, header, body and payload of a request. It may raise ProtocolError."""
+"""Called with the time in seconds since 1970, header, body and payload of a request. May raise ProtocolError."""
 
 
 class TableView(Protocol):
@@ -205,8 +205,8 @@ class Kind:
     actor: ClassVar[str] = ""
     """The kind's `ActorSide`, at a client; "" if clients push nothing to the table."""
     settings: ClassVar[str] = ""
-    """Dataclass or Struct of the settings that only this kind has. Its `making(schema)` returns the values that content
-    is made with, and `check(schema, parameters)` raises ParameterError for bad values.
+    """Dataclass or Struct of the settings that only this kind has. The class' `making(schema)` returns the values that
+    content is made with, and `check(schema, parameters)` raises ParameterError for bad values.
     """
     offers: ClassVar[tuple[str, ...]]
     """Capabilities of the kind's pool: names of base classes, from `base` or from the kind's package."""
@@ -313,8 +313,8 @@ class Kind:
         return values
 
     def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Return parameters that held content was made with and that differ: name -> (ours, others). The default is
-        empty: entries are held as recorded, and derived values are computed by the server.
+        """Return parameters that held content was made with and that differ: name -> (our value, other value). The
+        default is empty: entries are held as recorded, and derived values are computed by the server.
         """
         return {}
 

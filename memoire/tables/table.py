@@ -76,7 +76,7 @@ class Table:
         cache_limit: Maximum number of held caches; with 0, only bytes limit them.
         byte_limit: Maximum number of held bytes. Tables with None share equally what the other tables leave.
         client_capacity: Maximum number of entries in each client's memory; 0: the client chooses.
-        fields: Any other field of `Parameters`, such as min_size=1000, and settings that only this kind has, such as
+        fields: Further fields of `Parameters`, such as min_size=1000, and settings that only this kind has, such as
             group=8 of prompts (`PromptSettings`).
 
     Raises:
@@ -433,7 +433,7 @@ def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[st
     """Return the bytes of each table: its own limit, or an equal share of the rest.
 
     Raises:
-        ParameterError: the tables' own limits leave nothing for the others.
+        ParameterError: the tables' own limits leave nothing for the other tables.
     """
     fixed = {name: limit for name, limit in own_limits.items() if limit is not None}
     others, taken = len(own_limits) - len(fixed), sum(fixed.values())

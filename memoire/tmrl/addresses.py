@@ -23,7 +23,7 @@ def port_of(
     """Return the port from TMRL 0.7's arguments port, server_port, security and password; None without one.
 
     Raises:
-        ParameterError: the two ports differ, or `security` is set without keys.
+        ParameterError: the ports of two arguments differ, or `security` is set without keys.
     """
     if port is not None and server_port is not None and port != server_port:
         raise ParameterError("server_port", server_port, f"the same as port={port}, or left out")

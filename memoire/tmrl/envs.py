@@ -24,7 +24,7 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         id: Id for `gymnasium.make`. The ids "real-time-gym-v0" and "-v1" are `memoire.rl.RealTimeEnv`, unless another
             package has registered them.
-        gym_kwargs: Other arguments of `gymnasium.make`, such as {"config": my_config}.
+        gym_kwargs: Further arguments of `gymnasium.make`, such as {"config": my_config}.
     """
 
     def __init__(self, id: str = "real-time-gym-v0", gym_kwargs: Mapping[str, Any] | None = None) -> None:

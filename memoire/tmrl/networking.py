@@ -111,7 +111,7 @@ class Buffer:
 
 
 class Server(ClosingContext):
-    """Server of a pipeline, to which workers and the trainer connect. It runs on its own threads until `close`.
+    """Server of a pipeline, to which workers and the trainer connect. The server runs on its own threads until `close`.
 
     Args:
         min_samples_per_server_packet: Samples for which the trainer waits before it takes some.
@@ -123,7 +123,7 @@ class Server(ClosingContext):
         state_dir: Folder in which models and totals outlive the server; None keeps them in memory.
         max_workers: Most workers at the same time; further workers wait until one leaves. None sets no limit.
         security: "TLS" of TMRL; it needs keys, by which memoire encrypts and authenticates. None requires nothing.
-        password: TMRL's password. It is not used; without keys a warning says so.
+        password: TMRL's password. The password is not used; without keys a warning says so.
 
     Raises:
         EndpointError: a port is in use.

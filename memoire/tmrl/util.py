@@ -25,7 +25,7 @@ def prod(iterable: Iterable[Any]) -> Any:
 class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's authors)
     """Property that is computed once for each object, and stored outside of the object's `__dict__`.
 
-    So the value is neither copied nor saved with the object. A value that refers to its own object is never freed.
+    The value is neither copied nor saved with the object. A value that refers to its own object is never freed.
 
     Args:
         function: Called with the object at the first access.

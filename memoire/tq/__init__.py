@@ -7,7 +7,7 @@
     data = tq.kv_batch_get(keys, "train", select_fields=["responses"])
 
 Names, results and errors are those of TransferQueue 0.1.11; docs/transferqueue.md lists the differences. Memoire's
-servers store the rows, spread over them by key. There are no Ray actors, and values are never pickled.
+servers store the rows, spread over them by key. Memoire uses no Ray actors, and never pickles values.
 """
 
 from memoire.errors import NotInstalled

@@ -96,7 +96,7 @@ def single_row(fields: TensorDict | Mapping[str, Any]) -> TensorDict:
 
 
 def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
-    """Return the columns of a batch after a parser has changed copies of them.
+    """Return the columns of a batch after a parser has changed copies of the columns.
 
     Raises:
         ValueError: a column has another number of rows.
@@ -216,9 +216,9 @@ class KeyedClient(KeyedCalls, RemoteCalls):
     """Client that reads and writes rows by key. May be used from any thread.
 
     Args:
-        servers: Request addresses, the same ones at all clients, because each key is stored at one of them. Each leads
-            to one server, whose rows are in its first table with storage="keyed".
-        keys: This process' keys folder; None takes $MEMOIRE_KEYS.
+        servers: Request addresses, the same addresses at all clients, because each key is stored at one server. Each
+            address leads to one server, whose rows are in its first table with storage="keyed".
+        keys: Keys folder of this process; None takes $MEMOIRE_KEYS.
 
     Raises:
         EndpointError: an address is malformed.
@@ -237,7 +237,7 @@ class KeyedClient(KeyedCalls, RemoteCalls):
     # Rows by number, as TransferQueue's client has them and verl's workers ask for them. From any event loop
 
     async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """Return numbers and tags of rows, and the fields that all of them have; unknown keys are left out.
+        """Return numbers and tags of rows, and the fields that all rows have; unknown keys are left out.
 
         Raises:
             ValueError: `keys` is empty, or `create` is True: `kv_put` and `kv_batch_put` create rows.

@@ -1,7 +1,7 @@
 """Calls of TransferQueue's key-value interface, with one client for the process.
 
 `init` in one process starts or finds the servers and sets their addresses in $MEMOIRE_TQ, which its child processes
-inherit. Other processes need this variable, or get the addresses from Ray if they and `init` use the same Ray cluster.
+inherit. Further processes need this variable, or get the addresses from Ray if they and `init` use the same cluster.
 
 `save` writes all rows into a folder, which `load` can read into any number of servers:
 
@@ -389,7 +389,7 @@ def save_checkpoint(
 ) -> None:
     """Write all rows of all servers to a folder.
 
-    The former checkpoint stays until the new one is on disk. Other files of the folder are not touched.
+    The former checkpoint stays until the new one is on disk. All other files of the folder are not touched.
 
     Args:
         include_storage: Ignored: rows are always written with their values.

@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 class ByteBudget:
-    """Budget of bytes that one process holds for its peers. Thread-safe; callbacks run without its lock.
+    """Budget of bytes that a process holds for its peers. Thread-safe; callbacks run without its lock.
 
         budget 64 MiB ─┬─ holder "table default"   40 MiB   overwrites its oldest if there is no room
                        ├─ holder "keyed rows"      20 MiB   `take` raises "busy" before anything is copied

@@ -8,9 +8,9 @@ A peer offers its codecs in HELLO, and WELCOME answers with the offered codecs t
       ▲                                                └─▶ not less ──▶ plain for a while ──┐              │
       └─────────────────────────────────────────────────────────────────────────────────────┴──────────────┘
 
-It compares the seconds that callers spent for each sample sent. So the link, the data and the processor count as they
-are, and nothing is estimated. The first messages after a change do not count: messages of the former kind that are
-still on the link delay them.
+The choice compares the seconds that callers spent for each sample sent. Link, data and processor count as they are, and
+nothing is estimated. The first messages after a change do not count: messages of the former kind that are still on the
+link delay them.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class CompressionChoice:
         self._restart(0)
 
     def spend(self, seconds: float, waited: float = 0.0) -> None:
-        """Add seconds that a caller spent for a message; `waited` of them passed waiting for the network."""
+        """Add seconds that a caller spent for a message; `waited` of these seconds passed waiting for the network."""
         self._seconds += seconds
         self._waited += waited
 

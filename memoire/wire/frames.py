@@ -43,7 +43,7 @@ DEFAULT_TABLE: Final = "default"
 """Name of a server's only table if the server was started without a name for it."""
 ROUNDTRIP: Final = "memoire:roundtrip"
 """Name of a small table that every server has beside its own, for `memoire doctor --roundtrip`. Learners do not draw
-from it. It can be addressed by name and number, but a server does not list, show or save it."""
+from it. The table can be addressed by name and number, but a server does not list, show or save it."""
 
 
 def table_number(name: str) -> int:

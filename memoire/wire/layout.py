@@ -221,8 +221,8 @@ class ContainerLayout:
 class SequenceLayout(ContainerLayout):
     """Layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
 
-    States are those of `prev`, with the state after the last entry. Other columns are unique entries and an index;
-    those in `first` are the values of the first entries alone. The reward is always included, whatever `prev` says.
+    States are those of `prev`, with the state after the last entry. The other columns are unique entries and an index;
+    columns in `first` are the values of the first entries alone. The reward is always included, whatever `prev` says.
     """
 
     def __init__(

@@ -140,8 +140,8 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_saved_first(self) -> bool:
-        """True for `memoire doctor`, which checks the whole server. Other clients may send HELLO while a disk fails,
-        since a server takes silent clients for gone.
+        """True for `memoire doctor`, which checks the whole server. All other clients may send HELLO while a disk
+        fails, since a server takes silent clients for gone.
         """
         return self.role == "doctor"
 
@@ -345,7 +345,7 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.PUBLISH)
 class Publish(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Range of a new model's bytes for a server. Ranges come in order; PUBLISHED answers each of them."""
+    """Range of a new model's bytes for a server. Ranges come in order; PUBLISHED answers each range."""
 
     changes: ClassVar = True
     topic: Topic

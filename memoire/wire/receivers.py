@@ -2,7 +2,7 @@
 
 rows up to half of the limit     one page, and the key after which the next page begins
 one row beyond half of it        a page of this row alone, if the limit allows it
-else                             REFUSED too_large, before anything has changed. It is final: no client repeats it
+else                             REFUSED too_large, before anything has changed; no client repeats the request
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULTS: Final = Limits()
 
 
 class ReplyLimits(NamedTuple):
-    """Size limits of replies to one peer, in bytes: the ones of the `Limits` that the peer was created with."""
+    """Size limits of replies to one peer, in bytes: the sizes of the `Limits` that the peer was created with."""
 
     message_bytes: int = _DEFAULTS.message_bytes
     request_bytes: int = _DEFAULTS.tuning.request_bytes

@@ -21,8 +21,8 @@ AWAY = range(100, 160)
 
 
 def seconds_of(history, name, began, seconds, level, settings, finished=False):
-    """Add a run of so many seconds to a history. Its two actors return about `level`, with a gap, and a model every
-    tenth second.
+    """Add a run of so many seconds to a history. The run's two actors return about `level`, with a gap, and a model
+    every tenth second.
     """
     for second in range(seconds):
         if second in AWAY:

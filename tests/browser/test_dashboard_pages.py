@@ -1,7 +1,7 @@
 """The dashboard's pages in a real browser.
 
-They load only their own files, have no errors, keep hostile text as text, and recover when the dashboard is away. The
-tests also cover a changing cluster, a path behind a reverse proxy, and requests by pages of other sites.
+The pages load only their own files, have no errors, keep hostile text as text, and recover when the dashboard is away.
+The tests also cover a changing cluster, a path behind a reverse proxy, and requests by pages of other sites.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def node(shared_cluster):
-    """A server with data of three actors, one of them hostile."""
+    """A server with data of three actors, one hostile."""
     server = shared_cluster.server(name="home", run="r-1")
     clients = three_actors(shared_cluster, server, HOSTILE)
     with NodePages("127.0.0.1:0", server) as answers:

@@ -1,4 +1,4 @@
-"""Both sides of docs/migrate.md run, and what they draw are the true transitions of the same steps."""
+"""The programs of both sides of docs/migrate.md run, and draw the true transitions of the same steps."""
 
 import re
 from pathlib import Path

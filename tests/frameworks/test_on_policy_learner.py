@@ -100,7 +100,7 @@ def test_collectors_without_torch_ask_the_learner(kind, env):
 
 
 class Pair(World):
-    """One of two ranks that run as threads."""
+    """Rank that runs as a thread, beside a second rank."""
 
     barrier, reports = threading.Barrier(2, timeout=20.0), [[0], [0]]
 

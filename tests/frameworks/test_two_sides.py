@@ -502,7 +502,7 @@ def state_of(net: Any, ppo: Any) -> list[Any]:
 
 
 class RecordingSAC(SAC):
-    """SAC that records each batch and a number of each generator, one of them created at the first step."""
+    """SAC that records each batch and a number of each generator; one generator is created at the first step."""
 
     def __init__(self, observation_space: Any, action_space: Any, device: Any = "cpu") -> None:
         super().__init__(observation_space, action_space, device, hidden=(8,), gamma=0.9, seed=0)

@@ -33,7 +33,8 @@ connection = {"security": cfg.SECURITY, "password": cfg.PASSWORD}
 
 
 class Point(gymnasium.Env):
-    """A point on a line, and a target. Every second episode terminates, at its fifth step; the others go on until they are cut.
+    """A point on a line, and a target. Every second episode terminates, at its fifth step; the other episodes go on
+    until they are cut.
 
     An action is stored beside the position.
     """

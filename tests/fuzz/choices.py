@@ -86,7 +86,7 @@ class Choices:
         return None
 
     def struct(self, kind: type[_T], **fixed: Any) -> _T:
-        """Return a message body, or a row of one: some fields are chosen, the others have their defaults."""
+        """Return a message body, or a row of one: some fields are chosen, the other fields have their defaults."""
         described = typing.cast(inspect.StructType, inspect.type_info(kind))
         values = dict(fixed)
         for each in described.fields:

@@ -105,7 +105,7 @@ def mutate(
     """Return an input that differs from `data` in one to eight places; never longer than `MAX_BYTES`.
 
     Args:
-        pool: Other inputs, of which pieces are inserted.
+        pool: Further inputs, of which pieces are inserted.
         words: Bytes that are inserted, or written over others.
         in_place: Share of mutations that keep the length.
     """
@@ -194,7 +194,7 @@ def again(name: str, text: str) -> str:
 
 
 def inputs(target: Any, name: str, rounds: int, seed: int | str) -> Iterator[bytes]:
-    """Yield the seeds of a target, then `rounds` mutations of them."""
+    """Yield the seeds of a target, then `rounds` mutations of these seeds."""
     pool = target.seeds()
     yield from pool
     words = (*_WORDS, *getattr(target, "WORDS", ()) * 3)

@@ -164,7 +164,7 @@ def pool_of(clock: list[float]) -> PromptPool:
 
 
 def one(data: bytes) -> str:
-    """Send up to twenty messages, and check the ledger after each of them."""
+    """Send up to twenty messages, and check the ledger after each message."""
     choices, clock = Choices(data), [0.0]
     pool = pool_of(clock)
     pool.keep_changes()

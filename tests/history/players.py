@@ -329,7 +329,7 @@ def learn(
     Args:
         line: Source of orders: `wait(seconds)` returns False for an order, and `stopping` is True if it is to end.
         runs: Runs to begin, one after the other.
-        every: Seconds for each of them.
+        every: Seconds for each run.
         storage: Storage of the servers' table.
         pause: Seconds between two draws or takes.
     """

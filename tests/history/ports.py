@@ -33,7 +33,7 @@ def _hold(count: int) -> tuple[int, ExitStack]:
     """Return the first of `count` reserved ports below the kernel's ephemeral range, and the sockets that reserve them.
 
     The sockets do not listen, so a server that sets SO_REUSEADDR, as ZeroMQ and Python's servers do, can listen there.
-    This function binds before it sets the option, so it cannot take ports of other tests.
+    The function binds before it sets the option, so it cannot take ports of other tests.
     """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     rng = random.Random(os.urandom(16))

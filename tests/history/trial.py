@@ -354,7 +354,7 @@ class Trial:
         self.record("healed")
 
     def _finish(self) -> None:
-        """End the run: every actor delivers and leaves by itself. Then proxies and servers are asked to end."""
+        """End the run: every actor delivers and leaves by itself. Afterwards proxies and servers are asked to end."""
         self.running["learner-0"].order("finish")
         leaving = ["learner-0", *self.kinds["actor"]]
         self._measure()

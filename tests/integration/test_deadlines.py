@@ -180,7 +180,7 @@ LOOPS = {
     (ReplayMemoryServer, "pull_proxy_main"), (ReplayMemoryServer, "rep_worker_main"),
     (ReplayMemoryServer, "pull_worker_main"),
 }  # fmt: skip
-"""Methods that work until their server is closed; tests/classic/test_contract_cluster.py ends each of them."""
+"""Methods that work until their server is closed; tests/classic/test_contract_cluster.py ends each method."""
 
 NEVER = {
     Client: """batches closed configure_limits finished home inference liveness memory model on_entries on_episode parameters push_reason readiness report room run scalars

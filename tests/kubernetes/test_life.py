@@ -169,7 +169,7 @@ def stay_on(release, node):
 
 @pytest.mark.skipif(not nodekit.nodes(), reason="MEMOIRE_NODES names no node that a trial may have")
 def test_a_node_is_lost_and_comes_back(release):
-    """Pods without a volume run elsewhere soon; the others return with the node."""
+    """Pods without a volume run elsewhere soon; Pods with a volume return with the node."""
     node = nodekit.nodes()[0]
     before = progress(release)
     began = time.monotonic()

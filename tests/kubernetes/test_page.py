@@ -6,7 +6,8 @@ Bash runs each block of the page that begins with ```sh, in a folder with the ch
     background    runs until it is ended
     elsewhere     is for another cluster or moment: not run
 
-The tests marked `long` are the page's last ones, and those that need none of its blocks: the others run without them.
+The tests marked `long` are the page's last ones, and those that need none of its blocks: the other tests run without
+these.
 """
 
 import base64
@@ -52,7 +53,7 @@ def blocks(page):
 
 
 class Page:
-    """A reader who runs the page's commands; functions that one block defines are available in later ones.
+    """A reader who runs the page's commands; functions that a block defines are available in later blocks.
 
     Args:
         folder: Working directory of the commands.

@@ -70,7 +70,9 @@ def test_there_is_a_bound_on_topics():
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Model store under any order of publishing: it holds the newest of each topic, and others within its bytes."""
+    """Model store under any order of publishing: it holds the newest model of each topic, and older models within its
+    bytes.
+    """
 
     def __init__(self):
         super().__init__()

@@ -12,7 +12,7 @@ TREE = os.environ.get("MEMOIRE_TREE", "") + "/"
 
 
 def function_of(code: CodeType) -> str | None:
-    """Return `file|qualified name` of a function of memoire or the dashboard, None for others."""
+    """Return `file|qualified name` of a function of memoire or the dashboard, None for other functions."""
     if not code.co_filename.startswith(TREE) or code.co_name == "<module>":
         return None
     file = code.co_filename.removeprefix(TREE).replace("memoire/dashboard/", "dashboard/", 1)

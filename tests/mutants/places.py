@@ -54,7 +54,7 @@ class Place:
     statement: str
     """First line of the statement."""
     number: int = 0
-    """Number of equal mistakes before this one in the function."""
+    """Number of equal mistakes before this mistake in the function."""
 
     @property
     def key(self) -> str:

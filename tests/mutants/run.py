@@ -1,4 +1,4 @@
-"""Planted mistakes in copies of the checkout, and the share of them that the tests find: `make mutants`.
+"""Planted mistakes in copies of the checkout, and the share of mistakes that the tests find: `make mutants`.
 
     python tests/mutants/run.py [--workers 2] [--quick] [--again] [--only WORD] [--write docs/development/records/mutants.md]
 
@@ -211,7 +211,7 @@ class Examiner:
         """Return the verdict on a mistake and the number of tests tried; `seconds` bounds their time together.
 
         Args:
-            number: Number of a mistake in the kernels; 0 for others.
+            number: Number of a mistake in the kernels; 0 for other mistakes.
             tests: Tests to run; None chooses by the records.
         """
         source = (ROOT / place.file).read_bytes()

@@ -313,7 +313,7 @@ def test_a_server_that_is_drained_gets_no_new_prompts_and_those_that_it_has_are_
             return other.stats().tables["t"].own.given
 
         def add_elsewhere():
-            """Add sixteen prompts; return True if server n1 received none of them."""
+            """Add sixteen prompts; return True if server n1 received no prompt."""
             nonlocal added
             before = there()
             added += prompts.add(dict.fromkeys(range(added, added + 16), ""), "d")

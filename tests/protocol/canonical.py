@@ -1,7 +1,8 @@
 """Canonical names of object graphs: equivalent states have the same name.
 
-The walk reads every attribute, so a new attribute becomes part of the name by itself. It leaves out types that never
-change in a world, such as schemas and limits, and types that decide nothing, such as locks, pools and byte budgets.
+The walk reads every attribute, so a new attribute becomes part of the name by itself. The walk leaves out types that
+never change in a world, such as schemas and limits, and types that decide nothing, such as locks, pools and byte
+budgets.
 """
 
 from __future__ import annotations

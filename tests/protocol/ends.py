@@ -382,7 +382,7 @@ DISKS: Final[list[tuple[int, FrugalDisk]]] = []
 
 @functools.cache
 def tables(server: int) -> Tables:
-    """Return a server's tables. Their content does not change any decision in a world."""
+    """Return a server's tables. The tables' content does not change any decision in a world."""
     table = Table(SCHEMA, parameters=Parameters(cache_size=2))
     return Tables({"default": table}, lambda name, table: Pool(table.schema, table.parameters, seed=0))
 

@@ -1,4 +1,4 @@
-"""Spin's models: each property holds, and fails without the rule that it needs. `make protocol` runs all of them."""
+"""Spin's models: each property holds, and fails without the rule that it needs. `make protocol` runs all models."""
 
 import shutil
 

@@ -408,7 +408,7 @@ STATE = (2,)
 
 
 class Both:
-    """Two memories that receive the same steps, one of them the long way."""
+    """Two memories that receive the same steps, one memory the long way."""
 
     def __init__(self, schema: Schema, environments: int | None, *, check: bool = True, capacity: int = 24) -> None:
         self.memories = [Memory(schema, capacity, live=True, seed=0) for _ in range(2)]

@@ -1,9 +1,10 @@
 """Learning from batches: temporal differences on known chains converge to the true values.
 
 A corridor of four states ends in a terminal state; a ring of four is endless, and truncated after every fifth step.
-Both are deterministic, so the true values have a closed form. Batches come from a buffer in one process, and from a
-server that a client's writer feeds. The terminal state has a wrong value from the beginning, which is never learned: a
-learner that bootstraps from it, treats a truncation as an end, or crosses a reset, converges to other values.
+Corridor and ring are deterministic, so the true values have a closed form. Batches come from a buffer in one process,
+and from a server that a client's writer feeds. The terminal state has a wrong value from the beginning, which is never
+learned: a learner that bootstraps from it, treats a truncation as an end, or crosses a reset, converges to other
+values.
 """
 
 import gymnasium as gym

@@ -2,9 +2,9 @@
 
 A promised mean counts each client by its newest N_c, and represents the client by the entries that it held when the
 drawn cache was built. The error of a batch is its weighted mean minus the promised mean. Samples of a cache are
-independent draws, no sample is handed out twice, and shares and counts depend on the past only. So the errors of
-successive batches are uncorrelated with mean 0 (martingale differences), and yield their own standard error. Each test
-bounds that error: a mean that is 3 % off fails.
+independent draws, no sample is handed out twice, and shares and counts depend on the past only. The errors of
+successive batches are therefore uncorrelated with mean 0 (martingale differences), and yield their own standard error.
+Each test bounds that error: a mean that is 3 % off fails.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Replacement of threads, clocks, sockets and random numbers by those of a world, while a trial runs.
 
-The product's code is unchanged. Its dependencies are replaced, in this process, for one trial at a time.
+The product's code is unchanged. The code's dependencies are replaced, in this process, for one trial at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tight limits that make rare branches frequent. The seed of a trial chooses a few of them.
+"""Tight limits that make rare branches frequent. The seed of a trial chooses a few limits.
 
 Examples are a queue of one message, a turn of one request and a journal of accounts that forgets at once. A cluster of
 this size would reach such branches once a month.

@@ -54,7 +54,7 @@ def nodes(schema: Schema, *settings: str) -> Iterator[tuple[Command, Command]]:
 
 
 class Peers:
-    """Processes with several clients each; `ask` puts one question to all of them and gathers the answers.
+    """Processes with several clients each; `ask` puts one question to all processes and gathers the answers.
 
     Args:
         work: Runs in each process; gets its first client's number, a number of clients, a pipe, and `arguments`.

@@ -107,7 +107,7 @@ def adds_up(stats: Any) -> bool:
 
 
 def many_clients() -> int:
-    """Do a thousand clients work through one proxy, and is each of them counted exactly?
+    """Do a thousand clients work through one proxy, and is each client counted exactly?
 
     Clients in separate processes connect to one proxy in front of one server, record, log and push caches at a steady
     pace, and report. A round trip is an UPDATE with its reply, of a few clients in each process, while all clients

@@ -155,7 +155,7 @@ def timed(times: Times, step: str) -> Iterator[None]:
 
 
 def once_through(page: "Page", url: str, times: Times) -> None:
-    """Look for one actor and one line among all of them, as a user does.
+    """Look for one among all actors and one among all lines, as a user does.
 
     Locators wait: a handle of an element would keep the element, and with it a page that is long gone.
     """
@@ -231,9 +231,9 @@ def dashboard_pages() -> int:
 
     A server with a state folder gets HELLO and UPDATE messages of 3000 actors, each with 333 log lines at first, and
     then goes on: every actor updates every five seconds. A `memoire dashboard` watches it with a history in a file. In
-    a real Chromium every page is loaded, actors are sorted and searched, lines are searched and paged back. Then the
-    pages stay open for ten minutes, one after the other, with a tick a second. Each step may take two seconds in the
-    median. After the first minute neither the page's memory (its heap after a collection, and its elements) nor the
+    a real Chromium every page is loaded, actors are sorted and searched, lines are searched and paged back. Afterwards
+    the pages stay open for ten minutes, one after the other, with a tick a second. Each step may take two seconds in
+    the median. After the first minute neither the page's memory (its heap after a collection, and its elements) nor the
     dashboard's may grow by more than the bounds below. No page may complain, and at the end the dashboard has counted
     all that the actors reported.
     """

@@ -26,10 +26,10 @@ from statekit import folder_in_memory
 def power_failure() -> int:
     """Does a power failure lose anything that was acknowledged?
 
-    A library that is loaded before all others records all that a store writes, renames and syncs. Then the power fails
-    at a thousand random moments. Synced data is there. Each other write is there, missing, or there up to a sector, in
-    any order, and names only as far as their folder was synced. All acknowledged steps have to be there, each as a
-    whole, with the log's text completed.
+    A library that is loaded before all other libraries records all that a store writes, renames and syncs. Afterwards
+    the power fails at a thousand random moments. Synced data is there. Each other write is there, missing, or there up
+    to a sector, in any order, and names only as far as their folder was synced. All acknowledged steps have to be
+    there, each as a whole, with the log's text completed.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0, help="at most")

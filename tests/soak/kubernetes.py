@@ -187,9 +187,9 @@ def metrics(release: nodekit.Trial) -> int | None:
 def kubernetes_autoscaling() -> int:
     """Do proxies scale out and back by their autoscaler while actors push, and is nothing lost or counted twice?
 
-    A HorizontalPodAutoscaler on real CPU metrics, with one proxy at first and three at most. So many actors start that
-    one proxy takes more CPU than it requested; then few remain. At the end every actor's own counts are compared with
-    the servers'.
+    A HorizontalPodAutoscaler on real CPU metrics, with one proxy at first and three at most. Actors start in such
+    numbers that one proxy takes more CPU than it requested; then few remain. At the end every actor's own counts are
+    compared with the servers'.
     """
     behavior = {
         "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 2, "periodSeconds": 15}]},
@@ -488,8 +488,8 @@ def kubernetes_nodes_cut() -> int:
 
     A release on two nodes, with a server, a proxy and actors on each. Each node in turn is cut off under load. The
     first time is too short for replacements. The second is so long that Kubernetes gives the node's Pods up and starts
-    others, while both sides go on: lost Pods play and count until the network reaches them again. Pods have tolerations
-    of five seconds. At the end every actor's own counts are compared with the servers'.
+    other Pods, while both sides go on: lost Pods play and count until the network reaches them again. Pods have
+    tolerations of five seconds. At the end every actor's own counts are compared with the servers'.
     """
     return trial_of_nodes(play_of_kubernetes_nodes_cut, "cut", "join")
 
@@ -544,7 +544,8 @@ def kubernetes_stopped() -> int:
 
     A server, a proxy and the dashboard are stopped at the same moment: each process is there, its port takes
     connections, and nothing answers. The kubelet notices by /livez alone. Processes of a Pod see each other in this
-    trial, so that one can be stopped from inside. At the end every actor's own counts are compared with the cluster's.
+    trial, so that a process can be stopped from inside. At the end every actor's own counts are compared with the
+    cluster's.
     """
     return trial(play_of_kubernetes_stopped)
 

@@ -24,9 +24,9 @@ def drone() -> int:
     """Does a drone learn to fly under a real clock, with commands and positions that arrive 20 to 50 ms late?
 
     `examples/drone.py`: a server and a worker in one process, a trainer in another, a time step of 50 ms. The policy that does
-    nothing, a controller that flies straight to the target, and the learned policy are measured in the same run. It has to
-    come half way from the first to the second within ten minutes. Fewer than one in a hundred time steps may be late, if the
-    machine has nothing else to do.
+    nothing, a controller that flies straight to the target, and the learned policy are measured in the same run. The
+    learned policy has to come half way from the first to the second within ten minutes. Fewer than one in a hundred
+    time steps may be late, if the machine has nothing else to do.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -35,9 +35,9 @@ REFUSES = {
     "server/dispatch:ReplyCache._new_row",
     "wire/byte_budget:PeerTable.put",
 }
-"""Places that refuse a new peer while all others are active."""
+"""Places that refuse a new peer while all known peers are active."""
 HARMLESS = {
-    "accounting/ledger:Ledger.__init__": "They are numbered, so that a gap shows missed ones.",
+    "accounting/ledger:Ledger.__init__": "Episodes are numbered, so that a gap shows missed ones.",
     "accounting/runs:Logbook._extend": "Older lines are in the log files, if the server writes any.",
     "accounting/runs:UnsavedChanges.wait": "the oldest are dropped and counted: their clients retry.",
     "client/counts:RunCounts.__init__": "beyond, the oldest one's return is not reported",
@@ -60,7 +60,7 @@ HARMLESS = {
     "models/fetching:TopicFetcher._enqueue": "beyond, the oldest are skipped",
     "models/fetching:TopicFetcher.is_anew": "as many as a WELCOME can name",
     "models/topics:Subscription.put": "beyond, the oldest are skipped",
-    "net/addresses:NameResolver._find": "others are looked up again",
+    "net/addresses:NameResolver._find": "other names are looked up again",
     "net/poller:SendQueue.put": "beyond the bounds the oldest are dropped",
     "net/poller:SendQueues._count": "drops the oldest messages if the budget is too small",
     "net/poller:SendQueues._keep": "beyond the bounds the oldest are dropped",

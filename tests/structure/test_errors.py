@@ -65,7 +65,7 @@ FOREIGN = {
     "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
     "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
 }  # fmt: skip
-"""Other errors that a file may raise, each with its reason in a comment."""
+"""Further errors that a file may raise, each with its reason in a comment."""
 
 
 def raised(path):

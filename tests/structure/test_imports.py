@@ -44,7 +44,7 @@ PUBLIC_CLASSES = {
     "inference/node": {"memoire.net", "time"},
     "inference/policy": {"memoire.net", "time"},
 }
-"""Other files with I/O, which hold public classes, and the modules of I/O that they import."""
+"""Further files with I/O, which hold public classes, and the modules of I/O that they import."""
 WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "keyed"}
 """Packages without sockets, files and processes, except in files named io; they may measure time."""
 USE_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ

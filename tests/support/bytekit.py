@@ -1,8 +1,8 @@
 """Largest requests of each kind, from peers that try how much memory a server takes for them.
 
-A kind is a generator for one client. It yields (table, body, payload), and another client's id to speak for that
-client. It receives the body of the reply, or None for a push, until the sender ends it; a refusal is a reply like any
-other.
+A kind is a generator for one client. The generator yields (table, body, payload), and another client's id to speak for
+that client. The generator receives the body of the reply, or None for a push, until the sender ends it; a refusal is a
+reply like any other.
 """
 
 import functools

@@ -15,7 +15,7 @@ Call = Callable[[Any], Any]
 TESTS = str(Path(__file__).parent.parent)
 """Folder whose code is not interrupted."""
 EVERY = int(os.environ.get("INTERRUPTED_OPCODES", "127"))
-"""Distance between interrupted opcodes, to limit the time; INTERRUPTED_OPCODES=1 interrupts at each of them."""
+"""Distance between interrupted opcodes, to limit the time; INTERRUPTED_OPCODES=1 interrupts at each opcode."""
 MOST = 100_000
 """Largest number of places in a call; more mean that the call never ends."""
 
@@ -80,10 +80,10 @@ def check_whole(make, call, ways, *, opcodes: bool, waits: tuple[str, ...] = (),
     """Interrupt a call at each place; assert that its outcome is as if the call had been made, or had not.
 
     Args:
-        make: Returns an object with a `writer`, which the call gets. Its `go_on(calls)` makes further calls, keeps
-            errors of memoire, and returns the object; `outcome()` maps names to all that can be told apart. Another
-            thread has to be able to take its `locks()`.
-        ways: Rows of calls that follow; each place gets one of them in turn.
+        make: Returns an object with a `writer`, which the call gets. The object's `go_on(calls)` makes further calls,
+            keeps errors of memoire, and returns the object; `outcome()` maps names to all that can be told apart.
+            Another thread has to be able to take its `locks()`.
+        ways: Rows of calls that follow; each place gets one row in turn.
         waits: Names in the outcome that tell of waiting, which an interrupt may end: each may be of either outcome.
         every: See `everywhere`.
     """

@@ -91,7 +91,7 @@ def record(client, episodes=1, length=20, value=None):
 
 
 def fill(client, caches=2, **options):
-    """Record episodes, and push caches of them until all are at the server."""
+    """Record episodes, and push caches of these episodes until all are at the server."""
     record(client, **options)
     for _ in range(caches):
         assert client.push_cache(100.0)
@@ -154,7 +154,7 @@ class Load:
         return number
 
     def stop(self):
-        """Stop the clients; return the number of lines that each of them logged, all of which are acknowledged."""
+        """Stop the clients; return the number of lines that each client logged, all of which are acknowledged."""
         self.stopped.set()
         for thread, _ in self.threads:
             thread.join(DEADLINE)

@@ -1,8 +1,8 @@
 """Power failures at any moment of a recorded process: writes that were not synced are lost at random.
 
-A library that is loaded before all others records each write, rename and sync of a process below one folder. From
-that record `Disk` makes the folder as a power failure at a given moment may leave it. Synced data is there. Each other
-write may be there, missing, or there up to a sector, in any order. Names are there if their folder was synced.
+A library that is loaded before all other libraries records each write, rename and sync of a process below one folder.
+From that record `Disk` makes the folder as a power failure at a given moment may leave it. Synced data is there. Each
+other write may be there, missing, or there up to a sector, in any order. Names are there if their folder was synced.
 """
 
 import os

@@ -105,7 +105,7 @@ def cache_of(entries=20, parameters=PARAMETERS):
 
 
 def server_options(kind=ServerOptions, **changes):
-    """Return a server's options: these, and the defaults of all others."""
+    """Return a server's options: `changes`, and the defaults of all other options."""
     own = set(inspect.signature(ServerOptions).parameters)
     options = dict.fromkeys(own) | {"schema": SCHEMA, "limits": Limits(), "inference": ()} | changes
     options |= {"endpoint": Endpoints.of(options["endpoint"]), "state": State.of(options["state"])}

@@ -1,4 +1,4 @@
-"""Golden messages, and changes of them."""
+"""Golden messages, and changed copies of these messages."""
 
 from pathlib import Path
 from typing import Any

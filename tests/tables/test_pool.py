@@ -178,7 +178,7 @@ def test_importance_is_the_formula(beta: float, normalize: str) -> None:
 
 
 def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, Any, list[set[int]]]:
-    """Draw while four unequal clients drift and push; one of them pushes far less than its weight asks for.
+    """Draw while four unequal clients drift and push; one client pushes far less than its weight asks for.
 
     Returns three values for each batch: the estimate of the mean of `action` over all entries of positive weight at
     beta = 1; the mean that docs/sampling.md promises; and the clients in the batch. In the promised mean each client
@@ -647,7 +647,7 @@ walks = st.lists(
 @example([("push", 0, 0, 20), ("reserve", 0, 0, 15), ("take", 1, 0, 30), ("draw", 0, 0, 5), ("take", 0, 0, 30)])
 @example([("push", 0, 0, 20), ("reserve", 0, 0, 9), ("reserve", 1, 0, 30), ("draw", 0, 0, 9)])
 def test_nobody_takes_what_is_kept_for_another_reader(walk):
-    """Two readers and the server's own learner draw from three clients; each leaves samples kept for others."""
+    """Two readers and the server's own learner draw from three clients; each leaves samples kept for other readers."""
     pool = Pool(SCHEMA, PLAIN, seed=1)
     unused = dict.fromkeys(map(name, range(3)), 0)
     kept = {reader: dict.fromkeys(unused, 0) for reader in READERS}

@@ -121,7 +121,7 @@ class Rolling(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def copy_and_put_back(self) -> None:
-        """A snapshot has exactly the held entries, and the pool takes none of them a second time."""
+        """A snapshot has exactly the held entries, and the pool takes no entry a second time."""
         kept = list(self.pool.walk())
         assert [int(n) for each in kept for n in each.episode.columns["obs"]] == [e[0] for f in self.held for e in f]
         for each in kept:

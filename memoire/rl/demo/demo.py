@@ -2,8 +2,8 @@
 
     memoire demo
 
-This process starts the others, shows their reports, restarts those that die, and ends all of them when the goal is
-reached. `actor` and `learner` are the programs of the actors and the learner.
+The command's process starts all other processes, shows their reports, restarts dead ones, and ends all processes when
+the goal is reached. `actor` and `learner` are the programs of the actors and the learner.
 """
 
 import os
@@ -398,7 +398,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def summary(progress: ClusterProgress) -> list[str]:
-    """Return the totals of the cluster, and each client's share of them, as lines of text."""
+    """Return the totals of the cluster, and each client's share in these totals, as lines of text."""
     learner, feedback = progress.learner, progress.feedback
     parts = " + ".join(f"{count:,} {name}" for name, count in feedback.items() if name != "given") or "0"
     lines = [

@@ -1,7 +1,7 @@
 """Double Q-learning with a small network in plain NumPy, for the demo's learner and actors.
 
-With this module, the demo needs no deep learning framework. It opens no socket: batches are mappings of arrays, as
-`Buffer.sample` and `Server.batches` return them, and weights are one flat float32 vector.
+With this module, the demo needs no deep learning framework. The module opens no socket: batches are mappings of arrays,
+as `Buffer.sample` and `Server.batches` return them, and weights are one flat float32 vector.
 """
 
 from collections.abc import Mapping, Sequence
@@ -153,7 +153,7 @@ class DoubleQ:
         The batch has obs and next_obs [B, *], action [B] (whole numbers), reward [B] (summed over the window),
         discount [B] (gamma ** steps, 0 after termination) and importance [B]. Loss: Huber (slope at most 1) of the TD
         error, weighted by importance, averaged over the minibatch. Errors have the scale of the unscaled rewards,
-        comparable with the priority 1 of new entries, which would otherwise outweigh all others for long.
+        comparable with the priority 1 of new entries, which would otherwise outweigh all other entries for long.
         """
         size = self.settings.minibatch_size
         parts = [

@@ -1,6 +1,6 @@
 """Accounts handler: sends pages of a run's accounts, and keeps accounts of drained servers. Pure.
 
-Feedback handler: sets priorities of entries stored here, and queues TD errors for the owners of all others. Pure.
+Feedback handler: sets priorities of entries stored here, and queues TD errors for owners of other entries. Pure.
 
 learner     ids and TD errors ──▶ apply       entries of this server: set in the pool
                                               entries of client 7: wait until its UPDATE, the newest of each entry

@@ -2,8 +2,8 @@
 
 Intake handler: checks, holds and counts caches and episodes that clients push. Pure.
 
-Draws handler: sends readers the sums of clients' weights, and samples. Pure. It changes nothing that the dispatcher's
-lock guards: it works by pools and limiters, which have locks of their own.
+Draws handler: sends readers the sums of clients' weights, and samples. Pure. The draws handler changes nothing that the
+dispatcher's lock guards: it works by pools and limiters, which have locks of their own.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Uploads:
         return assembly
 
     def _check_room(self, key: tuple[bytes, str], size: int) -> None:
-        """Raise ProtocolError if other uploads leave no room. Their whole sizes count, so that each can finish."""
+        """Raise ProtocolError if other uploads leave no room; each counts as a whole, so that all can finish."""
         others = [kept.size for other, (kept, _) in self._by_topic.items() if other != key]
         most = self._limits.model_bytes
         if others and (len(others) >= MAX_UPLOADS or sum(others) + size > most):

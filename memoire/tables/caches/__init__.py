@@ -48,7 +48,7 @@ class CachesKind(Kind):
         return layout.usual_bytes(schema, parameters)
 
     def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
-        """Return the parameters that held samples depend on and that differ: name -> (ours, others)."""
+        """Return the parameters that held samples depend on and that differ: name -> (our value, other value)."""
         return differing(schema, ours, others)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:

@@ -174,7 +174,7 @@ MAX_CLIENTS: Final = 512
 
 
 class ChosenCaches(NamedTuple):
-    """Random part of the held caches, with totals of all of them."""
+    """Random part of the held caches, with totals of all held caches."""
 
     caches: list[tuple[float, list[HeldCache]]]
     """Share of all clients' weight, and caches, for each chosen client."""

@@ -11,8 +11,8 @@ For a batch of B, client c has newest sums S_c (total weight) and N_c (entries o
     importance  (N P(i) N_k / N_c) ** -beta, P(i) = pi_c w_i / S_k, N = sum of N_c over the clients that can serve;
                 S_k, N_k are the client's sums at the creation of the drawn cache
 
-So each client counts with its newest N_c, represented by its entries at the creation of the drawn cache. `Pool` applies
-the rule to the caches of one server, `draws.plan` and `draws.finish` to several remote servers, with the same kernels.
+Each client counts with N_c entries, represented by those at the creation of the drawn cache. `Pool` applies the rule to
+the caches of one server, `draws.plan` and `draws.finish` to several remote servers, with the same kernels.
 
 Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
 """
@@ -137,7 +137,7 @@ class Pool(
         return containers.check(payload, self.layout, limits, checksum=checksum)
 
     def add(self, client_id: bytes, sequence: int, held: HeldCache) -> int:
-        """Store a checked cache, evicting old caches if there is no room. Its sums are recorded if they are newest.
+        """Store a checked cache, evicting old caches if there is no room. Record the cache's sums if they are newest.
 
         Args:
             client_id: 16 bytes.
@@ -230,7 +230,7 @@ class Pool(
     def expire(self) -> int:
         """Expire silent clients and readers now and return the number of expired clients.
 
-        Other calls do the same about once a second.
+        Calls of other methods do the same about once a second.
         """
         with self._waiter.lock:
             return self._expire(self._clock())
@@ -513,8 +513,8 @@ class Pool(
         Args:
             samples: Total; a client's part is by weight or by unused samples, whichever is more. If several readers
                 draw from the same clients, at most three draws are reserved for a reader that has enough (`wanted` 0).
-            elsewhere: Samples that the reader has drawn from other pools so far. Its batches are filled from all pools,
-                so these draws count between two caches of a client as well.
+            elsewhere: Samples that the reader has drawn from other pools so far. The reader's batches are filled from
+                all pools, so these draws count between two caches of a client as well.
             part: (i, n): only every n-th client in the order of registration, beginning with the i-th from 0.
             wanted: Samples of a batch that the reader waits for; 0: it has enough. None: unknown; all are reserved.
         """

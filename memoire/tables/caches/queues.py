@@ -4,7 +4,7 @@
             client 9: cache               ──▶ room: the oldest of the client that holds most bytes
                                           ──▶ expire: all of a client that was silent
 
-Demand limits how far actors may run ahead of learners. It tells a client to push only samples that a learner may draw:
+Demand limits how far actors may run ahead of learners. A client pushes only samples that a learner may draw:
 
     no learner draws ──────────────────▶ everything is wanted: the newest caches overwrite the oldest
     a draw had too few samples ────────▶ everything is wanted

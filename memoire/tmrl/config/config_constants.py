@@ -88,9 +88,9 @@ TABLE: Final[dict[str, Constant]] = {
     "WANDB_KEY": Constant(str, ""),
     "WANDB_RUN_ID": Constant(str, lambda known: known["RUN_NAME"]),
 }
-"""All constants. Other keys of the file are ignored; TMRL_CONFIG holds the whole file."""
+"""All constants. Unknown keys of the file are ignored; TMRL_CONFIG holds the whole file."""
 OTHER_NAMES: Final = {"PORT": "PORT_TRAINER"}
-"""Other names of constants, accepted in every source."""
+"""Alternative names of constants, accepted in every source."""
 _DERIVED: Final = ("CONFIG_FILE", "TMRL_CONFIG")
 """Constants that cannot be set."""
 
