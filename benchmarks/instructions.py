@@ -121,7 +121,7 @@ def client_writer(schema: memoire.Schema) -> Any:
 
 
 def stepping(environments: int | None, *, is_client: bool = False) -> Call:
-    """Return a call of `writer.step` for STEPS steps of one Gymnasium environment, or of so many environments."""
+    """Return a call of `writer.step` for STEPS steps of one Gymnasium environment, or of `envs` environments."""
     lead = () if environments is None else (environments,)
     schema = memoire.Schema(
         {

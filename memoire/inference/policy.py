@@ -387,7 +387,7 @@ class Pending:
             timeout: Seconds to wait; None waits as long as the policy does.
 
         Raises:
-            MemoireTimeout: no answer came in time, and there is no fallback. The text names the nodes that were asked.
+            MemoireTimeout: no answer came in time, and there is no fallback. The error names the asked nodes.
             Refused: a node refused the request, for example because its function failed (code "failed").
             Closed: the request was cancelled, or the policy was closed.
         """

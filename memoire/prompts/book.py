@@ -166,7 +166,7 @@ class PromptBook:
             (self.facts.leased, self.facts.drawn), self.has_new_facts = turns, True
 
     def go_on(self, facts: TableFacts) -> None:
-        """Take over the saved facts after all prompts were restored."""
+        """Restore the saved counters and cursors after all prompts were restored."""
         self.facts, turns = facts, (facts.leased, facts.drawn)
         self.recount_facts()
         self._changes = sorted(((row.changed, row) for row in self.rows.values()), key=lambda each: each[0])

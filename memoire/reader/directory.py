@@ -53,7 +53,7 @@ class Address:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.run = 0  # hash of the run that is counted there; 0 before the first answer
+        self.run = 0  # hash of the server's current run; 0 before its first answer
         self.hello = HelloSchedule()
         self.servers: tuple[str, ...] = ()  # names of the servers behind it; empty before the first answer
         self.unmet: tuple[str, ...] = ()  # addresses behind it that have not answered yet

@@ -245,7 +245,7 @@ class TestStableBaselines:
             model.learn(400)
             client.update()
             assert server.total_steps == 400 and server.stats().feedback_given > 0
-            with pytest.raises(ParameterError, match="set together"):
+            with pytest.raises(ParameterError, match="Pass both writer= and source="):
                 DQN("MlpPolicy", env, replay_buffer_kwargs={"source": server})
 
     def test_sequences_are_refused_by_algorithms_that_learn_from_transitions(self):

@@ -124,7 +124,7 @@ def test_ppo_takes_the_discount_of_the_table_and_refuses_another_one(correction:
     with pytest.raises(ParameterError, match=r"^gamma must be 0\.5, which the table has, or left out, got 0\.9"):
         PPO(net_of(), gamma=0.9, correction=correction).update(rollouts)
     rollouts.discount = None
-    with pytest.raises(ParameterError, match="gamma must be a number .* have no table"):
+    with pytest.raises(ParameterError, match="Pass gamma=, a number .* come from no table"):
         PPO(net_of()).update(rollouts)
 
 

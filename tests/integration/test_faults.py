@@ -72,7 +72,10 @@ def test_a_cache_that_is_too_large_for_a_proxy_is_not_sent_and_its_neighbours_ar
     assert client.push_cache()
     client.sync()
     record(client, length=64)
-    with pytest.raises(ParameterError, match=r"cache_size must be .* exceeds 200000 \(limits.message_bytes\)"):
+    with pytest.raises(
+        ParameterError,
+        match=r"A cache of cache_size=64 samples takes .* the limit is 200000 bytes \(limits.message_bytes\)",
+    ):
         client.push_cache()
     client.sync()
     record(client, length=4)

@@ -125,11 +125,11 @@ def test_two_groups_wait_for_their_actions_at_once(cluster):
 def test_what_does_not_fit_is_refused(cluster):
     envs = envs_of()
     server = cluster.server(schema=rollout_schema(envs), limits=QUICK)
-    with pytest.raises(ParameterError, match="which stores caches"):
+    with pytest.raises(ParameterError, match="stores caches; a collector needs one that stores rollouts"):
         Collector(server.endpoint, envs)
     with pytest.raises(ParameterError, match="a vector environment"):
         Collector(server.endpoint, Counter())
-    with pytest.raises(ParameterError, match="mode next_step or same_step"):
+    with pytest.raises(ParameterError, match="a collector needs next_step or same_step"):
         Collector(server.endpoint, envs_of(mode=AutoresetMode.DISABLED))
 
 
@@ -278,7 +278,7 @@ def test_there_is_no_other_name():
 def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path):
     path = tmp_path / "w.safetensors"
     (path / "in the way").mkdir(parents=True)
-    with pytest.raises(ParameterError, match="this is a folder, and stays as it is"):
+    with pytest.raises(ParameterError, match="is a folder, and was not changed"):
         weights.save(path, {"x": np.zeros(3)})
     assert os.listdir(tmp_path) == ["w.safetensors"] and os.listdir(path) == ["in the way"]
 
@@ -354,9 +354,9 @@ def test_a_body_that_does_not_fit_leaves_the_former_model(change, problem):
 
 
 def test_a_policy_without_a_model_or_with_other_observations_says_so():
-    with pytest.raises(ParameterError, match="loaded first"):
+    with pytest.raises(ParameterError, match="has no model yet"):
         MlpPolicy().act(OBS)
-    with pytest.raises(ParameterError, match="of 4 numbers each"):
+    with pytest.raises(ParameterError, match="the model takes 4"):
         MlpPolicy(weights.pack(net())).act(OBS[:, :2])
 
 

@@ -187,9 +187,9 @@ def test_open_episodes_and_those_without_weight_are_not_drawn():
             r"group must be None or a plain column of fixed shape of the schema \(action, prompt\)",
         ),
         ({"count": 1, "group": ["prompt"]}, "group must be None or a plain column"),
-        ({"count": 1, "group_size": 2}, "group_size must be None without group="),
+        ({"count": 1, "group_size": 2}, "group_size=2 needs group="),
         ({"count": 1, "group": "prompt", "group_size": 0}, "group_size must be a whole number from 1"),
-        ({"count": 1, "group": "action"}, "the same in all entries of an episode; one has 0, and 1 at step 1"),
+        ({"count": 1, "group": "action"}, "its value changes within an episode, from 0 to 1 at step 1"),
     ],
 )
 def test_wrong_arguments_say_what_is_right(arguments, text):

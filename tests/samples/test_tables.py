@@ -155,8 +155,8 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
         ({"tables": {"a": SCHEMA}}, "memoire.Table"),
         ({"tables": 7}, "mapping"),
         ({}, "memoire.Schema, or tables="),
-        ({"tables": {"a": Table(SCHEMA)}, "multi_step": 3}, "absent if tables= is given"),
-        ({"tables": {"a": Table(SCHEMA)}, "sampler": Uniform()}, "absent if tables= is given"),
+        ({"tables": {"a": Table(SCHEMA)}, "multi_step": 3}, "cannot be combined with tables="),
+        ({"tables": {"a": Table(SCHEMA)}, "sampler": Uniform()}, "cannot be combined with tables="),
     ],
 )
 def test_settings_of_tables_that_cannot_be_are_refused(options, message):
@@ -222,7 +222,7 @@ def test_what_makes_no_batch_is_not_joined():
     wide = buffer_of(Schema({"obs": np.float32, "reward": Column(np.float32, (3,), "reward")}), 8).sample(2)
     with pytest.raises(ParameterError, match="sequence_length"):
         MixedBatch({"a": plain, "b": sequences}).joined  # noqa: B018
-    with pytest.raises(ParameterError, match="rewards have one shape"):
+    with pytest.raises(ParameterError, match="tables need rewards of one shape"):
         MixedBatch({"a": plain, "b": wide}).joined  # noqa: B018
     with pytest.raises(ParameterError, match="at least one"):
         MixedBatch({})
