@@ -57,7 +57,7 @@ REPAIR_INTERVAL: Final = 1.0
 """Seconds between two attempts to complete the log's text."""
 _EVERY: Final = LineFilter()
 
-_kept_open: list[object] = []  # folders of the parent in a forked child, which must never close them
+_kept_open: list[object] = []  # a forked child holds the parent's folders and never closes them
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 

@@ -87,7 +87,7 @@ class DiskRows:
                 rows += 1
                 self._named.update(_named_by(body))
         if rows != file.seal.table_rows:
-            raise corrupt(file.path, "rows of tables are out of order")  # a search by key would miss them
+            raise corrupt(file.path, "rows of tables are out of order")  # a search by key would miss the rows
         if not file.was_backup:
             self._check_large()
 
@@ -170,7 +170,7 @@ class DiskRows:
             for kind, key, body in each:
                 new[kind, prefix + key] = body
         moved = self._rows_to_move() if self.is_sparse else {}
-        self._is_saved = False  # until `replace`: a repeated write does not move rows, to need no more room
+        self._is_saved = False  # `replace` sets True; repeated writes move no rows
         try:
             return self._plan(moved | new if moved else new)
         except OSError:

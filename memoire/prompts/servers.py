@@ -49,7 +49,7 @@ class TableCalls:
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         self._transport, self._timeout = transport, timeout
         self._servers = CalledServers(transport, messages.Prompted)
-        self._lock = threading.Lock()  # guards what is known of prompts and leases
+        self._lock = threading.Lock()  # guards facts about prompts and leases
         self._homes: dict[Key, str] = {}  # servers of prompts that were leased or listed
 
     @property

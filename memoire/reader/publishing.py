@@ -45,7 +45,7 @@ class _Delivery:
         self.transfers: dict[str, _Transfer] = {}  # in progress
         self.taken: dict[str, int] = {}  # newest version that the server accepted or refused
         self.wrong: dict[str, MemoireError] = {}  # why the server refused the newest version
-        self.put_off: dict[str, Refused] = {}  # why the server refused it for now; it is sent again
+        self.put_off: dict[str, Refused] = {}  # refusals for now; the reader sends these models again
 
     def forget(self) -> None:
         """Clear the state, because another run has begun."""
@@ -116,7 +116,7 @@ class Publishing:
         """Newest version of each topic at any server."""
         self._directory, self._stretch = directory, stretch
         self._published: dict[str, Model] = {}  # newest model of each topic that this reader published in this run
-        # A forgotten server keeps its state while a chunk is in progress.
+        # A forgotten server's state stays while a chunk is in progress.
         self._deliveries: WeakKeyDictionary[RemoteServer, _Delivery] = WeakKeyDictionary()
 
     @property
@@ -195,7 +195,7 @@ class Publishing:
         delivery.put_off.pop(model.topic, None)
         if isinstance(answer, MemoireError):
             delivery.wrong[model.topic] = answer
-            self._directory.ask_soon()  # to learn the server's version, if another learner published
+            self._directory.ask_soon()  # the server's version is unknown if another learner published
 
     # Calls of `publish` while it waits; under the lock
 

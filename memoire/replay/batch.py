@@ -405,7 +405,7 @@ def _side(
     """Return one end of the windows by the batch's names, without the one-step reward and a stack axis of 1."""
     arrays: dict[str, NDArray[Any]] = {}
     states, reward = schema.states, schema.reward
-    for name in schema.names if lengths else columns:  # ragged ones were added last
+    for name in schema.names if lengths else columns:  # ragged columns were added last
         if name in columns and name != reward:
             is_stacked = name in states
             arrays[prefix + name] = gathered.unstacked(columns[name]) if is_stacked else columns[name]

@@ -29,7 +29,7 @@ from .columns import ENTRY_BYTES, Column, Ragged, dtype_text
 from .parameters import PRIORITIZATIONS, STARTS, Parameters
 from .schema import Schema
 
-_POINTER_BYTES = 8  # of each ragged column in a row
+_POINTER_BYTES = 8  # bytes of each ragged column
 ENTRY_OVERHEAD: Final = 112
 """Bytes of an entry beside its columns: number, times and priority, and its place in the trees."""
 

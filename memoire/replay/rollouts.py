@@ -209,7 +209,7 @@ class Rollouts:
         final["obs"]        [F, *S] of each state column: the state behind the last entry; zeros if unknown
         lengths             int64 [F] entries of each fragment; their sum is N
         terminated          bool [F] True if the episode ended there in a terminal state
-        truncated           bool [F] True if the episode ended there otherwise. Neither: it was cut and continues
+        truncated           bool [F] True if the episode ended there otherwise; a cut episode continues
         has_final           bool [F] True if the state behind the last entry is known
         bootstrap           float32 [F, *R] value of that state, from the actor or the next entry; 0 after a terminal
                             state, and NaN if unknown

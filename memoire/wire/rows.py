@@ -19,7 +19,7 @@ ACCOUNT_KEY_BYTES: Final = 32
 CLIENT_SUMS: Final = np.dtype(
     [
         ("client", "<u8", (2,)),  # the client id's 16 bytes
-        ("sequence", "<u8"),  # of the message that brought its sums: a reader that asks two homes takes the newest
+        ("sequence", "<u8"),  # number of the message with the sums: of two servers' rows the newest counts
         ("total_weight", "<f8"),  # S_c
         ("positives", "<u8"),  # N_c
         ("minimum", "<f8"),  # smallest positive weight; 0 if no weight is positive
@@ -32,8 +32,8 @@ CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("ze
 ACCOUNT: Final = np.dtype(
     [
         ("client", "<u8", (2,)),
-        ("home", "<u8"),  # hash of the name of the server that counted this
-        ("since", "<u8"),  # epoch of that server when it opened the account: a later account has another one
+        ("home", "<u8"),  # hash of the counting server's name
+        ("since", "<u8"),  # the server's epoch at the opening of the account, unique per account
         ("episodes", "<u8"),  # up to stale: cumulative since the client began, of which `merge` takes the newest
         ("steps", "<u8"),
         ("generated_bytes", "<u8"),
@@ -43,7 +43,7 @@ ACCOUNT: Final = np.dtype(
         ("ended_through", "<u8"),
         ("applied", "<u8"),
         ("stale", "<u8"),
-        ("lost_feedback", "<u8"),  # from this column on: counted for this account alone; `merge` adds rows up
+        ("lost_feedback", "<u8"),  # from this column on: counts of one account; `merge` adds rows
         ("pushed_caches", "<u8"),
         ("pushed_bytes", "<u8"),
         ("received_caches", "<u8"),
@@ -71,7 +71,7 @@ def unpack_sums(packed: bytes) -> NDArray[np.void]:
     """Return rows of `CLIENT_SUMS`, [C], read-only. Raises ValueError unless totals are finite and not negative."""
     rows = _unpack(packed, CLIENT_SUMS)
     for name in ("total_weight", "minimum", "drawn_between"):
-        if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN is neither
+        if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN fails both comparisons
             raise ValueError(f"{name} of a client is negative or not finite")
     return rows
 

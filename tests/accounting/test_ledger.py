@@ -245,7 +245,7 @@ def test_pages_have_every_row_once_in_order(rows, start):
     assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
 
 
-# --- Changes are saved in groups, and each reply waits for its group
+# --- Changes are saved in groups, and each reply waits until its own group is saved
 
 
 def test_replies_that_wait_are_bounded():
