@@ -216,7 +216,7 @@ def cases() -> Iterator[Case]:
     yield Case("checksum of 157000 bytes", lambda: partial(_bytes.checksum, data))
 
 
-# Counting: this script starts itself under valgrind, which counts between two client requests
+# Counting: the script starts itself under valgrind, which counts between two client requests
 
 REQUESTS = """
 #include <valgrind/callgrind.h>

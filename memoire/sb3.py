@@ -223,7 +223,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 if info.get("TimeLimit.truncated"):
                     is_plain = False
         terminated, truncated = (self._never, self._never) if is_plain else self._ends(over, infos)
-        # Environments may overwrite the arrays that they return; the memory copies obs in any case.
+        # Environments may overwrite returned arrays; the memory copies obs in any case.
         after = _copied(next_obs)
         action = np.asarray(action).reshape(self._action_shape)
         if self._last is None:
@@ -235,7 +235,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         except EpisodeTorn:
             self._writer.reset(obs, mask=_differ(obs, self._last, self.n_envs))
             self._writer.step(obs, action, reward, terminated, truncated, after)
-        if not is_plain:  # after a reset, the next start may be `after` and is not compared
+        if not is_plain:  # after a reset, `after` may be the next start, which is not compared
             self._writer.reset(after, mask=terminated | truncated)
         self._last = after
         self._added += self.n_envs

@@ -276,7 +276,7 @@ class PromptRolloutWorker:
 
     @property
     def committable(self) -> int:
-        """Newest step whose answers were all taken before the last model but one; -1 before the first such step."""
+        """Newest step whose answers were all taken before the last model but one; -1 at the beginning."""
         return self._steps_taken[0]
 
     def commit(self) -> int:

@@ -197,7 +197,7 @@ class ActorList:
         self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a server, client in hex -> report
         self._homes: dict[int, str] = {}  # hash of a server's name, as in accounts -> name
         self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # time, steps of each actor
-        self._names: dict[str, str] = {}  # client in hex -> its display name; also of clients that no home lists
+        self._names: dict[str, str] = {}  # client in hex -> display name; also of clients that no server lists
         self._returns = RecentReturns()
         self._listed: tuple[tuple[int, int], list[ActorRow]] | None = None
 

@@ -169,7 +169,7 @@ def _inference_counts(stats: Mapping[str, Any]) -> dict[str, float]:
     """Return the counters of an inference node by name; {} for other roles."""
     if "computed_seconds" not in stats:
         return {}
-    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send none
+    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send no waits
     counters: dict[str, float] = {
         "rows": stats.get("rows", 0),
         "batched_rows": stats.get("batched_rows", 0),
@@ -294,7 +294,7 @@ class Counters:
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
         }
-        if delay := stats.get("feedback_delay"):  # older servers send none
+        if delay := stats.get("feedback_delay"):  # older servers send no delay
             counted |= {"feedback": sum(delay["counts"]), "feedback seconds": delay["seconds"]}
         for kind in (stats.get("requests") or {}).values():
             for place, count in enumerate(kind["counts"]):
@@ -304,7 +304,7 @@ class Counters:
         for name, table in tables.items():
             self._sums.add_report(node.url, life, f"samples of {name}", table["samples"])
             self._sums.add_report(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
-            # Clients report the same steps again to a server that was restarted.
+            # Clients report their steps again to a server that was restarted.
             self._sums.add_report(node.url, None, f"steps of {name}", table.get("steps", 0))
 
     def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:

@@ -83,7 +83,7 @@ class Account:
     begin then.
     """
     report: Update = field(default_factory=Update)
-    """Greatest sums of all reports, and the rest of the newest report; without lines and episodes."""
+    """Greatest sums of all reports, and other values of the newest report; without lines and episodes."""
     sequence: int = -1
     """Sequence number of the newest report."""
     lines_through: int = 0

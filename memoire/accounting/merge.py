@@ -113,7 +113,7 @@ def row_of(account: Account, home: int) -> tuple[Any, ...]:
         np.frombuffer(account.client, "<u8"),
         home,
         account.since,
-        *_counted(account),  # caches may arrive before the UPDATE that counts them
+        *_counted(account),  # caches may arrive before the UPDATE that counts the caches
         round(account.first_seen, 3),  # packed accounts have milliseconds
         round(account.last_seen, 3),
         account.label,

@@ -234,7 +234,7 @@ def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
 def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
     counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK_64_BITS for name, less in _DIFFERENCES]
     first, last = (_milliseconds(row[_PLACE[name]]) for name in ("first_seen", "last_seen"))
-    # The bytes of a float of few digits begin with zeros: in reverse order they are a small number.
+    # The bytes of a float of few digits begin with zeros: in reverse order the bytes are a small number.
     returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
     flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
     return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK_64_BITS, returns, word, sequence])

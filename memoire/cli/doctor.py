@@ -301,7 +301,7 @@ def _socket_type(connection: socket.socket, endpoint: str, timeout: float) -> st
     """Return the peer's ZeroMQ socket type, from a ZMTP 3.0 handshake up to its READY (rfc.zeromq.org/spec/23)."""
     received = bytearray()
     try:
-        connection.sendall(_SIGNATURE + _VERSION)  # the peer names its mechanism first
+        connection.sendall(_SIGNATURE + _VERSION)  # the peer names its mechanism before it sees ours
         _receive(connection, 10, received)
         if received[0] != 0xFF or received[9] != 0x7F:
             raise _not_zeromq(endpoint, received)

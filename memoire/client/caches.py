@@ -49,7 +49,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
             self._push(pusher.patience if waits else 0.0)
 
     def _insert(self, patience: float) -> None:
-        """Insert the entries that wait for a grant; after `patience` seconds the rest stay passed steps."""
+        """Insert the entries that wait for a grant; after `patience` seconds, other entries stay passed steps."""
         pusher, parameters = self._pusher, self._session.parameters
 
         def admitting(count: int) -> Changes:

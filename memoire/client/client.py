@@ -99,7 +99,7 @@ def connect(
         KeyFileError: the keys cannot be used.
         EndpointError: the address is malformed.
         StateUnusable: the folder `state` cannot be written.
-        Refused: the server does not take this client, or has no such table.
+        Refused: the server does not take this client, or has no table of this name.
         ParameterError: an argument is out of its range, or `capacity` differs from the table's `client_capacity`.
 
     Example:

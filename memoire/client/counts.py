@@ -249,7 +249,7 @@ class InsertGrant:
 
     @property
     def is_half_used(self) -> bool:
-        """True if half of the grant is used: the client asks for more before the rest is."""
+        """True if half of the grant is used: the client asks for more before it has used all of the grant."""
         return self._counts.granted < NO_LIMIT and 0 < 2 * self.remaining < self._size
 
     def grant(self, granted: int, reason: str) -> None:
@@ -275,7 +275,7 @@ class InsertGrant:
         return max(0, min(entries, self.remaining))
 
     def settling(self, entries: int, inserted: int) -> Changes:
-        """Return the changes that make inserts of `inserted` among `entries` recorded entries; the rest stay passed."""
+        """Return the changes that make inserts of `inserted` among `entries` recorded entries; others stay passed."""
         waited = min(entries, self._undecided)
         passed = setting(self._counts, passed=self._counts.passed - min(waited, inserted))
         return passed + setting(self, _undecided=self._undecided - waited)
@@ -363,7 +363,7 @@ class LineOutbox:
 
 
 MAX_HOMES = 4096
-"""Most accounts at former home servers that a client keeps for a return: as many as a WELCOME can name."""
+"""Most accounts that a client keeps at former home servers: as many servers as a WELCOME can name."""
 
 
 class PushWindow:
@@ -517,7 +517,7 @@ class AccountWindows:
         """Bytes that the home server grants."""
         self._own_limit = 0  # the client's own limit in bytes; 0: the home server's grant
         self._lost_after = lost_after
-        self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
+        self._key = (0, 0, 0)  # run, server and since of `now`; zeros before the first WELCOME
         self._former: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # former accounts, newest last
         self._forgotten = PushSums()  # sums of the oldest accounts, whose windows were dropped
 

@@ -45,7 +45,7 @@ from .waiting import ClientLock
 
 
 class DataSockets:
-    """A client's socket that sends pushes and socket that receives notices; both are opened by `open`.
+    """A client's socket that sends pushes and socket that receives notices; `open` opens the two sockets.
 
     Args:
         channel: Channel for requests to the same home.

@@ -236,7 +236,7 @@ class Session:
         self.feedback_through = 0
         """Number of the newest feedback that was applied."""
         self.is_between = False
-        """True between two runs or homes, until HELLO is answered: a cache pushed now would count for neither."""
+        """True between two runs or homes, until HELLO is answered: a cache pushed now would count nowhere."""
         self.is_finished = False
         self.is_leaving = False
         self.trouble = ""

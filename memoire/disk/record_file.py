@@ -163,7 +163,7 @@ def _flush(file: BinaryIO) -> None:
     """Sync the bytes so far: a single sync of a large file would delay all threads that wait for the disk."""
     file.flush()
     os.fsync(file.fileno())
-    if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for others
+    if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for other files
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -214,11 +214,11 @@ class StateFile:
         return read_facts(self._connection, self.path, kind, prefix)
 
     def find(self, kind: int, key: bytes) -> bytes | None:
-        """Return the body of a fact; None if there is no such row."""
+        """Return the body of a fact; None if the fact has no row."""
         return next((body for other, body in self.rows(kind, key) if other == key), None)
 
     def number(self, kind: int, key: bytes) -> int:
-        """Return the number in a fact's body; 0 if there is no such row."""
+        """Return the number in a fact's body; 0 if the fact has no row."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
 
     def lines_of(self, segment: LogSegment) -> Iterator[LogEntry]:
@@ -233,7 +233,7 @@ class StateFile:
             raise
 
     def account(self, run: int, key: bytes) -> bytes | None:
-        """Return the packed body of an account; None if there is no such row."""
+        """Return the packed body of an account; None if the account has no row."""
         rows = read_parts(self._connection, self.path, "accounts", run, key, 1, key + b"\0")
         return next((body for _, body in rows), None)
 
@@ -314,7 +314,7 @@ class StateFile:
                 row = *name, body, part_sum(*name, body)
                 added.append(row)
                 if known is None and connection.execute(insert, row).rowcount:
-                    continue  # a new row, which replaces none
+                    continue  # a new row replaces no row
                 replaced.append(row)
             if known is not None or (known := connection.execute(select, name).fetchone()) is not None:
                 former.append(known)

@@ -146,7 +146,7 @@ class Store(ClosingContext):
         self._failure: StateLost | None = None
         self._unsaved = self._closed = False
         """True if a collected group could not be saved; true if the store was closed."""
-        self._size = float("-inf"), 0  # time of the newest measurement of the files, and their bytes
+        self._size = float("-inf"), 0  # time of the newest measurement of the files, and the files' bytes
         self._repair_due = 0.0
         _stores.add(self)
 

@@ -487,7 +487,7 @@ class InferenceThread:
         return ProtocolError("failed", escape(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500])
 
     def _packed(self, rows_by_name: Rows, first: int, rows: int, client: bytes) -> bytes:
-        """Return the container of some rows of the outputs. Raises ProtocolError if the client accepts no such size."""
+        """Return the container of some rows of the outputs. Raises ProtocolError for rows above the limit."""
         outputs = self.computation.outputs
         known = pack_known(outputs, rows_by_name, rows, first)
         payload = pack_rows(outputs, cut(rows_by_name, first, first + rows), rows) if known is None else known

@@ -28,7 +28,7 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     call: Literal["tags", "facts", "values"]
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
-    after: Word = 0  # tags: number of the last received row; else number of answered keys
+    after: Word = 0  # tags: number of the last received row; otherwise number of answered keys
     known: Small | None = None  # tags: received partitions; null: no reply to tags or facts is partial.
     # values: received fields of the first key; null: no row comes in parts
     version: Word = 0  # values: of the row whose fields were received; a row of another version restarts

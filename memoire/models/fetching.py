@@ -61,7 +61,7 @@ class _Fetching:
         self.open = 0  # requested chunks that have not come
         self.stride = 0  # bytes of the first and of each other chunk
         self.resume_at = 0.0  # end of the random pause
-        self.window = 1  # chunks to request at once: more while they come quickly, fewer if many clients fetch
+        self.window = 1  # chunks to request at once: more while chunks come quickly, fewer if many clients fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class TopicFetcher:
         self._limits, self._has_receivers, self._find, self._rng = limits, has_receivers, find, rng
         self._newest: Model | None = None
         self._epochs: OrderedDict[int, int] = OrderedDict()  # newest epoch by the hash of the server's name
-        self._source = (0, 0)  # server (hash of the name) and epoch
+        self._source = (0, 0)  # server (hash of the name) and epoch of the newest notice
         self._heard = 0  # newest version that was announced, fetched or not
-        self._queue: deque[Model | _WantedVersion] = deque()  # complete models and versions to fetch
+        self._queue: deque[Model | _WantedVersion] = deque()  # complete models and versions to fetch, in order
         self._fetching: _Fetching | None = None
         self._asked_newest = False
         self._is_renewed = False  # a known version may name another model, because its publisher restarted
@@ -250,7 +250,7 @@ class TopicFetcher:
         """Deliver or fetch the next versions of the queue."""
         while self._queue and self._fetching is None:
             if not self._has_receivers() and len(self._queue) > 1:
-                self._queue.popleft()  # only the newest version counts
+                self._queue.popleft()  # of versions, only the newest counts
                 continue
             item = self._queue.popleft()
             if isinstance(item, Model):
@@ -291,7 +291,7 @@ class TopicFetcher:
             self._steps.append(ChunkRequest(fetching.version, 0, self._limits.tuning.model_chunk, now, fetching))
             return
         if not fetching.open:
-            fetching.asked = assembly.offset  # a node may send less than requested
+            fetching.asked = assembly.offset  # the fetch goes on from here if a node sent less than requested
         end = min(assembly.size, assembly.offset + self._limits.tuning.model_window * fetching.stride)
         while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
@@ -370,7 +370,7 @@ class TopicFetcher:
 
     def _start(self, fetching: _Fetching, chunk: messages.Chunk, stride: int) -> None:
         """Begin the assembly with the first chunk, which has size and hash. Many clients hear of a model at once: if
-        the chunk took long, each client requests the rest after a random pause.
+        the chunk took long, each client requests the other chunks after a random pause.
         """
         fetching.assembly = ModelAssembly(
             chunk.topic,

@@ -147,7 +147,7 @@ class ReceivedModels:
             endpoint: Address of the server, for errors.
 
         Raises:
-            MemoireTimeout: no such model came in time.
+            MemoireTimeout: no newer model came in time.
         """
 
         def find() -> Model | None:

@@ -179,7 +179,7 @@ class Channel:
         self.connections = 0
         """Number of connections established so far."""
         self._client = client
-        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # HELLO precedes the first request
+        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # HELLO precedes the requests of a connection
         self._is_unknown = self._introduces  # the peer may not know which replies this client takes
         self._limits = limits
         self._keys = keys

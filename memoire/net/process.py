@@ -112,7 +112,7 @@ class System:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def set_limits(self, soft: int, hard: int) -> None:
-        """Set both limits. Raises OSError or ValueError if the system refuses them."""
+        """Set the two limits of open files. Raises OSError or ValueError if the system refuses a limit."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def used(self) -> int | None:

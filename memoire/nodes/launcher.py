@@ -200,7 +200,7 @@ class Child:
     def status(self) -> int | None:
         """Exit status, negative for a signal; None while the child runs. A read after its end kills its group."""
         if self.process.returncode is None and _has_ended(self.process.pid):
-            self._kill_group()  # a reaped process' id could be reused
+            self._kill_group()  # killed before the process is reaped and its id can be reused
         return self.process.poll()
 
     def await_end(self, timeout: float) -> None:
@@ -226,7 +226,7 @@ class Child:
             self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
 
     def lines(self, source: str, data: bytes) -> list[bytes]:
-        """Return the whole lines of "line" or "output" after adding `data`; keep the rest for the next call.
+        """Return the whole lines of "line" or "output" after adding `data`; keep a part of a line for later.
 
         A carriage return restarts a line of output, as on a terminal: of a progress bar the last state is kept.
         """

@@ -269,7 +269,7 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
 
 
 def read_table(settings: Sequence[str], storage: str | None = None) -> dict[str, Any]:
-    """Return a table's keywords from such texts: its parameters, and settings of its kind such as "group=8"."""
+    """Return a table's keywords from texts: parameters, and settings of its kind such as "group=8"."""
     changes = _settings("--set", settings, table_names({"storage": storage}), such_as="multi_step=3")
     kind_settings = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
     return kind_settings | ({"parameters": parameters_from(changes)} if changes else {})
@@ -352,7 +352,7 @@ def serve(
     room = dict(room or {})
     held_limit = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # the limit of all tables
     push, pub = _beside(endpoint, beside)
-    part_of(part)  # reject a malformed part first
+    part_of(part)  # reject a malformed part before any table is made
     with (
         LauncherLine(close_timeout + 2.0) as line,
         NodePages(http, token=http_token, probes=probes) as pages,

@@ -136,7 +136,7 @@ class PromptLeases:
         """Record a piece of an answer. The caller stores only a "taken" piece, then touches and settles the row.
 
         Raises:
-            ProtocolError: (code "index") there is no such answer, or an earlier piece is missing.
+            ProtocolError: (code "index") the prompt has no answer of this number, or an earlier piece is missing.
         """
         answer = _answer_of(row, index)
         if row.state not in _OPEN or answer.is_settled or lease < answer.lease:

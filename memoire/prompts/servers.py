@@ -176,7 +176,7 @@ def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
 
 
 def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
-    """Return a plan in which the servers in `fixed` give only those groups, and the rest give more of their `spare`."""
+    """Return a plan in which the servers in `fixed` give only fixed groups, and others give more of their `spare`."""
     lacking = sum(plan[name] - count for name, count in fixed.items())
     changed = {**plan, **fixed}
     for name, added in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():

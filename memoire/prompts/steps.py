@@ -120,7 +120,7 @@ class PromptSteps:
         self.ring = ReplayRing(book.rules.replay_limit)
         self._book = book
         self._kept: dict[int, list[PromptRow]] = {}  # committed groups by step, while `keep` holds the groups' columns
-        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, while a known step replays them
+        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, while a known step replays the groups
 
     def restore(self) -> None:
         """Restore the ring and the kept groups, after the book and `steps` were restored."""

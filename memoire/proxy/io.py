@@ -197,7 +197,7 @@ class BackendLink(Backend):
             poller, owner.context, endpoint, client=owner.client, limits=limits, rng=owner.rng, keys=keys
         )
         self._renewals = 0  # renewals of the channel that the other sockets have followed
-        self._known: set[bytes] = set()  # clients whose limits the server knows from this connection
+        self._known: set[bytes] = set()  # clients whose limits this connection has sent; beyond, it is told again
         self._endings = 0  # number of ended connections of the dealer
         self._dealer = Sender(poller, is_reading=True)
         self._open_dealer()

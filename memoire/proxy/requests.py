@@ -90,7 +90,7 @@ class ModelCache:
         """Return the requested part of a model as a message; None if the model is not in the cache.
 
         Raises:
-            ProtocolError: the model has no such part.
+            ProtocolError: the model has no part at this offset.
         """
         model = self.store.serve(fetch.topic, fetch.version, stretch_of(fetch, self._limits))
         if model is None:

@@ -65,7 +65,7 @@ class Router(Generic[B]):
         """Address for each home server, by the hash of the server's name."""
         self.pages: tuple[str, ...] = ()
         """Addresses of the proxy's own pages."""
-        self._removed: dict[int, None] = {}  # servers behind removed addresses
+        self._removed: dict[int, None] = {}  # servers behind removed addresses, newest last
 
     # Known servers
 
@@ -312,7 +312,7 @@ class Backend(ABC):
             return noticed
         # An epoch is the start time of a server, or with a state folder the former epoch plus one, so that the larger
         # epoch is the later one. If a clock was set back, the model gets the former epoch. Nodes in front of this
-        # proxy then detect the restart by their own HELLO, which compares epochs for equality.
+        # proxy detect the restart by HELLO, which compares epochs for equality.
         return name_hash(self.names[0]), max(noticed[1], self._epoch)
 
 

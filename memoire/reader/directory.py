@@ -55,7 +55,7 @@ class Address:
         self.endpoint = endpoint
         self.run = 0  # hash of the server's current run; 0 before its first answer
         self.hello = HelloSchedule()
-        self.servers: tuple[str, ...] = ()  # names of the servers behind the address
+        self.servers: tuple[str, ...] = ()  # names of the servers behind the address; empty before its first answer
         self.unmet: tuple[str, ...] = ()  # addresses behind this one without an answer
         self.leaving: tuple[str, ...] = ()  # drained servers behind the address
 
@@ -70,7 +70,7 @@ class RemoteServer:
         self.epoch = 0  # epoch of the newest WELCOME; changes at a restart of the server
         self.listed_at = now  # time at which an address last listed it
         self.fingerprint = 0  # fingerprint of the last draw's parameters; 0 before the first report
-        self.parameters: Parameters | None = None  # reported by the server if they differ from the reader's
+        self.parameters: Parameters | None = None  # the server's parameters if they differ from the reader's
 
     @property
     def is_listed(self) -> bool:
@@ -274,7 +274,7 @@ class ServerStock:
 
     def __init__(self, server: calls.TableServer) -> None:
         self.server = server
-        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if a new report is needed
+        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None asks for a new report
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] clients in its newest table
         self.drawn = 0  # total of requested samples
         self.again_at = 0.0  # time of the next request: an earlier request would get the same report

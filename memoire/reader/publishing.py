@@ -172,7 +172,7 @@ class Publishing:
         """Process the reply to a chunk; return the chunks to send next."""
         topic, delivery = send.transfer.model.topic, self._delivery(send.server)
         if isinstance(answer, Closed) or delivery.transfers.get(topic) is not send.transfer:
-            return []  # or another run has begun
+            return []  # another run has begun
         send.transfer.is_heard, send.server.is_away = True, False
         body = answer.body if isinstance(answer, Message) else None
         if isinstance(body, messages.Published) and not body.version and body.received > send.offset:

@@ -158,7 +158,7 @@ class Reader(ClusterOrders):
         AuthError: no server accepts this process's key.
         KeyFileError: the keys cannot be used.
         EndpointError: an address is malformed.
-        Refused: the servers have no such table.
+        Refused: the servers have no table of this name.
     """
 
     CALLED = "this reader"
@@ -184,7 +184,7 @@ class Reader(ClusterOrders):
         if ahead is not None and ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         self.reader_id = secrets.token_bytes(16)
-        self.name = process_name(name)  # name for people, or ""
+        self.name = process_name(name)  # name that people see, or ""
         self.program: Callable[[], Any] | None = None
         """Function that returns the state of the surrounding program; set by a worker or trainer of `memoire.rl`."""
         self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
@@ -351,7 +351,7 @@ class Reader(ClusterOrders):
 
         Raises:
             MemoireTimeout: too few samples came within `timeout`.
-            Refused: the servers have no such table.
+            Refused: the servers have no table of this name.
         """
         where, advice = ", ".join(self.urls), "Are actors running?"
         if not isinstance(batch_size, Mapping):

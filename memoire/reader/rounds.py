@@ -579,7 +579,7 @@ class Rounds:
         self._kept = drawn if self._kept is None else self._kept.joined(drawn, self._is_global)
 
     def _full_batches(self) -> list[draws.PooledBatch]:
-        """Return the batches that the kept samples fill; the rest stays for the next batches."""
+        """Return the batches that the kept samples fill; remaining samples stay for the next batches."""
         kept, size = self._kept, self._prefetch.batch_size
         if kept is None or not 0 < size <= (count := len(kept.importance)):
             return []

@@ -140,7 +140,7 @@ def form(value: Any) -> str:
 
 
 def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[str, str]:
-    """Return (expected, received) for values outside a dtype's range, with the first such value and its index."""
+    """Return (expected, received) for values outside a dtype's range, with the first wrong value and its index."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     wrong = (
         np.isfinite(array) & (abs(array) > limits.max)

@@ -139,7 +139,7 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
 
 def _stored(memory: Memory) -> _StoredEpisodes:
     """Return the drawable episodes of a memory that the caller holds."""
-    memory.sums()  # too old entries get weight 0
+    memory.sums()  # the call sets weights of entries that have become too old to 0
     inside = memory.contents()
     episodes, meta = inside["episodes"], inside["meta"]
     slots = np.flatnonzero(episodes["state"] == 2)

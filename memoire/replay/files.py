@@ -171,7 +171,7 @@ def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
             draft.unlink(missing_ok=True)
             os.close(opened)
             raise
-        os.close(opened)  # another process removed the draft as abandoned
+        os.close(opened)  # another process removed the draft before the draft was locked
 
 
 class OwnedFile(io.RawIOBase):

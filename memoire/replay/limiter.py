@@ -324,7 +324,7 @@ class Limiter:
             self._surplus = tolerance
 
     def unregister(self, client: bytes) -> None:
-        """Unregister a client that has ended, and release its unused grant to the others."""
+        """Unregister a client that has ended, and release its unused grant to the other clients."""
         with self._changed:
             known = self._clients.pop(client, None)
             self._unheard.discard(client)

@@ -439,7 +439,7 @@ class StrictAttributes(_core.Guarded):
     _PARAMETERS: ClassVar[str] = ""
     """Sentence about how to change parameters of sampling, if the class has no `configure`."""
     _COPY: ClassVar[str] = ""
-    """Sentence about the alternative to copying or pickling, if neither is possible."""
+    """Sentence about the alternative to copying or pickling of an object that allows no copy."""
     _OWN_NAMES: ClassVar[Mapping[str, str]] = {}
     """The class's own names of parameters, by their names in `Parameters`."""
     _is_guarded = False

@@ -178,7 +178,7 @@ class Fragment:
         return int(self.episode.model_version.min())
 
     def split(self, at: int, schema: Schema) -> tuple[Fragment, Fragment]:
-        """Return the first `at` entries, cut off in the state of the next entry, and the rest."""
+        """Return the first `at` entries, cut off in the state of the next entry, and the remaining entries."""
         whole_one, columns = self.episode, self.episode.columns
         final = {name: columns[name][at] for name in schema.states}
         value = None if schema.value is None else np.asarray(columns[schema.value][at], np.float32)

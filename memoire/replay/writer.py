@@ -375,7 +375,7 @@ class Writer(_core.StepCounter, ClosingContext):
     @longest.setter
     def longest(self, entries: int) -> None:
         longest = whole("longest", entries, 1)
-        self._room = 0  # steps until an episode may be too long
+        self._room = 0  # steps until an episode can be too long; the next step counts again
         self._longest = longest
 
     def _record(

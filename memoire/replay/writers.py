@@ -136,7 +136,7 @@ class WriterRegistry:
                 raise ParameterError(name, entries, expected)
 
     def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
-        """Return the first saved state for such environments; None if no saved writer is left to resume."""
+        """Return the first saved state for environments of this form; None if no saved writer is left to resume."""
         saved = [each.state for each in self._saved if each.state is not None]
         for state in saved:
             if (state.num_envs, state.autoreset) == (num_envs, mode):

@@ -263,5 +263,5 @@ def rest(env: Any) -> None:
             wait()
         elif hasattr(plain, "default_action"):
             env.step(default_action(env))
-    except Exception:  # the worker still has samples
+    except Exception:  # an error of any kind: the worker still has samples to send
         _log.exception("the device did not take its default action")

@@ -297,7 +297,7 @@ class Collector(ClosingContext):
         return True
 
     def _compare_actions(self) -> None:
-        first = time.monotonic() + WAIT_INTERVAL  # a learner need not publish the nodes' model
+        first = time.monotonic() + WAIT_INTERVAL  # a learner need not publish the model that the nodes use
         newest = self._model.newest() or (None if self.version else self._wait_model(0, first))
         if newest is not None:
             self._check_model(newest)

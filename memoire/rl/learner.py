@@ -496,7 +496,7 @@ class OnPolicyLearner:
         warn_of_changed_settings(self.settings, saved.settings, "learner")
         saved.restore_net(self._plain)
         self.steps, self.iterations = saved.steps, saved.iterations
-        # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 of them.
+        # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 models.
         self._plain.version = saved.version + saved.every - 1
         return saved
 

@@ -247,7 +247,7 @@ class ObserverThread(AskingThread):
             advice = self._channels[call.url].link.explain(probe=False)
             self._end(call, MemoireTimeout("answer", call.url, 0.0, advice))
         for job in self._held:
-            if job.url in down:  # the lease needs the agent
+            if job.url in down:  # only the agent can renew the lease
                 job.is_over, job.renew_at = True, math.inf
             elif now >= job.renew_at:
                 self._renew(job, now)

@@ -36,7 +36,7 @@ class GaussianPolicy(torch.nn.Module):
         activation: Class of the module after each hidden layer.
 
     Raises:
-        ParameterError: the action space is no such Box.
+        ParameterError: the action space is no Box with finite bounds.
     """
 
     low: torch.Tensor

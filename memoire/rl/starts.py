@@ -336,7 +336,7 @@ class StartStates:
         """Return the best state and the links from that state to the first one; also while other threads write."""
         while True:
             best, links = self.best, self._links
-            if best.id in links:  # only whole paths are evicted
+            if best.id in links:  # all ancestors of a linked state are linked, since only whole paths are evicted
                 return best, links
 
     # Ranks and checkpoints

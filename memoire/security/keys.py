@@ -147,7 +147,7 @@ def _read_block(kind: str, lines: Iterator[str]) -> Key:
     name, role, created = headers.get("Name", ""), headers.get("Role", ""), headers.get("Created", "")
     try:
         _check(role, name)
-    except ValueError:  # the error's message may repeat a secret in the line
+    except ValueError:  # the error's message may repeat a secret, if lines have run together
         name = "1 to 63 letters, digits, dots, dashes and underscores"
         raise ValueError(f"a key's role is not one of {', '.join(ROLES)}, or its name is not {name}") from None
     try:

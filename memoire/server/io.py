@@ -248,7 +248,7 @@ client's socket discards replies that its thread has not read.
 MIN_SAVING = 0.1
 """Minimum seconds for the state folder's last save, even after the deadline."""
 MEMORY_SHARE = 0.75
-"""Fraction of the remaining time for saving the tables' content; the rest is for the state folder."""
+"""Fraction of the remaining time for saving the tables' content; the state folder gets the last part."""
 
 
 class ServerThreads:

@@ -374,7 +374,7 @@ class Credits:
         return inserted + wanted, "" if wanted else UNDRAWN
 
     def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
-        """Return the entries whose samples learners want of a client; None if there is no such limit."""
+        """Return the entries whose samples learners want of a client; None without a limit."""
         ratio = table.parameters.samples_per_insert
         if table.sums is None or not ratio:
             return None
@@ -502,7 +502,7 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
 def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     """Raise SnapshotMismatch if the stored samples of a table were made with other settings than the table's.
 
-    The error contains both values.
+    The error contains the two values.
     """
     saved = past.settings().get(table.key)
     making = {} if saved is None else _parse_start(table.key, saved).making

@@ -256,7 +256,7 @@ def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
         reward = None
     facts = out.discount, out.steps, out.weight, out.ids, out.age, out.model_version
     picks.gather(arrays, reward, *facts)
-    longest: dict[str, int] = {}  # each width is at least 1, and holds both sides
+    longest: dict[str, int] = {}  # width of each column: at least 1, and the longest value of both sides
     lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
     for i, (side, name, shape, _, _) in enumerate(layout.ragged_outputs):
         lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)

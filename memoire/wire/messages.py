@@ -61,7 +61,7 @@ class PushedBody(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Tail of a message that is pushed and never answered, with totals by which a server counts lost messages."""
 
     since: Word = 0  # account of the message, from WELCOME; 0: any account
-    number: Count = 0  # messages pushed up to this one
+    number: Count = 0  # messages pushed to the home server so far, with this message
     pushed_bytes: Count = 0  # payload bytes of the pushed messages
 
 
@@ -102,10 +102,10 @@ class ServerRate(TailRow, frozen=True, array_like=True):
     """State of the rate limiter of one server: samples drawn against entries recorded; see `rate`."""
 
     surplus: Signed
-    is_told: bool  # True if a reader reported the surplus
-    inserted: Count  # entries reported by this server's clients
+    is_told: bool  # True if a reader reported surplus, which is that of all servers
+    inserted: Count  # entries that this server's clients reported since its start
     drawn: Count  # samples that all readers drew from this server
-    ratio: Weight  # samples_per_insert and tolerance of surplus
+    ratio: Weight  # samples_per_insert and its tolerance, at which surplus was computed
     tolerance: Weight
 
 
@@ -134,8 +134,8 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     pid: Count = 0
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # codecs that the client can pack and unpack
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # from a reader: scalars that its learner reports
-    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # from a reader: its own counters
-    inserted: Count = 0  # from an actor: recorded steps less passed_steps
+    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # from a reader: the reader's own counters
+    inserted: Count = 0  # from an actor: recorded steps of this run, less passed_steps
     takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies that differ from the default
 
     @property
@@ -221,10 +221,10 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     steps: Count = 0
     passed_steps: Count = 0  # steps that are no inserts: recorded beyond granted_steps, and not pushed
     caches: Count = 0  # caches and episodes pushed to this server
-    cache_bytes: Count = 0  # payload bytes pushed to this home server
+    cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this server
     skipped: Count = 0  # caches not pushed because the credit was used up
     generated_bytes: Count = 0  # bytes of all entries ever recorded
-    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, all read at the same time
+    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, read at one moment
     positives: Count = 0
     minimum: Weight = 0.0
     parameters_version: Count = 0
@@ -262,7 +262,7 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     parameters: Parameters | None = None  # parameters if the client's are older
     models: Versions = {}
     feedback_through: Count = 0  # number of the newest feedback in the payload
-    feedback_age: Seconds = 0.0  # since the home server received the oldest feedback in the payload
+    feedback_age: Seconds = 0.0  # seconds since the home server received the payload's oldest feedback
     feedback_waiting: Count = 0  # samples of feedback that do not fit into the payload: send UPDATE again at once
     run_name: Name = ""  # current run; after a change, the client reports the end of the former run before HELLO
     finished: bool = False
@@ -301,7 +301,7 @@ class Feedback(Body, frozen=True, kw_only=True, omit_defaults=True):
 class Taken(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to FEEDBACK and CONTROL."""
 
-    samples: Count = 0  # samples whose TD errors were accepted for their clients
+    samples: Count = 0  # samples whose TD errors the server accepted for clients
     lost: Count = 0  # samples whose client the server does not know (any more)
     parameters_version: Count = 0
     finished: bool = False
@@ -371,7 +371,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     reserve: Small = 0  # unused samples to reserve for this reader, over all clients
     elsewhere: Count = 0  # samples that the reader has drawn from other servers so far
-    part: Small = 0  # the reader has every `of`-th client in the order of their registration, beginning with this one
+    part: Small = 0  # the reader has every `of`-th client in the order of registration, beginning with client `part`
     of: Parts = 1
     wanted: Small = 0  # size of a batch that cannot be drawn because entries or samples are missing
     band: ClusterRate | None = None  # rate of all servers, if the rate is limited
@@ -448,7 +448,7 @@ class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     patience: Seconds  # seconds until the client needs no answer any more
     min_version: Count = 0  # least version of the weights: the rows wait for it
-    job: Count = 0  # job of the rows, which is still running; 0: none
+    job: Count = 0  # running job that the rows belong to; 0: none
 
 
 @body(types.INFERRED)
@@ -473,7 +473,7 @@ class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to WORK: a job, with its start state as a container of kind ROWS if it has one; or no job."""
 
     number: Count = 0  # 0: no job
-    lease: Seconds = 0.0  # seconds until another observer may get the job
+    lease: Seconds = 0.0  # seconds without a heartbeat until another observer may get the job
     options: Parameters = {}
     cancelled: bool = False  # the job in WORK is cancelled
     leaving: bool = False  # the agent is closing: ask another agent

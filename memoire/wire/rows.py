@@ -25,7 +25,7 @@ CLIENT_SUMS: Final = np.dtype(
         ("minimum", "<f8"),  # smallest positive weight; 0 if no weight is positive
         ("drawn_between", "<f8"),  # D_c, scaled: u_c / drawn_between is the cap of its share
         ("reserved", "<u4"),  # u_c: unused samples reserved for this reader
-        ("flags", "<u4"),  # 1: reuse_cache: it can serve any count
+        ("flags", "<u4"),  # 1: reuse_cache: the client can serve any count
     ]
 )
 CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
@@ -71,7 +71,7 @@ def unpack_sums(packed: bytes) -> NDArray[np.void]:
     """Return rows of `CLIENT_SUMS`, [C], read-only. Raises ValueError unless totals are finite and not negative."""
     rows = _unpack(packed, CLIENT_SUMS)
     for name in ("total_weight", "minimum", "drawn_between"):
-        if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN fails both comparisons
+        if len(rows) and not (rows[name].min() >= 0.0 and rows[name].max() < np.inf):  # NaN is neither
             raise ValueError(f"{name} of a client is negative or not finite")
     return rows
 

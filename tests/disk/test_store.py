@@ -162,7 +162,7 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         assert store.settings()["n"] == "2"
 
 
-# --- A store against slow models: its content after any order of saves and restarts
+# --- A store against slow models: the store's content after any order of saves and restarts
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)

@@ -616,7 +616,7 @@ def replace_tokens(release):
     former = json.loads(release.kubectl("get", "secret", TOKENS, "-o", "json"))["data"]
     old = {name: base64.b64decode(text).decode() for name, text in former.items()}
     new = {name: secrets.token_hex(24) for name in old}
-    # Nodes must accept both tokens before the dashboard sends the new one; the dashboard sends the first of its file.
+    # Nodes must accept old and new token before the dashboard sends the new token, the first in the dashboard's file.
     for tokens in ({name: f"{old[name]}\n{new[name]}" for name in old}, new):
         release.apply_tokens(tokens["dashboard"], tokens["nodes"])
         taken_up(release, "/etc/memoire/tokens", dict.fromkeys(("server", "proxy", "dashboard"), TOKENS))

@@ -143,7 +143,7 @@ def test_a_plain_proxy_drops_and_counts_what_is_refused(probe):
     assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
-# --- Replies wait until their connection has room, and dropped replies are counted
+# --- Replies wait until a connection has room, and the queue counts dropped replies
 
 REPLIES = 60
 

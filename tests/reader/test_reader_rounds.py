@@ -382,7 +382,7 @@ def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
     assert again.prev["x"].shape == (8, 5) and again.prev_lengths["x"].tolist() == [*lengths[4:], *lengths[:4]]
 
 
-# --- Samples that a server holds for a reader, without those on their way, compared with a simple count
+# --- Samples that a server holds for a reader, without samples on the way, compared with a simple count
 
 
 def table_of(reserved, flags=None):

@@ -297,7 +297,7 @@ def draw(reader, count, size):
 def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster, tap):
     servers = [cluster.server(schema=SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK) for i in range(3)]
     proxies = [cluster.proxy(servers, limits=QUICK) for _ in range(2)]
-    # A plain proxy before two more workers: the first client pushes through it directly to its home.
+    # A plain proxy before two more workers: the first client pushes through the plain proxy to its home server.
     more = f"inproc://more-{id(servers)}"
     front = more + "-front"
     loop, _ = in_thread(servers[0].run_pull_proxy, front, more)
@@ -327,7 +327,7 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster
     turns(14, here, up, 20)
     servers[1] = cluster.restart(gone, parameters=EXACT, limits=QUICK)
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
-    # The pool holds caches that a client pushes before the client knows of the restart, but does not count them.
+    # The server holds caches that a client pushes before the client knows of the restart, but counts no old number.
     back = [actor for actor in actors if actor.client.home == "s1"]
     until(lambda: all(actor.client._session.welcome.epoch == servers[1].stats().epoch for actor in back))
     turns(20, actors, servers, 34)

@@ -328,7 +328,7 @@ class Cluster:
         return self.server(server.endpoint, server.schema, name=server.name, **same | options)
 
     def close(self):
-        # Nodes close before the nodes that receive their reports, as when the interpreter ends.
+        # A node closes before the nodes that receive its reports, as when the interpreter ends.
         self.made.reverse()
         self.made.sort(key=lambda node: getattr(node, "CLOSED_AT_EXIT", 1))
         for node in self.made:

@@ -374,7 +374,7 @@ class Pool(
                 remaining, place = (
                     client.caches,
                     client.pushed - client.caches,
-                )  # place among all pushed caches
+                )  # place among all caches that the client has pushed
                 record = ClientRecord.of(client, self.held.since(client))
             yield record, b""
             for _ in range(remaining):

@@ -182,7 +182,7 @@ def move_episodes(old: Memory, fresh: Memory) -> dict[int, int]:
     with old.held():
         for number, episode in dataset.walk(old):
             if len(episode) <= fresh.capacity:
-                with suppress(EpisodeTooLong):  # too long ragged values
+                with suppress(EpisodeTooLong):  # the episode's ragged values do not fit
                     numbers[number] = int(dataset.put(fresh, episode)[0])
     return numbers
 

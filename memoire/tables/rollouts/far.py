@@ -175,7 +175,7 @@ class RolloutTaker:
 
     @property
     def clients(self) -> int:
-        """Number of clients with held entries, here or at a server; a client that moved counts at both."""
+        """Number of clients with held entries, here or at a server; a client that moved counts at two servers."""
         here = 0 if self._queue is None else self._queue.clients
         return here + sum(self.held(server).clients for server in self.directory.there)
 

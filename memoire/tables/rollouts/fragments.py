@@ -171,7 +171,7 @@ class RolloutQueue:
         return self._taken(wanted)
 
     def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
-        """Take for a remote learner, which repeats its request for the rest: as many entries as fit into a reply.
+        """Take for a remote learner, which repeats its request for more: as many entries as fit into a reply.
         Return nothing if fewer than `least` entries are held.
 
         Args:
@@ -233,7 +233,7 @@ class RolloutQueue:
         return f"waiting for {steps - self.entries} more entries ({held}){passed}"
 
     def _leaving(self, gone: Sequence[Fragment], stays: Sequence[Fragment] = ()) -> Changes:
-        """Return the changes that remove the oldest fragments, except the rest of the last one."""
+        """Return the changes that remove the oldest fragments, except the remainder of the last fragment."""
         fragments = self._fragments
         changes: Changes = [(fragments.popleft, ())] * len(gone)
         changes += [(fragments.appendleft, (rest,)) for rest in stays]
