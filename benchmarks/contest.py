@@ -76,7 +76,7 @@ def sides_of(game: str, wanted: str) -> list[str]:
     algorithm = GAMES[game].algorithm
     keys = [key for key, side in SIDES.items() if algorithm in side.algorithms]
     keys = [key for key in keys if SIDES[key].on_gpu or not GAMES[game].on_gpu]
-    if GAMES[game].score is None:  # only rates are compared
+    if GAMES[game].score is None:  # games without a score have only rates
         keys = [key for key in keys if not SIDES[key].options]
     if unknown := set(filter(None, wanted.split(","))) - set(keys):
         sys.exit(f"{game} has no side {', '.join(sorted(unknown))}: --sides takes {', '.join(keys)}")
@@ -198,7 +198,7 @@ def main() -> int:
             continue
         reached = result.rates() if game.score is None else result.reached(game.score)
         print(f"{side}, seed {seed}: {reached}; at the end {result.curve[-1:]}; {result.facts}", flush=True)
-    if args.write:  # the records here, and the records of the page as it was
+    if args.write:  # records of this run and of the former page
         runs = merged(page.read(args.write), records.all())
         page.write(args.write, runs, lambda aims: record(str(args.write), "contest", aims))
         print(f"written to {args.write}/contest.md")

@@ -92,7 +92,7 @@ def clusters(keys: str) -> Iterator[Cell]:
             yield from (Cell(task, proxy=True), Cell(task, keys=keys))
 
 
-# The processes. An order over its pipe begins and ends a turn of each; None ends the process.
+# Processes of the sides. An order over a process' pipe begins or ends a turn; None ends the process.
 
 
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
@@ -164,7 +164,7 @@ def relay(pipe: Connection, back: str, size: int) -> None:
         push.close(0)
 
 
-# The sides of a comparison, and the figures of their turns.
+# Sides of a comparison, and figures of each side's turns.
 
 
 class Turn(NamedTuple):

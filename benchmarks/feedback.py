@@ -59,7 +59,7 @@ def clusters() -> Iterator[Cell]:
         yield from (Cell(task, 4, "far", "episodes"), Cell(task, 4, "far", servers=2))
 
 
-# The processes of a cluster. None over its pipe ends each.
+# Processes of a cluster. None over a process' pipe ends the process.
 
 
 def act(pipe: Connection, endpoint: str, cell: Cell, rank: int) -> None:
@@ -113,7 +113,7 @@ def draw_in_turns(pipe: Connection, draw: Callable[..., Any], sums: Callable[[],
         counts = sums()
         counts.subtract(before)
         pipe.send((batches / spent, updates * BATCH, counts))
-        while not pipe.poll():  # actors may wait for room, so draws go on
+        while not pipe.poll():  # actors may wait for room, so the learner still draws
             with suppress(NotEnoughSamples):
                 draw(BATCH, timeout=0.1)
         pipe.send(pipe.recv())

@@ -50,9 +50,9 @@ TOLERANCE = 0.05
 COMPILED = ("_core", "_bytes", "_container", "_draw")
 """Names of memoire's compiled modules, whose instructions are `engine` in the record."""
 LEAVES = 100_000
-WARMUP_CALLS = 12  # calls before those that are counted: the interpreter adapts to what it has run eight times
+WARMUP_CALLS = 12  # calls before the counted calls: the interpreter adapts to code that has run eight times
 RECEIVED = WARMUP_CALLS + 4  # caches that a pool holds
-SKIP_STATUS = 77  # exit status if instructions cannot be counted on this machine
+SKIP_STATUS = 77  # exit status if this machine cannot count instructions
 
 Call = Callable[[], object]
 
@@ -216,7 +216,7 @@ def cases() -> Iterator[Case]:
     yield Case("checksum of 157000 bytes", lambda: partial(_bytes.checksum, data))
 
 
-# Counting: this script starts itself under valgrind, which counts between two client requests
+# Counting: the script starts itself under valgrind, which counts between two client requests
 
 REQUESTS = """
 #include <valgrind/callgrind.h>

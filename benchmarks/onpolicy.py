@@ -50,7 +50,7 @@ def record(pipe: Connection, endpoint: str, rank: int) -> None:
                 action, reward, place = actions[place], rewards[place], (place + 1) % STEPS
                 ended = going if place else ~going
                 writer.step(obs, action, reward, going, ended, following, logp=reward)
-            writer.cut()  # a pause without room cuts, too, and shifts the ends of later fragments
+            writer.cut()  # a pause without room also cuts, and shifts the ends of later fragments
 
 
 def embedded(actors: int) -> Embedded:

@@ -58,7 +58,7 @@ def actors(pipe: Connection, endpoint: str, count: int, state: tuple[int, ...], 
                     while not client.push_cache(timeout=TIMEOUT):
                         pass
             until = time.monotonic() + seconds
-            while time.monotonic() < until:  # a client with new figures reports them about twice a second
+            while time.monotonic() < until:  # a client reports new figures about twice a second
                 for client in clients:
                     client.scalars({"return": random.random()})
                 time.sleep(0.4)

@@ -130,7 +130,7 @@ def far_away(cluster: Metered, batches: int) -> float:
         for _ in range(batches):
             reader.get_batch(BATCH, 60.0)
         drawn = -1
-        while drawn != cluster.server.stats().samples:  # wait for the prefetched samples, too
+        while drawn != cluster.server.stats().samples:  # wait for the prefetched samples
             drawn = cluster.server.stats().samples
             time.sleep(0.5)
         return meter.bytes / drawn

@@ -104,7 +104,7 @@ def checkpoints(samples: int, folder: str) -> Iterator[Result]:
 
 def main() -> None:
     report = Report.begin(__doc__, FACTS, better="better")
-    if report.wants("checkpoint"):  # first: the peak is that of the whole life of this process
+    if report.wants("checkpoint"):  # first: a peak is that of the process' whole life
         with tempfile.TemporaryDirectory() as folder:
             report.add(*checkpoints(50_000 if report.quick else 1_000_000, folder))
     if report.wants(f"batches of {BATCH}"):

@@ -94,7 +94,7 @@ def pool_of(workload: Workload, *, reuse: bool, count: int = 0) -> Pool:
     return pool
 
 
-# The same workloads as tasks, which peers receive, too
+# The workloads as tasks, which peers receive
 
 
 def schema_of(task: Task) -> memoire.Schema:

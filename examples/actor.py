@@ -15,7 +15,7 @@ def main(port: str) -> None:
     with memoire.connect(f"tcp://127.0.0.1:{port}", seed=1, timeout=30.0) as client:
         client.log("an actor begins")
         policy = client.model("policy")
-        writer = client.writer()  # for one environment; for a vector of environments: client.writer(envs)
+        writer = client.writer()  # for one environment; a vector of environments needs client.writer(envs)
         model = policy.wait(timeout=30.0)
         steps = 0
         while not client.finished and steps < 200_000:

@@ -28,7 +28,7 @@ def main(port: int = 5570) -> None:
         for each in threads:
             each.start()
 
-        table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # no more rewards at the ends
+        table = np.array([[0.0] * 2, *[[0.5] * 2] * (CELLS - 2), [0.0] * 2])  # the ends give no more rewards
         server.pub_bytes("table", table.tobytes())
         for step in range(3000):
             prev, following, _ = batch = server.get_batch(64, timeout=30.0)

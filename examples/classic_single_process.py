@@ -16,13 +16,13 @@ def play(memory: ReplayMemory, table: np.ndarray) -> float:
         action = int(rng.integers(2)) if rng.random() < 0.2 else int(table[cell].argmax())
         after = cell + (1 if action else -1)
         reward = float(after == CELLS - 1)
-        value = table[cell].max()  # what the priority is measured against
+        value = table[cell].max()  # the priority is the error of this value
         memory.add_entry(state, action, reward, 1.0, value, memory.info_buf, 1.0)
         cell, state, total = after, np.array([after], np.int32), total + reward
         if cell in (0, CELLS - 1):
             break
     ended = cell in (0, CELLS - 1)
-    memory.close_episode(final_state=state, terminated=ended)  # so that the last step can be drawn, too
+    memory.close_episode(final_state=state, terminated=ended)  # the final state lets the last step be drawn
     return total
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     memory.print_info()
 
     table = np.full((CELLS, 2), 0.5)
-    table[[0, -1]] = 0.0  # no more rewards at the ends
+    table[[0, -1]] = 0.0  # the ends give no more rewards
     for episode in range(400):
         play(memory, table)
         batch = memory.get_batch(64)

@@ -48,7 +48,7 @@ with memoire.Server("inproc://memoire", tables=TABLES, seed=0) as server:
         steps = walk(actor_writer, choose)
         print(f"before: {steps} steps and no reward")
         for turn, batch in enumerate(server.batches({"online": 48, "demo": 16}, timeout=30.0), 1):
-            part = batch.joined  # or one table after the other: batch["online"], batch["demo"]
+            part = batch.joined  # or each table alone: batch["online"], batch["demo"]
             cells, following = part.obs[:, 0].astype(int), part.next_obs[:, 0].astype(int)
             targets = part.reward + part.discount * values[following].max(axis=1)
             part.update_priorities(targets - values[cells, part.action])

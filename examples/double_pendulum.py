@@ -14,7 +14,7 @@ import torch
 from memoire import rl
 
 SEED = int(os.environ.get("MEMOIRE_SEED", "0"))
-torch.set_num_threads(1)  # such small networks are slower on several threads, and four processes share the machine
+torch.set_num_threads(1)  # small networks are slower on several threads, and four processes share the machine
 
 pipeline = rl.Pipeline(
     run=f"double-pendulum-{SEED}",

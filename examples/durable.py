@@ -43,12 +43,12 @@ def show(words, page):
 
 with tempfile.TemporaryDirectory() as folder:
     server, page = start_server(folder)
-    with memoire.connect(ENDPOINT) as early:  # this actor has ended by the time the server dies
+    with memoire.connect(ENDPOINT) as early:  # the early actor has ended by the time the server dies
         play(early, 3)
         early.log("I was here")
     with memoire.connect(ENDPOINT) as actor:
         play(actor, 5)
-        actor.update(timeout=10.0)  # when it returns, the totals are on disk
+        actor.update(timeout=10.0)  # when update returns, the totals are on disk
         show("before", page)
         server.kill()
         server.communicate()

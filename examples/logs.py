@@ -18,7 +18,7 @@ with tempfile.TemporaryDirectory() as folder:
                 client.log(f"actor {number} begins")
                 client.scalars({"epsilon": 0.1 * number})
                 client.log("a line break\nbecomes an escape")
-                client.update(timeout=10.0)  # returns when the server has the lines; the end of the block does so, too
+                client.update(timeout=10.0)  # returns when the server has the lines; the end of the block waits, too
         for client_stats in server.clients():
             print(f"{client_stats.label:08x} epsilon {client_stats.scalars['epsilon']:.1f}")
     # Time in ISO 8601, the actor's label, the message.

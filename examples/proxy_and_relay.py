@@ -38,7 +38,7 @@ with ExitStack() as stack:
         actor.update(timeout=10.0)
         print(f"actor {number} is counted by {actor.home}")
 
-    # One address is enough: the reader finds both servers and draws as if from all actors' memories at once.
+    # One address is enough: the reader finds two servers, and draws as if from all actors' memories at once.
     reader = stack.enter_context(memoire.Reader([proxy.endpoint], seed=0))
     batch = reader.get_batch(128, timeout=10.0)
     owners = {int(value) for value in batch["obs"][:, 0]}

@@ -15,7 +15,7 @@ with memoire.Server("tcp://127.0.0.1:0", schema) as server:
         server.publish("news", b"or bytes")
         print(messages.receive(timeout=10.0))
 
-        # A model may be large: the client fetches its body in pieces and checks it before use.
+        # A model may be large: the client fetches the model's body in pieces and checks the body before use.
         server.publish("policy", np.arange(1_000_000, dtype=np.float64).tobytes())
         model = policy.wait(timeout=10.0)
         print(f"policy version {model.version}: {np.frombuffer(model.body).sum():.0f}")

@@ -25,7 +25,7 @@ class Crumbs(gym.Env):
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         eaten, self.pecks = (self.crumbs[:, 0] > 0) == action, self.pecks + 1
         fallen = self.np_random.uniform(-1.0, 1.0, (self.np_random.integers(0, 9), 2)).astype(np.float32)
-        self.crumbs = np.concatenate([self.crumbs[~eaten][:2], fallen])  # the wind takes the others
+        self.crumbs = np.concatenate([self.crumbs[~eaten][:2], fallen])  # the wind takes all but two
         return self.crumbs, float(eaten.sum()), False, self.pecks == 20, {}
 
 

@@ -39,7 +39,7 @@ def main() -> None:
 
         if step >= 500 and step % 4 == 0:
             batch = buffer.sample(32)
-            # discount is 0 if the episode terminated: this is the whole target, also with multi_step above 1.
+            # discount is 0 if the episode terminated: the target needs no other case, even with multi_step above 1.
             targets = batch.reward + batch.discount * table[batch.next_obs].max(axis=1)
             # Entries with a larger error are drawn more often.
             buffer.update_priorities(batch.ids, targets - table[batch.obs, batch.action])

@@ -25,7 +25,7 @@ def main() -> None:
         "CartPole-v1", num_envs=8, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"}
     )
 
-    # An extra column, passed to step() by its name: the log-probability of the action that was taken.
+    # "logp" is an extra column, which step() takes by name: the log-probability of the taken action.
     schema = memoire.Schema.from_env(envs, extra={"logp": np.float32})
     buffer = memoire.Buffer(schema, capacity=20_000, multi_step=5, discount=DISCOUNT, sampler=memoire.Uniform(), seed=0)
 

@@ -113,7 +113,7 @@ def _imported(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    __getattr__ = _imported  # type checkers see the imports above, and what is missing
+    __getattr__ = _imported  # type checkers see the imports above, and names that are missing
 
 
 def __dir__() -> list[str]:

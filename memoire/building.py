@@ -105,4 +105,4 @@ def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names

@@ -53,7 +53,7 @@ class MemoireError(Exception):
         return error
 
     def __post_init__(self) -> None:
-        self.args = tuple(vars(self).values())  # pickling calls the class with these, in the order of the fields
+        self.args = tuple(vars(self).values())  # pickling calls the class with args in the order of the fields
 
     def __str__(self) -> str:
         if self.sentence is not None:
@@ -88,7 +88,7 @@ _PROBE = "a fact of an error"
 
 
 def _is_text(kind: type[MemoireError], init: Callable[..., None], value: object) -> bool:
-    """Return True if the only argument of an error class is the text of such an error, and not a fact.
+    """Return True if the only argument of an error class is the text of an error, and not a fact.
 
     One text cannot be the facts of a class that has several facts, or whose fact is a number. For a class whose only
     fact is a text, `value` has to contain the words that the class writes around its fact.

@@ -368,7 +368,7 @@ def _combine(hint: Any, figure: Figure, name: str, parts: Sequence[Mapping[str, 
         weights = [part.get(figure.adds.removeprefix("weighed by ")) or 0 for part in parts]
         weight = sum(weights)
         return sum(value * each for value, each in zip(values, weights, strict=True)) / weight if weight else None
-    if not values:  # 0, "" or False, or None where that is allowed
+    if not values:  # the value is 0, "", False, or an allowed None
         return hint() if hint in (int, float, str, bool) else () if typing.get_origin(hint) is tuple else None
     return HOW[figure.adds](values)
 

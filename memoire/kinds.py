@@ -126,4 +126,4 @@ if TYPE_CHECKING:
     from memoire.wire.values import unpack as unpack
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names

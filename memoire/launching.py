@@ -37,4 +37,4 @@ if TYPE_CHECKING:
     from memoire.nodes.supervision import say as say
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and what is missing
+    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names

@@ -247,7 +247,7 @@ class MemoryLimits:
         mounts = self._root / "sys" / "fs" / "cgroup"
         for group in groups:
             controllers, _, path = group.partition(":")[2].partition(":")
-            if controllers == "":  # version 2; it is in "unified" if version 1 is mounted, too
+            if controllers == "":  # version 2, mounted in "unified" beside version 1
                 yield from _limits_of((mounts, mounts / "unified"), path, "memory.max")
             elif "memory" in controllers.split(","):
                 yield from _limits_of((mounts / "memory",), path, "memory.limit_in_bytes")
@@ -280,7 +280,7 @@ class Reservation:
         if self._container is None:
             return
         former = self._parts.get(part, 0)
-        self._note(self._container, part, size)  # before it is checked: another thread may reserve meanwhile
+        self._note(self._container, part, size)  # noted before the check: another thread may reserve meanwhile
         limit, others = self._limit_and_others(self._container, part)
         if limit is None or others + size <= limit.size:
             return

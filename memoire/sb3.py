@@ -213,7 +213,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         an episode, as at the start of `learn`, ends it there.
         """
         over = np.asarray(done, np.bool_)
-        # Compared as bytes, as nearly all steps end no episode: `any` takes as long as all of the rest.
+        # The comparison uses bytes, because nearly all steps end no episode and `any` takes long.
         is_plain = over.tobytes() == self._nothing
         if self.handle_timeout_termination:
             if len(infos) != self.n_envs or isinstance(infos, dict):
@@ -223,19 +223,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 if info.get("TimeLimit.truncated"):
                     is_plain = False
         terminated, truncated = (self._never, self._never) if is_plain else self._ends(over, infos)
-        # Environments may overwrite the arrays that they return; the memory copies obs in any case.
+        # Environments may overwrite returned arrays; the memory copies obs in any case.
         after = _copied(next_obs)
         action = np.asarray(action).reshape(self._action_shape)
         if self._last is None:
-            self._writer.reset(obs)  # from now on `after` is a new array at each step
+            self._writer.reset(obs)  # each later step makes a new array `after`
         elif _is_same(obs, self._last):
-            obs = self._last  # the same object, so that the writer skips its comparison, the slowest part
+            obs = self._last  # one object: the writer skips its comparison, the slowest part
         try:
             self._writer.step(obs, action, reward, terminated, truncated, after)
         except EpisodeTorn:
             self._writer.reset(obs, mask=_differ(obs, self._last, self.n_envs))
             self._writer.step(obs, action, reward, terminated, truncated, after)
-        if not is_plain:  # they are reset: their next start is not compared with `after`, which may be that start
+        if not is_plain:  # after a reset, `after` may be the next start, which is not compared
             self._writer.reset(after, mask=terminated | truncated)
         self._last = after
         self._added += self.n_envs
@@ -404,10 +404,10 @@ class _CorrectedAlgorithm(_Algorithm):
         self.replay_buffer_kwargs = self._replay_kwargs(kwargs)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # memoire uses it, as multi_step
+                warnings.filterwarnings("ignore", message="`n_steps=.* is ignored")  # memoire uses it as multi_step
                 super()._setup_model()
         finally:
-            self.replay_buffer_kwargs = kwargs  # without derived values, since `load` may change their sources
+            self.replay_buffer_kwargs = kwargs  # derived values are left out: `load` may change them
         self._is_n_steps_told = True
         self._check_replay()
 
@@ -463,7 +463,7 @@ class _CorrectedAlgorithm(_Algorithm):
 
     def _draw(self, batch_size: int) -> tuple[ReplayBufferSamples, torch.Tensor]:
         """Draw a batch, and return it with its importance [B, 1]."""
-        if isinstance(self.replay_buffer, ReplayBuffer):  # else the caller replaced it on purpose
+        if isinstance(self.replay_buffer, ReplayBuffer):  # the caller may have replaced the buffer on purpose
             self._check_replay()
         return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), self.replay_buffer.importance()
 

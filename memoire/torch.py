@@ -89,7 +89,7 @@ def _wait_for_copy(batch: TorchBatch, copied: torch.cuda.Event) -> TorchBatch:
     current = torch.cuda.current_stream(batch.device)
     current.wait_event(copied)
     for tensor in batch.values():
-        tensor.record_stream(current)  # otherwise the allocator could reuse its memory for the next copy too early
+        tensor.record_stream(current)  # otherwise the allocator could reuse the tensor's memory too early
     return batch
 
 

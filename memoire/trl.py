@@ -181,7 +181,7 @@ def _lists(column: Ragged) -> list[NDArray[Any]]:
     return np.split(column.values, ends[:-1])
 
 
-class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # it is Any without transformers
+class CommitWithCheckpoint(TrainerCallback):  # type: ignore[misc]  # Any without transformers
     """Callback of a trainer that commits the steps of each written checkpoint."""
 
     def __init__(self, rollouts: PromptRollouts) -> None:
@@ -234,7 +234,7 @@ class PromptRolloutWorker:
         self._step, self._ahead, self._version = first, ahead, 0
         self._thread: threading.Thread | None = None
         self._is_stopping, self._failed = threading.Event(), list[BaseException]()
-        self._steps_taken: list[int] = [-1, -1, -1]  # at the last models, oldest first
+        self._steps_taken: list[int] = [-1, -1, -1]  # steps taken at the last models, oldest first
         self._drawn_at = time.monotonic()
 
     def start(self) -> None:
@@ -276,7 +276,7 @@ class PromptRolloutWorker:
 
     @property
     def committable(self) -> int:
-        """Newest step whose answers were all taken before the last model but one; -1 before the first such step."""
+        """Newest step whose answers were all taken before the last model but one; -1 at the beginning."""
         return self._steps_taken[0]
 
     def commit(self) -> int:

@@ -22,7 +22,7 @@ from memoire.server import build
 if TYPE_CHECKING:
     from netkit import Cluster
 
-# Timings say nothing on a shared machine. CI tries the same cases each time; developers' machines find new ones.
+# Timings mean nothing on a shared machine. CI tries fixed cases; developers' machines find new cases.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder_of(item) in SLOW:
             item.add_marker("slow")
     if any("::" in argument or argument.endswith(".py") for argument in config.args):
-        return  # named tests are run in any case
+        return  # named tests run in any case
     elsewhere = {item for item in items if runs_elsewhere(item, config.option.markexpr, config.option.keyword)}
     config.hook.pytest_deselected(items=[item for item in items if item in elsewhere])
     items[:] = [item for item in items if item not in elsewhere]
@@ -111,7 +111,7 @@ CRASH: pytest.StashKey[object] = pytest.StashKey()
 """Open file, of which faulthandler has only the descriptor."""
 
 
-@pytest.hookimpl(trylast=True)  # after pytest's own, which writes far above the summary
+@pytest.hookimpl(trylast=True)  # after pytest's own hook, which writes far above the summary
 def pytest_sessionstart(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is not None:
@@ -179,7 +179,7 @@ def shared_cluster() -> Iterator["Cluster"]:
 
 
 def _new_cluster() -> "Cluster":
-    from netkit import Cluster  # not above: tests of the memory alone do without sockets
+    from netkit import Cluster  # imported late: tests of the memory alone need no sockets
 
     return Cluster()
 

@@ -333,7 +333,7 @@ def bodies() -> dict[str, tuple[wire.Body, bytes]]:
         ),
         "inherit": (wire.Inherit(run_name="ant-7", finished=True, accounts=account_row(CLIENT) + account_row(OTHER)), b""),
         "refused": (wire.Refusal(code="too_large", text="too large", field="payload", limit=1024), b""),
-        # Fields that the messages above leave out: each field of each body is in some message.
+        # Fields that the messages above leave out: each field of each body is in at least one message.
         "hello_takes": (wire.Hello(role="reader", inserted=70, takes={"message_bytes": 1 << 20, "tail_bytes": 1 << 16}), b""),
         "welcome_finished": (
             wire.Welcome(

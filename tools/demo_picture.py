@@ -46,7 +46,7 @@ def wait_for(url: str) -> float:
     """Wait until the mean return is at least `MIN_RETURN`; return it."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.HTTPError):  # 503 until the nodes were asked once
+        with contextlib.suppress(urllib.error.HTTPError):  # 503 until the dashboard has asked the nodes
             with urllib.request.urlopen(f"{url}/api/overview", timeout=10.0) as answer:
                 mean = json.load(answer)["learning"]["return_mean"]
             if mean is not None and mean >= MIN_RETURN:

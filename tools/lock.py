@@ -83,12 +83,12 @@ def pin(name: str, wanted: list[str], pinned: Path | None, *, upgrade: bool) -> 
             encoding="utf-8",
         )
         if file.exists() and not upgrade:
-            output.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")  # uv leaves these as they are
+            output.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")  # uv leaves files as they are
         command: list[str | os.PathLike[str]] = [uv(), "pip", "compile", "--quiet", "--universal"]
         command += ["--generate-hashes", "--only-binary", ":all:"]
         command += ["--no-header", "--no-annotate", "--output-file", output, source]
         command += ["--constraint", pinned] if pinned else []
-        subprocess.run(command, check=True, cwd=folder)  # where uv looks for its settings
+        subprocess.run(command, check=True, cwd=folder)  # uv looks for settings in the folder
         text = output.read_text(encoding="utf-8").replace(f" ; {WHERE}", "").replace(f" and {WHERE}", "")
         file.write_text(f"# {NOTICE}\n{text}", encoding="utf-8")
 

@@ -125,7 +125,7 @@ def _is_packaged(name: str) -> bool:
 
 
 def _is_source(name: str, known: set[str]) -> bool:
-    # memoire/dashboard is a link to dashboard: an archive holds the files under both names.
+    # memoire/dashboard is a link to dashboard: an archive holds the files under each of the two names.
     return name in known or name.removeprefix("memoire/") in known or name.startswith(GENERATED)
 
 

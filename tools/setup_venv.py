@@ -254,7 +254,7 @@ def build_checked(above):
         command = [PYTHON, "setup.py", "-q", "build", "--build-base", "build/checked", "--build-lib", lib, "--force"]
         call("building memoire with bounds checks", *command, MEMOIRE_CHECKED="1")
         done("checked", key)
-    else:  # Python files are copied each time: that is quick, and no copy can be stale
+    else:  # The script copies Python files each time: copying is quick, and no copy can be stale
         for stale in glob.glob(os.path.join(ROOT, lib, "memoire", "**", "*.py"), recursive=True):
             os.remove(stale)
         shutil.copytree(
@@ -284,7 +284,7 @@ def install_torch(project):
                 return
         shutil.rmtree(folder, ignore_errors=True)
         print("memoire: torch and its dependencies take 1 GB in %s, or 5 GB with CUDA" % folder)
-        # Packages that .venv has, too, get the same version, since this folder comes first on the path.
+        # Packages that .venv has get the same version here, since this folder comes first on the path.
         subprocess.run([PYTHON, "-m", "pip", "freeze", "--exclude-editable"], stdout=versions, check=True)
         limits = ["--target=" + folder, "--constraint=" + versions.name]
         pip_install("installing torch", *limits, *project["dependency-groups"]["torch"])

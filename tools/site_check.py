@@ -67,7 +67,7 @@ def faults(site: Path) -> list[str]:
     site, messages = site.resolve(), []
     for page in sorted(site.rglob("*.html")):
         if page.name == "404.html":
-            continue  # its links begin at the top of wherever it is served
+            continue  # links of page 404 begin at the top of the site
         for link in read(page).links:
             messages.append(fault_of(site, page, link))
         for target in read(page).loads:

@@ -83,7 +83,7 @@ class FileComparisons:
         self._nodes = list(ast.walk(tree))
         self._kinds, self._classes, self._pattern = kinds, classes, re.compile(pattern)
         self._holders = set[str]()
-        for node in self._nodes:  # names that such an expression is assigned to
+        for node in self._nodes:  # names that hold an expression of the kind
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Name | ast.Attribute)

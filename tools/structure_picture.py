@@ -114,7 +114,7 @@ def legend(middle: float) -> list[str]:
 
 def drawn(package: Package, box: Box) -> list[str]:
     kind = "package" if package.files else "file"
-    size = f"{package.lines / 1000:.1f}k"  # so that few changes of the code change the drawing
+    size = f"{package.lines / 1000:.1f}k"  # rounded: few changes of the code change the drawing
     words = f"{len(package.files)} files, {size} lines" if package.files and box.width > 90 else size
     return [
         f'<rect class="{kind}" x="{box.left:.0f}" y="{box.top:.0f}" width="{box.width:.0f}" height="{HEIGHT}" rx="4"/>',

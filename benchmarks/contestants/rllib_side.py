@@ -94,7 +94,7 @@ def dqn(run: Run) -> None:
             double_q=True,
             dueling=False,
             train_batch_size_per_learner=settings.BATCH,
-            # RLlib counts one runner more than there are
+            # RLlib counts one runner more than the algorithm has
             training_intensity=settings.BATCH / settings.UPDATE_INTERVAL * runners / (runners + 1),
             target_network_update_freq=settings.TARGET_INTERVAL,
             num_steps_sampled_before_learning_starts=run.first_update,

@@ -106,7 +106,7 @@ def sac(run: Run) -> None:
         tau=1.0 - settings.POLYAK,
         gamma=settings.GAMMA,
         train_freq=1,
-        gradient_steps=-1,  # as many updates as there are environments
+        gradient_steps=-1,  # one update for each environment
         ent_coef=f"auto_{settings.SAC_ALPHA}",
         policy_kwargs={"net_arch": list(settings.SAC_HIDDEN)} | FUSED,
         seed=run.seed,

@@ -45,7 +45,7 @@ GAMES = {
     "pong_gpu": Game("D", "dqn", "Pong with a GPU", None, 60.0, stack=4, packages="contest-ale", on_gpu=True),
 }
 
-# Double DQN with returns of three steps: the same numbers for all.
+# Double DQN with returns of three steps: all sides have the same numbers.
 
 GAMMA, RATE, BATCH, MULTI_STEP = 0.99, 5e-4, 32, 3
 UPDATE_INTERVAL = 4

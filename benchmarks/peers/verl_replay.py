@@ -135,7 +135,7 @@ def main(name) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         tq.save_checkpoint(Path(folder) / "one", metadata={"global_steps": 2})
-        tq.close()  # everything is gone, as if all processes had been killed
+        tq.close()  # as if all processes had been killed
         tq.init()
         tq.load_checkpoint(Path(folder) / "one")
     answerer = Answerer(tq)

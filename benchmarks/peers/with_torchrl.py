@@ -93,7 +93,7 @@ def tree_updates(leaves: int):
     return in_rotation(tree(leaves).update, *tasks.leaf_updates(leaves))
 
 
-# TorchRL's inference server in a process of its own, with slots in shared memory, and clients in processes.
+# TorchRL's inference server and its clients run in their own processes, with slots in shared memory.
 
 
 def policy():
@@ -125,7 +125,7 @@ def pipes_of(count):
         policy_factory=policy,
         transport=ProcessSlotTransport(request, response, num_slots=count, ctx=context),
         request_spec=request,
-        max_batch_size=count,  # the server does not wait for more: a batch is the requests that have arrived
+        max_batch_size=count,  # the server does not wait: a batch is the requests that have arrived
         policy_device="cpu",
         output_device="cpu",
         policy_version_key=None,

@@ -41,7 +41,7 @@ class RunLedger:
         """Structured array with one row of dtype ACCOUNT for each account."""
         self.version = 0
         """Number of changes to `rows` so far."""
-        self._totals: Totals | None = None  # of these rows
+        self._totals: Totals | None = None  # totals of the rows
 
     def take(self, rows: Rows) -> None:
         """Merge account rows that a server reports."""
@@ -107,8 +107,8 @@ class RecentReturns:
     """Returns of the newest episodes of each actor."""
 
     def __init__(self) -> None:
-        self._returns: dict[str, deque[float]] = {}  # of each actor
-        self._ended: dict[str, float] = {}  # time at which its newest episode ended
+        self._returns: dict[str, deque[float]] = {}  # returns of each actor
+        self._ended: dict[str, float] = {}  # time of the end of the newest episode
 
     def add(self, episodes: Iterable[EpisodeRow]) -> None:
         """Add the returns of closed episodes, the oldest first for each actor; skip returns that are not finite."""
@@ -194,10 +194,10 @@ class ActorList:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lost_after = max(settings.lost_after, settings.silent_after)
-        self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a home, client in hex -> its report
+        self._facts: dict[str, dict[str, dict[str, Any]]] = {}  # url of a server, client in hex -> report
         self._homes: dict[int, str] = {}  # hash of a server's name, as in accounts -> name
         self._ring: deque[tuple[float, dict[bytes, int]]] = deque()  # time, steps of each actor
-        self._names: dict[str, str] = {}  # client in hex -> its display name; also of clients that no home lists
+        self._names: dict[str, str] = {}  # client in hex -> display name; also of clients that no server lists
         self._returns = RecentReturns()
         self._listed: tuple[tuple[int, int], list[ActorRow]] | None = None
 
@@ -219,7 +219,7 @@ class ActorList:
         self._ring.clear()
         self._names = {client: name for client, name in self._names.items() if self.facts_of(client)}
         self._returns.clear()
-        self._listed = None  # ledgers of two runs may have the same version
+        self._listed = None  # ledgers of two runs may have equal versions
 
     def take_episodes(self, ended: Iterable[EpisodeRow]) -> None:
         """Add episodes of the run that ended since the last call."""

@@ -357,7 +357,7 @@ class Aggregator:
         now, stats = time.monotonic(), answer.status.get("stats", {})
         for page in answer.accounts:
             if page["run"] == stats["run"]:
-                is_whole = page["inherited"] == known.inherited  # else newly inherited accounts may be older
+                is_whole = page["inherited"] == known.inherited  # otherwise inherited accounts may be older
                 known.seen, known.run = page["time"] - OVERLAP if is_whole else 0.0, page["run"]
                 known.inherited = page["inherited"]
                 known.accounts_due = now + max(ACCOUNTS_INTERVAL, page["took"] / PART_OF_TIME)

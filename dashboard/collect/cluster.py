@@ -182,15 +182,15 @@ class Cluster:
         """Name of the run that is counted now; "" before the first."""
         self.episodes: deque[EpisodeRow] = deque(maxlen=MAX_EPISODES)
         """Newest `MAX_EPISODES` closed episodes of the run, the newest last."""
-        self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # with their run
+        self._fresh_episodes: list[tuple[str, list[EpisodeRow]]] = []  # fresh episodes with their run
         self._ledgers = RunLedgers(restore)
         self._counters = Counters()
         self._forecasts = Forecasts(settings)
         self._actors = ActorList(settings)
         self._models = NewestModels()
         self._events = EventWatcher()
-        self._number = 0  # of the next overview
-        self._time = 0.0  # of the newest one
+        self._number = 0  # number of the next overview
+        self._time = 0.0  # time of the newest overview
 
     # ------------------------------------------------------------------------------------------------------------ input
 
@@ -218,7 +218,7 @@ class Cluster:
             self._actors.name_home(node.name)
             self._counters.count(node)
         for page in answer.accounts:
-            if page["row_bytes"] == ACCOUNT.itemsize:  # else the server runs another version, which its row shows
+            if page["row_bytes"] == ACCOUNT.itemsize:  # a server of another version shows the version
                 self.ledger_of(page["run"]).take(np.frombuffer(page["rows"], ACCOUNT))
         if answer.clients is not None:
             self._actors.take_facts(answer.url, answer.clients)

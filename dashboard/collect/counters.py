@@ -169,7 +169,7 @@ def _inference_counts(stats: Mapping[str, Any]) -> dict[str, float]:
     """Return the counters of an inference node by name; {} for other roles."""
     if "computed_seconds" not in stats:
         return {}
-    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send neither
+    waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send no waits
     counters: dict[str, float] = {
         "rows": stats.get("rows", 0),
         "batched_rows": stats.get("batched_rows", 0),
@@ -280,7 +280,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._sums = CounterSums()
-        self._waits = CounterSums()  # of each learner
+        self._waits = CounterSums()  # waiting times of each learner
         self._ring = RateWindow(LONG_WINDOW)
 
     def count(self, node: NodeState) -> None:
@@ -294,7 +294,7 @@ class Counters:
             "overwritten": stats.get("overwritten_caches", 0),
             "log_lines": stats.get("log_lines", 0),
         }
-        if delay := stats.get("feedback_delay"):  # older servers send none
+        if delay := stats.get("feedback_delay"):  # older servers send no delay
             counted |= {"feedback": sum(delay["counts"]), "feedback seconds": delay["seconds"]}
         for kind in (stats.get("requests") or {}).values():
             for place, count in enumerate(kind["counts"]):
@@ -304,13 +304,13 @@ class Counters:
         for name, table in tables.items():
             self._sums.add_report(node.url, life, f"samples of {name}", table["samples"])
             self._sums.add_report(node.url, life, f"too old in {name}", table.get("passed_over_samples", 0))
-            # Clients report the same steps again to a server that was restarted.
+            # Clients report their steps again to a server that was restarted.
             self._sums.add_report(node.url, None, f"steps of {name}", table.get("steps", 0))
 
     def remember(self, now: float, totals: Totals, up: Iterable[NodeState], learners: list[LearnerRow]) -> None:
         """Record the current sums, totals and learners' waits. `up`: the servers that answer."""
         lives = {embedded(node): node.stats.get("epoch") for node in up}
-        for row in learners:  # remote learners count their own batches and get a new id in each life
+        for row in learners:  # remote learners have their own counts, and an id per life
             life = lives.get(row.learner)
             self._sums.add_report(f"learner {row.learner}", life, "batches", row.batches)
             self._waits.add_report("", life, row.learner, row.waited)
@@ -382,7 +382,7 @@ class Counters:
 
     def _ratio(self, table: str) -> tuple[float | None, bool]:
         drawn, seconds = self._ring.gained(f"samples of {table}", LONG_WINDOW)
-        # A client that moves reports all its steps to its new home, so the steps of the run are the upper limit.
+        # A client that moves reports all its steps to its new home server, so the run's steps are the upper limit.
         steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
         return drawn / steps if steps > 0 else None, seconds <= LONG_WINDOW / 2
 

@@ -311,7 +311,7 @@ def merged(table: str, answers: Mapping[str, Mapping[str, Any]], missing: Sequen
     storage = parts[0]["storage"] if parts else ""
     kind = registry.words_of(storage)
     greatest = max((part["total_weight"] for part in parts), default=0.0)
-    weights = [part["total_weight"] / greatest if greatest > 0.0 else 0.0 for part in parts]  # else a sum may overflow
+    weights = [part["total_weight"] / greatest if greatest > 0.0 else 0.0 for part in parts]  # a sum may overflow
     total = math.fsum(weights)
     # An entry's p is its probability at its server, times the server's share of the total weight.
     sum_of_squares = math.fsum(
@@ -457,7 +457,7 @@ def search(
                 raise ParameterError.with_text(
                     f"The servers refused the request for log lines {dict(wanted)}: {answer.text}"
                 )
-            if answer.status != 400:  # else the server does not know this run, so it has no lines of the run
+            if answer.status != 400:  # 400: the server does not know this run, and has no lines of the run
                 missing.append(name)
             continue
         lines[name] = [LogRow(server=name, **row) for row in answer["rows"]]
@@ -465,7 +465,7 @@ def search(
     rows = _merge_lines(lines.values(), direction)
     more, rows = more or len(rows) > most, rows[:most]
     older, newer = (write_cursor(dict(cursor) | edge) for edge in _next_positions(lines, rows, cursor, direction))
-    rows.sort(key=lambda row: (row.received, row.server, row.index), reverse=True)  # newest first in both directions
+    rows.sort(key=lambda row: (row.received, row.server, row.index), reverse=True)  # newest first in each direction
     return LogPage(rows, older, newer, more, missing)
 
 

@@ -217,7 +217,7 @@ def tables_of(
     names = dict.fromkeys(name for node in up for name in node.stats.get("tables") or {})
     stats = {name: {node.name: (node.stats.get("tables") or {}).get(name) for node in up} for name in names}
     limits = {name: _max_model_lag(name, up) for name in names}
-    lags = [each.lag for each in learners if each.lag is not None] if len(names) == 1 else []  # else of unknown tables
+    lags = [each.lag for each in learners if each.lag is not None] if len(names) == 1 else []  # unknown tables
     return [_table_row(name, rows, counters, limits[name], lags) for name, rows in stats.items()]
 
 

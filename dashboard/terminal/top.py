@@ -231,7 +231,7 @@ def _refresh(watch: Aggregator, every: float, actors: int) -> None:
             time.sleep(every)
 
 
-# --------------------------------------------------------------------------------------------------- what is written
+# --------------------------------------------------------------------------------------------------- output of top
 
 
 def lines(seen: Overview, actors: Sequence[ActorRow], most: int = 5) -> list[StyledLine]:

@@ -85,7 +85,7 @@ class Logins:
         self._guesses = WrongTokens(clock)
         self._guesses_of_proxies = WrongTokens(clock, MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY)
         self._proven: dict[str, None] = {}  # addresses that have sent the token, the latest at the end
-        # By the digest of its number: the token of a login, and the time at which it ends.
+        # For each digest of a login's number: the token of the login, and the time at which the login ends.
         self._logins: PeerTable[bytes, tuple[str, float]] = PeerTable("logins", MAX_LOGINS, LOGIN_IDLE_TIMEOUT)
         self._lock = threading.Lock()
 

@@ -418,12 +418,12 @@ def create_app(aggregator: Source, hub: ListenerHub, gate: Logins, probes: Mappi
         title="memoire dashboard",
         version=VERSION,
         openapi_url="/api/openapi.json",
-        docs_url=None,  # its pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,
     )
     refusals = _refusals({"model": ProblemAnswer})
-    # Error responses are JSON also if the page is not.
+    # Error responses are JSON even if the page is HTML.
     reference = {"$ref": f"#/components/schemas/{ProblemAnswer.__name__}"}
     plain = _refusals({"content": {"application/json": {"schema": reference}}})
     for path, handler, model in _routes(api):

@@ -149,7 +149,7 @@ def under(root_path: str, page: StaticFile) -> StaticFile:
     differently.
     """
     if not root_path:
-        return page  # relative addresses work behind a proxy that removes its path, if the address ends with a slash
+        return page  # relative addresses work behind a proxy that removes a path, if the address ends with a slash
     root = html.escape(root_path.rstrip("/")).encode()
     return StaticFile(re.sub(rb'(href|src)="(static/|api/|metrics)', rb'\1="' + root + rb"/\2", page.body), page.kind)
 

@@ -131,7 +131,7 @@ class PpoDemo:
             port=0,
             ports=BETWEEN_RANKS * learners,
             seed=seed,
-            dashboard=False,  # it would take its share of two cores
+            dashboard=False,  # a dashboard would take its share of two cores
         )
         self.returned, self.reached_after = float("-inf"), float("inf")
         self.parameters: dict[int, str] = {}

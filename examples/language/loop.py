@@ -109,10 +109,10 @@ def main() -> None:
             train(policy, optimizer, prompts.draw(step, GROUPS, 120.0))
             server.publish("policy", packed(policy))
             if step == 20:
-                workers[0].kill()  # the other workers answer the prompts that it had leased
+                workers[0].kill()  # the other workers answer the prompts of the killed worker
             if step % 50 == 49:
-                # Here a real trainer writes its checkpoint, with the number of this step. At a restart it calls
-                # prompts.rewind(step of the checkpoint): groups drawn since then come back, once.
+                # A trainer writes a checkpoint here with the number of the step. After a restart the trainer calls
+                # prompts.rewind(step of the checkpoint): the groups drawn since the checkpoint come back, once.
                 prompts.commit(step)
                 right = sums.accuracy(policy)
                 counts = prompts.counts()

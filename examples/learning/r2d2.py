@@ -56,7 +56,7 @@ def train(seed: int, steps: int, goal: float, curve: list[tuple[int, float]]) ->
     target, optimizer = copy.deepcopy(net), torch.optim.Adam(net.parameters(), 5e-4)
     buffer = memoire.Buffer(COLUMNS, 50_000, sampler=memoire.Prioritized(0.6, beta=0.4), seed=seed, **SEQUENCES)
     recent, totals, hidden = deque(maxlen=40), np.zeros(ENVS), torch.zeros(ENVS, UNITS)
-    epsilons = 0.4 ** (1.0 + 7.0 * np.arange(ENVS) / (ENVS - 1))  # one for each environment, as in Ape-X
+    epsilons = 0.4 ** (1.0 + 7.0 * np.arange(ENVS) / (ENVS - 1))  # an epsilon for each environment, as in Ape-X
     obs = envs.reset(seed=seed)[0][:, SEEN]
     with buffer.writer(envs) as writer:
         for step in range(0, steps, ENVS):

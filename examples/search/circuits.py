@@ -363,7 +363,7 @@ def learn(agent, net, seconds: float, goal: int, rate: float = 1e-3) -> None:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
-        agent.update(copy.deepcopy(net))  # the former copy acts until here
+        agent.update(copy.deepcopy(net))  # the former network acts until here
         spent, best = time.monotonic() - began, int(starts.best.cost)
         if best < known or iteration % 10 == 0:
             gain = np.mean([each.start_cost - each.cost for each in episodes])

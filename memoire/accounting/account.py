@@ -17,7 +17,7 @@ from memoire.wire.messages import Update
 REPORT_SUMS = ("episodes", "steps", "skipped", "generated_bytes", "dropped_lines", "applied", "stale", "gone")
 """Cumulative sums in a report; of two reports the greater number holds."""
 HOME_SUMS = ("caches", "cache_bytes")
-"""Sums in a report that a client counts for each home separately."""
+"""Sums in a report that a client counts for each home server separately."""
 TABLE_SUMS = ("episodes", "steps", "applied", "stale", "lost_feedback")
 """Sums that a ledger also has for each table."""
 
@@ -83,7 +83,7 @@ class Account:
     begin then.
     """
     report: Update = field(default_factory=Update)
-    """Greatest sums of all reports, and the rest of the newest report; without lines and episodes."""
+    """Greatest sums of all reports, and other values of the newest report; without lines and episodes."""
     sequence: int = -1
     """Sequence number of the newest report."""
     lines_through: int = 0
@@ -286,7 +286,7 @@ class ExactSum:
     """Sum of floats without rounding: adding and then subtracting a number restores the sum exactly."""
 
     def __init__(self) -> None:
-        self._units = 0  # of 2**-1074, of which every float is a whole number
+        self._units = 0  # units of 2**-1074; every float is a whole number of units
 
     def add(self, value: float, sign: int = 1) -> None:
         """Add a finite number, or subtract it if sign is -1."""

@@ -282,7 +282,7 @@ class Ledger:
         missing = names - self._name_bytes.get(client, 0)
         if account is None and client not in self._guests:
             missing += ACCOUNT_BYTES
-        if missing > 0:  # else the report takes no further bytes
+        if missing > 0:  # without missing bytes, the report takes none
             self._room.check(missing)
         if account is None and counts_something(update):
             account = self._get_or_open(client, now, table)
@@ -294,7 +294,7 @@ class Ledger:
         old, is_mine = account.report, account.since <= update.epoch <= self.epoch
         is_newest = sequence > account.sequence
         account.report = _merged(old, update, is_newest=is_newest, is_mine=is_mine)
-        if is_newest:  # else the account keeps the names of the newer report
+        if is_newest:  # an older report leaves the account's names
             self._count_names(account.client, names)
             account.sequence = sequence
         if account.client in self._accounts:
@@ -343,7 +343,7 @@ class Ledger:
         """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache.
 
         Return None, and count the cache in `misdirected_caches` alone, if it belongs to a former account (another
-        `since`). The client does not count such a cache any more either.
+        `since`). The client, too, no longer counts a cache of a former account.
 
         Raises:
             ProtocolError: too many accounts are opened at once; nothing was changed.
@@ -429,7 +429,7 @@ class Ledger:
 
 
 def _merged(old: Update, update: Update, *, is_newest: bool, is_mine: bool) -> Update:
-    """Merge two reports: sums by maximum, sums for the home only if `is_mine`: they belong to this account."""
+    """Merge two reports: sums by maximum, sums for the home server only if `is_mine`: they belong to this account."""
     mine = update if is_mine else old
     sums = dict(zip(REPORT_SUMS, map(max, _report_sums(old), _report_sums(update)), strict=True))
     sums |= zip(HOME_SUMS, map(max, _home_sums(old), _home_sums(mine)), strict=True)
@@ -448,7 +448,7 @@ def _check(update: Update) -> None:
         if not math.isfinite(value):
             raise ProtocolError("value", f"scalar {name!r} is {value}; it must be finite")
     for ended in update.ended:
-        if not abs(ended.returned) <= MAX_RETURN:  # NaN is not, either
+        if not abs(ended.returned) <= MAX_RETURN:  # the comparison is False for NaN, too
             expected = f"it must be finite, and at most {MAX_RETURN:g}"
             raise ProtocolError("value", f"the return of episode {ended.number} is {ended.returned}; {expected}")
 

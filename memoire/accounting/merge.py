@@ -113,8 +113,8 @@ def row_of(account: Account, home: int) -> tuple[Any, ...]:
         np.frombuffer(account.client, "<u8"),
         home,
         account.since,
-        *_counted(account),  # caches may arrive before the UPDATE that counts them
-        round(account.first_seen, 3),  # milliseconds, as packed accounts have them
+        *_counted(account),  # caches may arrive before the UPDATE that counts the caches
+        round(account.first_seen, 3),  # packed accounts have milliseconds
         round(account.last_seen, 3),
         account.label,
         GONE if account.report.leaving else 0,
@@ -168,7 +168,7 @@ def totals_of_pages(pages: Iterable[Rows]) -> Totals:
         begins = _first_rows(_keys(rows)[:2])
         newest = begins[-1] if len(begins) else 0
         add(by_client(rows[:newest]))
-        rest = rows[newest:]  # the next page may have more rows of this client
+        rest = rows[newest:]  # the next page may have more rows of the last client
     add(by_client(rest))
     return Totals(skipped_caches=sums.pop("skipped"), returns_sum=math.fsum(returns), **sums)
 

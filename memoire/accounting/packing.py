@@ -65,7 +65,7 @@ _REST_TYPE: Final = dict[str, int] | tuple[dict[str, int], tuple[int, int, int, 
 _WORD: Final = _COUNTS - 2
 _MASK_64_BITS: Final = (1 << 64) - 1
 _FLOAT: Final = struct.Struct("<d")
-_MAX_SECONDS: Final = 9e12  # seconds; a float has their milliseconds exactly
+_MAX_SECONDS: Final = 9e12  # seconds; a float has the milliseconds exactly
 _TOTALS: Final = {"skipped_caches": "skipped"} | {
     name: name for name, _ in _DIFFERENCES if name not in ("skipped", "lines_through", "ended_through")
 }
@@ -234,7 +234,7 @@ def _check(row: dict[str, Any], codes: dict[str, int]) -> None:
 def _pack(row: Sequence[Any], word: int, sequence: int) -> bytes:
     counts = [(row[_PLACE[name]] - (row[_PLACE[less]] if less else 0)) & _MASK_64_BITS for name, less in _DIFFERENCES]
     first, last = (_milliseconds(row[_PLACE[name]]) for name in ("first_seen", "last_seen"))
-    # The bytes of a float of few digits begin with zeros: in reverse order they are a small number.
+    # The bytes of a float of few digits begin with zeros: in reverse order the bytes are a small number.
     returns = int.from_bytes(_FLOAT.pack(row[_PLACE["returns_sum"]]), "big")
     flags, label = row[_PLACE["flags"]], row[_PLACE["label"]]
     return _bytes.pack_counts([*counts, flags, label, first, (last - first) & _MASK_64_BITS, returns, word, sequence])
@@ -350,7 +350,7 @@ class MemoryAccounts(KeptAccounts):
         super().__init__(AccountPacker(home, NumberedTexts()))
         self._packed: dict[bytes, bytes] = {}
         self._other_keys: dict[bytes, list[bytes]] = {}  # keys, by client
-        self._order: list[bytes] | None = None  # sorted keys; None after a new key
+        self._order: list[bytes] | None = None  # sorted keys; a new key sets None
 
     @property
     def has_others(self) -> bool:
@@ -459,7 +459,7 @@ class StoredAccounts(KeptAccounts):
 
     def mark_saving(self) -> None:
         """Record that all accounts inherited until now are part of a group that is being saved."""
-        if len(self._arriving):  # rarely so, and this runs for each group
+        if len(self._arriving):  # rows seldom arrive; this runs for each group
             self._saving, self._arriving = merge(self._saving, self._arriving), merge()
 
     def mark_saved(self) -> None:

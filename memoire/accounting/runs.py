@@ -211,7 +211,7 @@ class SavedGroup:
     rows: dict[str, list[tuple[int, bytes, bytes | None]]] = field(default_factory=dict)
     """Changed rows of tables that save each change, by table name: kind, key and body; body None deletes the row."""
     tickets: list[Ticket] = field(default_factory=list)
-    """Callbacks for the time when this group is on disk; a store does not save them."""
+    """Callbacks for the time when a group of changes is on disk; a store does not save callbacks."""
 
     @property
     def is_empty(self) -> bool:

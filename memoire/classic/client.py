@@ -164,7 +164,7 @@ class ReplayMemoryClient(ClosingContext, StrictAttributes):
             MemoireTimeout: no message arrived.
             Closed: the client was closed while this call waited.
         """
-        self._client._check_open()  # before the lock, which a forked process would never release
+        self._client._check_open()  # a forked process would never release the lock
         with Held(self._lock):
             subscription = self._subscriptions.get(topic)
             if subscription is None:

@@ -78,7 +78,7 @@ class ReplayBatch(tuple[BatchSide, BatchSide, NDArray[np.float32]]):
 def seven_fields(buffers: Sequence[Any]) -> Schema:
     """Return the schema of seven templates in the classic order. Raises SchemaError, which names the wrong template."""
     named = {f"{field}_buf": buffer for field, buffer in zip(FIELDS, buffers, strict=True)}
-    schema = Schema({"state": named.pop("state_buf"), **named})  # only the name state has a role
+    schema = Schema({"state": named.pop("state_buf"), **named})  # only state has a role
     if schema.ragged:
         raise SchemaError(
             f"{schema.ragged[0]} must be of fixed shape in this class. Use memoire.Buffer for ragged columns."

@@ -207,12 +207,12 @@ class ReplayMemoryServer(ClosingContext, StrictAttributes):
             self._server.wait_closed()
 
     def rep_proxy_main(self, front_ep: str, back_ep: str) -> None:
-        """Share requests to `front_ep` among workers connected to `back_ep`. Binds both; returns on `close`."""
+        """Share requests to `front_ep` among workers at `back_ep`. Binds the two addresses; returns on `close`."""
         with contextlib.suppress(Closed):
             self._server.run_request_proxy(front_ep, back_ep)
 
     def pull_proxy_main(self, front_ep: str, back_ep: str) -> None:
-        """Forward caches from `front_ep` to workers connected to `back_ep`. Binds both; returns on `close`."""
+        """Forward caches from `front_ep` to workers at `back_ep`. Binds the two addresses; returns on `close`."""
         with contextlib.suppress(Closed):
             self._server.run_pull_proxy(front_ep, back_ep)
 

@@ -312,7 +312,7 @@ def _socket_type(connection: socket.socket, endpoint: str, timeout: float) -> st
         if mechanism != "NULL":
             advice = "Another program listens there: memoire's processes use CURVE security, or no security."
             raise StepFailed(REFUSED, f"the ZeroMQ socket there asks for {mechanism} security", advice)
-        connection.sendall(_NO_KEYS)  # our socket type is not sent: a peer may hang up on a wrong one first
+        connection.sendall(_NO_KEYS)  # no socket type is sent: the peer may hang up on a wrong type first
         flags, length = _receive(connection, 2, bytearray())
         body = _receive(connection, length, bytearray()) if flags == 4 else bytearray()
     except EOFError:

@@ -188,7 +188,7 @@ def _choose_heir(name: str, accounts: dict[str, ServerAccounts], others: Sequenc
 def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: float) -> None:
     began = time.monotonic()
     clients: list[bytes] = []
-    guests = 0  # clients without counts yet, which they would send after the copy
+    guests = 0  # clients without counts yet: each sends counts after the copy
     while True:
         try:
             accounts = _accounts(reader, [name, *others], deadline)
@@ -196,7 +196,7 @@ def _await_clients(reader: Reader, name: str, others: Sequence[str], deadline: f
             guests = accounts[name].guests
         except MemoireTimeout:
             if not (clients or guests):
-                raise  # else report the clients of the former poll, which says more than this timeout
+                raise  # report the clients of the former poll, which says more than this timeout
         if not (clients or guests):
             return
         if time.monotonic() + POLL_INTERVAL >= deadline:

@@ -61,7 +61,7 @@ class Secret:
     version: str
 
     def __repr__(self) -> str:
-        return f"Secret({sorted(self.data)}, version={self.version!r})"  # never what is in it
+        return f"Secret({sorted(self.data)}, version={self.version!r})"  # the text never shows a secret's content
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = settings.parse(top, commands, words, {} if supervision.LINE in os.environ else os.environ)
         command: Command = args.command
         status = command(args)
-        sys.stdout.flush()  # may raise BrokenPipeError: see below
+        sys.stdout.flush()  # print may raise BrokenPipeError
         return status
     except MemoireError as error:
         print(f"memoire: {error}", file=sys.stderr)

@@ -334,7 +334,7 @@ def page_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     check_endpoint(args, "--endpoint", args.endpoint)
     if args.insecure:
-        warnings.simplefilter("ignore", InsecureWarning)  # the node reports its open addresses when it binds them
+        warnings.simplefilter("ignore", InsecureWarning)  # the node reports open addresses when the node binds
     http, token = (None if args.http == "off" else str(args.http)), tokens(args.http_token_file)
     if http is not None and ":" in http and token is None and not args.insecure:
         access.refuse("--http", http, guard="a token (--http-token-file; --probes has a port of its own)")

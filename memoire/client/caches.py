@@ -49,7 +49,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
             self._push(pusher.patience if waits else 0.0)
 
     def _insert(self, patience: float) -> None:
-        """Insert the entries that wait for a grant; after `patience` seconds the rest stay passed steps."""
+        """Insert the entries that wait for a grant; after `patience` seconds, other entries stay passed steps."""
         pusher, parameters = self._pusher, self._session.parameters
 
         def admitting(count: int) -> Changes:
@@ -63,7 +63,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
     def _push(self, patience: float) -> None:
         """Push one cache, and subtract its samples from those owed."""
         if not self._is_due:
-            # One at a time: after a pause, such as a full window, the samples owed are not pushed in a burst.
+            # The loop pushes one cache at a time: after a pause, such as a full window, owed samples come in no burst.
             size = self._session.parameters.cache_size
             _core.at_once(setting(self, _owed=min(self._owed - size, size), _is_due=True))
         try:
@@ -93,7 +93,7 @@ class CachesSide(ActorSide):
         return usual_bytes(schema, parameters)
 
     def push_cache(self, patience: float) -> bool:
-        """Draw a cache and push it, as soon as the home grants an entry; False after `patience` seconds."""
+        """Draw a cache and push it, as soon as the home server grants an entry; False after `patience` seconds."""
         pusher = self.pusher
         deadline = pusher.waiting.now() + patience
         if not pusher.is_granted(deadline):

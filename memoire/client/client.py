@@ -99,7 +99,7 @@ def connect(
         KeyFileError: the keys cannot be used.
         EndpointError: the address is malformed.
         StateUnusable: the folder `state` cannot be written.
-        Refused: the server does not take this client, or has no such table.
+        Refused: the server does not take this client, or has no table of this name.
         ParameterError: an argument is out of its range, or `capacity` differs from the table's `client_capacity`.
 
     Example:
@@ -135,7 +135,7 @@ class Client(Node):
         push, subscribe: Addresses for caches and notices, if they differ from those that the server names.
         live: True if entries can be drawn before their episode is closed.
         clock: Returns seconds since 1970.
-        The others: see `connect`.
+        The other arguments are those of `connect`.
     """
 
     CALLED = "this client"
@@ -182,7 +182,7 @@ class Client(Node):
         self._keys = Keys.of(keys, "actor")
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
-        self._is_left = False  # what was not acknowledged was logged, or kept in the folder
+        self._is_left = False  # True after the client left; unacknowledged data was logged or kept
         self._readers: list[Reader] = []  # readers of running `batches` calls; under the lock
         self._make_parts(table_name(table), capacity, live, on_full, clock, (push, subscribe))
         self._io.worker.start()
@@ -225,7 +225,7 @@ class Client(Node):
             owner=self,
         )
 
-    # ------------------------------------------------------------------------------------ what the server says
+    # ------------------------------------------------------------------------------------ answers of the server
 
     @property
     def schema(self) -> Schema:
@@ -337,7 +337,7 @@ class Client(Node):
         """
         self._check_open()
         writer = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
-        self._check_open()  # `close` may have ended the existing writers before this one was made
+        self._check_open()  # `close` may have ended the existing writers before this writer was made
         return writer
 
     def on_entries(self, count: int) -> None:
@@ -396,7 +396,7 @@ class Client(Node):
         timeout: float | None = None,
     ) -> bool:
         """Push a whole episode to a server that stores episodes, and count it with its steps. Returns False, with
-        `push_reason`, if it was skipped: the home granted no entry, or the byte window had no room.
+        `push_reason`, if it was skipped: the home server granted no entry, or the byte window had no room.
 
         The client keeps no copy. A writer pushes its episodes by itself, at each episode's end.
 
@@ -433,7 +433,7 @@ class Client(Node):
         """Change this client's own limits; those left out stay. `stats` shows the present ones.
 
         Args:
-            credit: Most bytes of caches in flight, if the home grants more; 0 takes the home's grant.
+            credit: Most bytes of caches in flight, if the home server grants more; 0 takes the home's grant.
             on_full: What the writer does with a cache or episode when the window is full: "skip" or "block".
             block_timeout, log_timeout: As in `Limits`.
 
@@ -626,7 +626,7 @@ class Client(Node):
             waiting.changed.notify_all()
             readers = list(self._readers)
         self._io.topics.close()
-        for reader in readers:  # else callers would go on waiting for their batches
+        for reader in readers:  # without this, callers would go on waiting for batches
             reader.close(max(0.0, deadline - time.monotonic()))
 
     def _end_writers(self, closed: str, deadline: float) -> None:
@@ -643,7 +643,7 @@ class Client(Node):
             remainder = remainder_of(self._session, self._io.topics.versions())
         if remainder is not None:
             fate = reports.leave(self._folder, remainder)
-            # After the end of a run this is no loss: the learner that ended the run needs nothing more.
+            # After the end of a run nothing is lost: the learner that ended the run needs no more entries.
             level = logging.INFO if self._session.is_finished else logging.WARNING
             _log.log(level, "%s ends before %s. %s", self._name, fate, self._io.advice(probe=False))
 

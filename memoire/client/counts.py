@@ -9,7 +9,7 @@ Totals of a run:
 Counts only grow, from the moment the client was made. A run's own counts are the difference between two moments, plus
 earlier counts for the same run, if the client was in another run in between.
 
-Insert grant: the limit of a home on how far one client's recording may run ahead of drawing.
+Insert grant: the limit of a home server on how far one client's recording may run ahead of drawing.
 
     granted 1000     recorded 990 ─▶ all are inserts; 20 more ─▶ 10 inserts, and 10 passed steps: counted, never pushed
 
@@ -79,7 +79,7 @@ class RunBoundary:
     asked: int
     """Calls of update() until the boundary."""
     is_told: bool = False
-    """True if the home has acknowledged everything of the former run, or no longer knows that run."""
+    """True if the home server has acknowledged everything of the former run, or no longer knows that run."""
 
 
 class RunCounts(EntryCounts):
@@ -97,14 +97,14 @@ class RunCounts(EntryCounts):
         self.dropped_returns = 0
         """Number of episodes that count, but whose return is not reported."""
         self.acknowledged = ClientCounts()
-        """Counts that a home has acknowledged, since the client was made."""
+        """Counts that a home server has acknowledged, since the client was made."""
         self.boundary: RunBoundary | None = None
         """Boundary to the next run, while the former run's counts are not all acknowledged; else None."""
         self._run: int | None = None  # hash of the present run's name; None before the first WELCOME
         self._entered = ClientCounts()  # sums at the moment the present run was entered
-        self._already = ClientCounts()  # counted for the present run when the client was in it before
+        self._already = ClientCounts()  # counted for the present run before the client left the run
         self._former: dict[int, ClientCounts] = {}  # counts of each former run, by the hash of its name
-        self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes that no home has acknowledged
+        self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes without acknowledgement
         self._ended_number = 0
 
     def recording(self, entries: int, entry_bytes: int) -> Changes:
@@ -135,7 +135,7 @@ class RunCounts(EntryCounts):
 
     @property
     def missing(self) -> ClientCounts:
-        """Counts that no home has acknowledged."""
+        """Counts that no home server has acknowledged."""
         return self.sums - self.acknowledged
 
     @property
@@ -152,7 +152,7 @@ class RunCounts(EntryCounts):
 
     @property
     def waiting_episodes(self) -> int:
-        """Number of closed episodes that no home has acknowledged."""
+        """Number of closed episodes that no home server has acknowledged."""
         return len(self._ended)
 
     def oldest_episodes(self, most: int) -> list[messages.Ended]:
@@ -161,7 +161,7 @@ class RunCounts(EntryCounts):
         return [ended for ended in itertools.islice(self._ended, most) if ended.number <= last]
 
     def acknowledge_episodes(self, through: int) -> None:
-        """Drop the closed episodes up to this number, which the home has acknowledged."""
+        """Drop the closed episodes up to this number, which the home server has acknowledged."""
         while self._ended and self._ended[0].number <= through:
             self._ended.popleft()
 
@@ -209,11 +209,11 @@ class RunCounts(EntryCounts):
 
 
 MIN_PAUSE = 0.01
-"""Seconds until a home that granted more is asked again; doubled after each answer that grants no more."""
+"""Seconds until a home server that granted more is asked again; doubled after each answer that grants no more."""
 
 
 class InsertGrant:
-    """Entries that the present home lets the client insert, and the number of used ones. The owner locks.
+    """Entries that the present home server lets the client insert, and the number of used ones. The owner locks.
 
     Args:
         counts: Counts of inserted entries and passed steps.
@@ -222,15 +222,15 @@ class InsertGrant:
 
     def __init__(self, counts: RunCounts, longest_pause: float) -> None:
         self.reason = ""
-        """Reason that the home gives for granting no more."""
+        """Reason that the home server gives for granting no more."""
         self.waiting = 0
         """Number of calls that wait for a larger grant now."""
         self.is_short = False
-        """True if a push was skipped for lack of a grant since the home's newest answer."""
+        """True if a push was skipped for lack of a grant since the home server's newest answer."""
         self.waited = 0.0
         """Seconds that calls waited for a larger grant, in all."""
         self.pause = MIN_PAUSE
-        """Seconds until the home is asked again while calls wait, or skip pushes."""
+        """Seconds until the home server is asked again while calls wait, or skip pushes."""
         self._counts, self._longest_pause = counts, longest_pause
         counts.granted = NO_LIMIT
         self._size = 0  # entries that were left when the grant was last raised
@@ -238,7 +238,7 @@ class InsertGrant:
 
     @property
     def remaining(self) -> int:
-        """Entries that may be inserted before the home is asked again; negative if too many are inserted already."""
+        """Entries that the client may insert before it asks the home server again; negative after too many inserts."""
         counts = self._counts
         return NO_LIMIT if counts.granted == NO_LIMIT else counts.granted - counts.inserted
 
@@ -249,11 +249,11 @@ class InsertGrant:
 
     @property
     def is_half_used(self) -> bool:
-        """True if half of the grant is used: the client asks for more before the rest is."""
+        """True if half of the grant is used: the client asks for more before it has used all of the grant."""
         return self._counts.granted < NO_LIMIT and 0 < 2 * self.remaining < self._size
 
     def grant(self, granted: int, reason: str) -> None:
-        """Set the total number of entries of this run that may be inserted, and the home's reason for no more."""
+        """Set the total number of entries that this run may insert, and the home server's reason for no more."""
         is_more, was_free = granted > self._counts.granted, self._counts.granted == NO_LIMIT
         was_asked, self.is_short = self.is_short or self.waiting > 0, False
         self._counts.granted, self.reason = granted, reason
@@ -262,7 +262,7 @@ class InsertGrant:
         self._size = self.remaining if is_more or was_free else self._size
 
     def expect(self) -> None:
-        """End the pause: the home has announced a model, which may give room, so waiting calls ask again at once."""
+        """End the pause: the home server has announced a model, which may give room, so waiting calls ask at once."""
         self.pause = 0.0
 
     def recording(self, entries: int) -> Changes:
@@ -271,11 +271,11 @@ class InsertGrant:
         return passed + setting(self, _undecided=self._undecided + entries)
 
     def admitted(self, entries: int) -> int:
-        """Return how many of `entries` recorded entries the home lets be inserts now."""
+        """Return how many of `entries` recorded entries the home server lets be inserts now."""
         return max(0, min(entries, self.remaining))
 
     def settling(self, entries: int, inserted: int) -> Changes:
-        """Return the changes that make inserts of `inserted` among `entries` recorded entries; the rest stay passed."""
+        """Return the changes that make inserts of `inserted` among `entries` recorded entries; others stay passed."""
         waited = min(entries, self._undecided)
         passed = setting(self._counts, passed=self._counts.passed - min(waited, inserted))
         return passed + setting(self, _undecided=self._undecided - waited)
@@ -294,7 +294,7 @@ def cut(text: str, byte_limit: int) -> str:
 
 
 class LineOutbox:
-    """Queue of a client's log lines until its home acknowledges them: numbered, and bounded in number and bytes.
+    """Queue of a client's log lines until its home server acknowledges them: numbered, and bounded in number and bytes.
 
     A line is never dropped after it was queued. Not thread-safe: the owner locks.
     """
@@ -343,7 +343,7 @@ class LineOutbox:
         return self._number
 
     def acknowledge(self, through: int) -> None:
-        """Drop the lines up to this number, which the home has acknowledged."""
+        """Drop the lines up to this number, which the home server has acknowledged."""
         while self._lines and self._lines[0].number <= through:
             self._lines.popleft()
             self.bytes -= self._sizes.popleft()
@@ -363,7 +363,7 @@ class LineOutbox:
 
 
 MAX_HOMES = 4096
-"""Most accounts at former homes that a client keeps in case it returns: as many servers as a WELCOME can name."""
+"""Most accounts that a client keeps at former home servers: as many servers as a WELCOME can name."""
 
 
 class PushWindow:
@@ -383,12 +383,12 @@ class PushWindow:
         self.pushed_bytes = 0
         self.accepted_caches = 0
         self.received_caches = 0
-        """Number of caches that the home has accepted or rejected."""
+        """Number of caches that the home server has accepted or rejected."""
         self.received_bytes = 0
         self.rejected: dict[str, int] = {}
         self._lost_after = lost_after
-        self._through = (0, 0)  # position in caches and bytes pushed: all before it was received or is lost
-        self._waiting: deque[tuple[float, tuple[int, int]]] = deque()  # (time of a push, position after it) beyond it
+        self._through = (0, 0)  # caches and bytes pushed before here are received or lost
+        self._waiting: deque[tuple[float, tuple[int, int]]] = deque()  # (time of a push, position after the push)
 
     @property
     def lost_caches(self) -> int:
@@ -402,12 +402,12 @@ class PushWindow:
 
     @property
     def in_flight_caches(self) -> int:
-        """Number of pushed caches that the home has neither acknowledged nor reported as lost."""
+        """Number of pushed caches that the home server has neither acknowledged nor reported as lost."""
         return self.pushed_caches - self.received_caches - self.lost_caches
 
     @property
     def in_flight_bytes(self) -> int:
-        """Pushed bytes that the home has neither acknowledged nor reported as lost."""
+        """Pushed bytes that the home server has neither acknowledged nor reported as lost."""
         return self.pushed_bytes - self.received_bytes - self.lost_bytes
 
     def has_room(self, byte_count: int) -> bool:
@@ -435,14 +435,14 @@ class PushWindow:
         *,
         lost_caches: int = 0,
     ) -> None:
-        """Take the home's sums of this account, the answer to a request that was first sent at `asked_at`.
+        """Take the home server's sums of this account, the answer to a request that was first sent at `asked_at`.
 
         Args:
             accepted: Caches accepted.
             received, lost: Bytes received, and lost before them.
             rejected: Caches rejected, by code.
         """
-        # Never more than was pushed, though another process may use this client's id.
+        # The sums are never above the pushed bytes, even if another process uses this client's id.
         received, accepted = min(received, self.pushed_bytes), min(accepted, self.pushed_caches)
         arrived = min(accepted + sum(rejected.values()), self.pushed_caches)
         # Smaller sums are ignored: the answer is late, or the server was killed and has lost its newest caches.
@@ -466,7 +466,7 @@ class PushWindow:
         self._through = max(self._through[0], caches), max(self._through[1], byte_count)
 
     def give_up(self) -> None:
-        """Count everything in flight as lost, since the client leaves this home; a later answer can correct that."""
+        """Count all caches in flight as lost, since the client leaves this server; a later answer can correct that."""
         self._through = self.pushed_caches, self.pushed_bytes
         self._waiting.clear()
 
@@ -502,32 +502,32 @@ class PushSums:
 
 
 class AccountWindows:
-    """Byte windows of a client, one for each account that a home has opened for it. Not thread-safe: the owner locks.
+    """Byte windows of a client, one for each account at a home server. Not thread-safe: the owner locks.
 
     home a ──▶ home b ──▶ home a      back at a with the same `since`, the account's numbers go on; a home that has
                                       lost the account answers with a later `since`: the numbers begin at zero
 
-    Caches in flight when a client moves count as lost, unless the client returns and the home reports them as received.
+    Caches in flight count as lost when a client moves, unless the client returns and the server reports their arrival.
     """
 
     def __init__(self, credit: int, *, lost_after: float = 15.0) -> None:
         self.now = PushWindow(credit, lost_after=lost_after)
-        """Window of the present home's account."""
+        """Window of the present home server's account."""
         self.granted = credit
-        """Bytes that the home grants."""
-        self._own_limit = 0  # bytes of the client's own limit; 0: as many as the home grants
+        """Bytes that the home server grants."""
+        self._own_limit = 0  # the client's own limit in bytes; 0: the home server's grant
         self._lost_after = lost_after
-        self._key = (0, 0, 0)  # run, home and since of `now`; zeros before the first WELCOME
+        self._key = (0, 0, 0)  # run, server and since of `now`; zeros before the first WELCOME
         self._former: OrderedDict[tuple[int, int, int], PushWindow] = OrderedDict()  # former accounts, newest last
         self._forgotten = PushSums()  # sums of the oldest accounts, whose windows were dropped
 
     def grant(self, granted: int) -> None:
-        """Set the bytes that the home grants; 0 keeps the former grant."""
+        """Set the bytes that the home server grants; 0 keeps the former grant."""
         self.granted = granted or self.granted
         self.now.credit = min(self.granted, self._own_limit or self.granted)
 
     def limit(self, credit: int) -> None:
-        """Set the client's own limit in bytes, which caps the home's grant; 0 removes it."""
+        """Set the client's own limit in bytes, which caps the home server's grant; 0 removes it."""
         self._own_limit = credit
         self.grant(0)
 

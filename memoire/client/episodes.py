@@ -63,7 +63,7 @@ class OpenEpisodes(Memory):
             `pack.pack_episode`.
         ship: Called with each closed episode and the changes that remove it from `leaving`, in the thread that closed
             it; the memory's lock is not held meanwhile.
-        The others: see `Memory`.
+        The other arguments are those of `Memory`.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class RolloutWriter(Writer):
 
     def _between(self, is_after: bool, waits: bool) -> None:
         """Push full fragments, or all of them before a wait, so that a learner has them; then wait if necessary."""
-        if is_after or self._owned:  # else the environment may have overwritten the state in which the step ended
+        if is_after or self._owned:  # otherwise the environment may have overwritten the final state
             self._cut_here(1 if self._answer else self._longest)
         if self._answer and waits and self._observer is not None:
             self._observer.pause(self)

@@ -45,11 +45,11 @@ from .waiting import ClientLock
 
 
 class DataSockets:
-    """A client's socket that sends pushes and socket that receives notices; both are opened by `open`.
+    """A client's socket that sends pushes and socket that receives notices; `open` opens the two sockets.
 
     Args:
         channel: Channel for requests to the same home.
-        addresses: Addresses for caches and notices in place of those that the home names; None or "" takes the home's.
+        addresses: Addresses for caches and notices instead of the server's; None or "" takes the server's.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DataSockets:
         self._poller, self._channel, self._addresses = poller, channel, addresses
         self._context, self._keys = context, keys
         self.feed = Feed(poller, channel, context=context, limits=limits, keys=keys)
-        """Feed of the home's notices and models."""
+        """Feed of the home server's notices and models."""
         self._push = Sender(poller, is_reading=False)
 
     def open(self, endpoints: messages.NodeEndpoints, usual_bytes: int) -> bool:
@@ -75,7 +75,7 @@ class DataSockets:
             usual_bytes: Usual size of a push, in bytes.
         """
         self._drop()
-        address = self._channel.link.address  # for endpoints without a host
+        address = self._channel.link.address  # address of endpoints without a host
         push = self._addresses[0] or seen_from(address, endpoints.push)
         subscribe = self._addresses[1] or seen_from(address, endpoints.publish)
         if push:
@@ -151,7 +151,7 @@ class Connection:
 
     Args:
         pusher: Queues messages to push; the thread takes them from the left.
-        addresses: Addresses for caches and notices in place of those that the home names; None or "" takes the home's.
+        addresses: Addresses for caches and notices instead of the server's; None or "" takes the server's.
         numbers: Sequence numbers of all messages of this client.
         folder: Folder in which earlier clients left reports that they could not deliver.
         owner: The client, kept alive by the thread: a caller may use its memory or a model without a reference to it.
@@ -177,7 +177,7 @@ class Connection:
         self._context, self._limits, self._keys, self._rng = context, session.limits, keys, rng
         self.log_timeout = session.limits.log_timeout
         """Seconds that `log` waits for room if its caller sets no timeout."""
-        self._blocking_line = 0.0  # oldest queued line when `log` last waited until its timeout: it does not wait again
+        self._blocking_line = 0.0  # oldest queued line at the last timeout of `log`: later calls do not wait
         self._warn_at = float("-inf")  # earliest time of the next warning that lines are dropped
         self.former: list[FormerClient] = []
         """Reports of earlier clients that are being delivered; changed under the lock."""
@@ -210,10 +210,10 @@ class Connection:
             keys=self._keys,
         )
 
-    # From any thread
+    # Calls from any thread
 
     def is_met(self) -> bool:
-        """Return True if a home has answered. Raises AuthError if the server refuses this process' keys for good."""
+        """Return True if a server has answered. Raises AuthError if the server refuses this process' keys for good."""
         is_met = self._session.has_welcome
         if not is_met and (denied := self.channel.denied_for_good) is not None:
             raise denied
@@ -240,7 +240,7 @@ class Connection:
         return f"The home of this client, server {home!r}, was last heard {self.silent:.1f} s ago. {advice}"
 
     def deliver_everything(self, deadline: float) -> bool:
-        """Wait until the home has acknowledged everything, with reports of earlier clients; False at the deadline."""
+        """Wait until a server has acknowledged all counts, with reports of earlier clients; False at the deadline."""
         session, changed = self._session, self._waiting.changed
         with changed:
             if not session.has_welcome or not self.worker.is_alive or self._waiting.failed is not None:
@@ -275,7 +275,7 @@ class Connection:
             if now < self._warn_at:
                 return False
             self._warn_at = now + WARN_INTERVAL
-        # Never under the lock: a log handler may wait for a thread that waits for the lock.
+        # The warning comes without the lock: a log handler may wait for a thread that waits for the lock.
         _log.warning(
             "client %s: log() dropped %d lines so far; %d lines wait for server %r at %s, which answered %.1f s ago",
             session.shown,
@@ -370,7 +370,7 @@ class Connection:
             self._connections = self.channel.connections
             session.schedule.hear_news(time.monotonic())  # the server may have restarted and lost something
         if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
-            self.hello()  # its answer reopens the other sockets
+            self.hello()  # the answer to HELLO reopens the other sockets
         self.data.feed.turn(ready, self._take_notice, session.refuse)
         self.topics.turn()
         if self.data.send(self._pusher.queue) and session.is_leaving:
@@ -393,7 +393,7 @@ class Connection:
             self._waiting.changed.notify_all()
 
     def _log_change(self, change: Change) -> None:
-        """Log a warning if the home has gone away or has come back."""
+        """Log a warning if the home server has gone away or has come back."""
         session = self._session
         label = f"client {session.shown}"
         if change == "back":
@@ -426,7 +426,7 @@ class Connection:
     # HELLO and its answer
 
     def hello(self, home: int | None = None) -> None:
-        """Send HELLO, whose answer has schema, parameters, run and endpoints; home 0 asks for another home, too."""
+        """Send HELLO, whose answer has schema, parameters, run and endpoints; home 0 asks for another server."""
         with self._waiting.changed:
             hello = self._session.hello(socket.gethostname()[:256], os.getpid())
         if hello is not None:
@@ -473,7 +473,7 @@ class Connection:
         self._local.saw_models(models)
 
     def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
-        """Reopen the sockets for caches and notices if the home names other endpoints, or its address has changed."""
+        """Reopen the sockets for caches and notices if the home server names other endpoints or has a new address."""
         former, welcome = self._session.welcome if self._session.has_welcome else None, welcomed.welcome
         if former is None or welcome.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
@@ -486,7 +486,7 @@ class Connection:
     def _send_update(self) -> None:
         session = self._session
         with self._waiting.changed:
-            session.schedule.is_dirty = False  # before the sums are read: later changes go into the next UPDATE
+            session.schedule.is_dirty = False  # set before the sums are read: later changes go into the next UPDATE
         sums = self._local.sums()
         with self._waiting.changed:
             update = report_of(session, sums, self.topics.versions())
@@ -508,7 +508,7 @@ class Connection:
     def _updated(self, reply: messages.Updated, payload: Any, asked: SentUpdate) -> Step:
         session = self._session
         self._log_change(session.watch.acknowledged(time.monotonic()))
-        # Before calls that wait for this answer return.
+        # Parameters are applied before calls that wait for this answer return.
         if reply.parameters is not None:
             self._take_parameters(reply.parameters, reply.parameters_version)
         if payload is not None and reply.feedback_through > session.feedback_through and session.is_same_life(reply):
@@ -522,7 +522,7 @@ class Connection:
     def _take_parameters(self, values: dict[str, Any], version: int) -> None:
         try:
             self._local.configure(Parameters.from_wire(values), version)
-        except MemoireError as error:  # from another version: going on with the former ones would be silently wrong
+        except MemoireError as error:  # an unknown version: keeping the former parameters would be silently wrong
             self._session.refuse("parameters")
             self._fail(error)
 
@@ -532,7 +532,7 @@ class Connection:
             feedback = containers.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
             session.refuse(error.code)
-            feedback = {}  # still acknowledged below, else the home would send the same again and again
+            feedback = {}  # still acknowledged: otherwise the home server sends them again
         if (samples := feedback.get(session.client)) is not None:
             applied, stale, gone = self._local.update_priorities(*samples, age)
             session.counts.applied += applied

@@ -50,7 +50,7 @@ from .session import Session
 from .waiting import ClientLock
 
 HELD_BACK = "held back"
-"""Reason for a skipped push: the home has granted no more entries, since learners are too far behind."""
+"""Reason for a skipped push: the home server has granted no more entries, since learners are too far behind."""
 WINDOW_FULL = "window full"
 """Reason for a skipped push: the byte window had no room."""
 
@@ -158,7 +158,7 @@ class Pusher:
             return session.inserts.remaining > 0
 
     def _hold_until(self, is_done: Callable[[], bool], deadline: float) -> None:
-        """Wait for the home to grant more, until `is_done` returns True or the deadline. Called under the lock."""
+        """Wait until the home server grants more, `is_done` returns True, or the deadline. Called under the lock."""
         if is_done():
             return
         inserts, waiting, began = self.session.inserts, self.waiting, self.waiting.now()
@@ -184,7 +184,7 @@ class Pusher:
         return False
 
     def codec(self) -> str:
-        """Return the name of the compression to use now: that of the parameters if the home can decompress it."""
+        """Return the present compression: that of the parameters if the home server can decompress it."""
         wanted = self.session.parameters.compression
         if wanted == "auto":
             wanted = "lz4" if self._choice.packs else "none"
@@ -230,7 +230,7 @@ class Pusher:
             message: Returns the body, from `since`, the message's number and the bytes pushed including this message.
             with_it: Returns the changes to make together with the push; called under the lock.
         """
-        # In the caller's thread, so that the thread with the sockets spends no time on checksums.
+        # The caller's thread computes checksums, so that the thread with the sockets spends no time on them.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self.session
         with self.waiting.changed:
             now, window = self.waiting.now(), session.window
@@ -374,7 +374,7 @@ class LocalMemory:
         """Lock held while the memory is made, replaced or configured, and while a writer is made."""
         self._session, self._capacity, self._live, self._seed = session, capacity, live, seed
         self._pusher = pusher
-        self._side: ActorSide | None = None  # from the first WELCOME on
+        self._side: ActorSide | None = None  # None before the first WELCOME
         self._memory: Memory | None = None
         self._writers: WriterRegistry | None = None
 
@@ -420,7 +420,7 @@ class LocalMemory:
         if allowed:
             fitting = max(1, min(fitting, allowed // memory_bytes(schema, 1)))
         entries = capacity or welcome.max_step or min(most, fitting)
-        # A capacity that was set explicitly limits the bytes, too: its author knows the size of an entry.
+        # A capacity that was set explicitly limits the bytes: the author knows the size of an entry.
         ragged_bytes = 0 if capacity or welcome.max_step else usual
         return self.side.make_memory(entries, ragged_bytes=ragged_bytes, live=self._live, seed=self._seed)
 
@@ -449,13 +449,13 @@ class LocalMemory:
         """
         return () if self._writers is None else self._writers.end(closed, deadline)
 
-    # Changes that the home sends
+    # Changes that the home server sends
 
     def configure(self, parameters: Parameters, version: int) -> None:
-        """Apply the home's parameters, numbered `version`, to the memory and its writers."""
+        """Apply the home server's parameters, numbered `version`, to the memory and its writers."""
         session = self._session
         if version == session.parameters_version and parameters == session.parameters:
-            return  # both are compared: another home, or a restarted one, may reuse a number for other parameters
+            return  # compare name and number: another or restarted server may reuse a number
         with _core.Held(self.lock):
             former = session.parameters
             session.parameters, session.parameters_version = parameters, version
@@ -464,7 +464,7 @@ class LocalMemory:
             if self._writers is not None:
                 try:
                     self.side.follow(self._writers, former)
-                except ParameterError as error:  # there is no caller to raise it to
+                except ParameterError as error:  # no caller could catch the error
                     _log.warning(
                         "the server now sets %s=%s; writers here need %s", error.name, error.value, error.expected
                     )

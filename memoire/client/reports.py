@@ -66,7 +66,7 @@ class FinalCounts(msgspec.Struct, frozen=True, kw_only=True):
     home: str
     """Name of the server that counted the client."""
     steps: int
-    """Number of steps that no home has acknowledged, for messages; also `episodes` and `lines`."""
+    """Number of steps that no home server has acknowledged, for messages; also `episodes` and `lines`."""
     episodes: int
     lines: int
     parts: list[ReportPart]
@@ -118,7 +118,7 @@ def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
             for part in content.parts:
                 update_of(part.update)
         except FileNotFoundError:
-            continue  # another client of this folder has delivered it
+            continue  # another client of this folder has delivered the file
         except (OSError, ValueError, msgspec.MsgspecError, MemoireError) as error:
             _log.warning("%s cannot be read, and its report is not delivered: %s", path, error)
         else:
@@ -146,7 +146,7 @@ class LateRequest(NamedTuple):
     body: messages.Body
     run: int = 0
     home: int | None = None
-    """Hash of the home's name; None addresses the server that sent the WELCOME."""
+    """Hash of the home server's name; None addresses the server that sent the WELCOME."""
 
 
 class UnreportedClient:
@@ -163,7 +163,7 @@ class UnreportedClient:
         """True if the report was delivered, or was refused for good and is left to the next client."""
         self._unsent: list[ReportPart] = []
         self._awaited: type[messages.Body] = messages.Welcome  # type of the answer to the newest request
-        self._is_home = False  # True if the answering server is the one that counted the client
+        self._is_home = False  # True if the answering server counted the client
 
     def begin(self) -> LateRequest:
         """Return HELLO in the name of the former client, for its former home."""
@@ -190,7 +190,7 @@ class UnreportedClient:
         if self._unsent:
             part = self._unsent[0]
             update = update_of(part.update)
-            if not self._is_home:  # these counts belong to the account at the former home
+            if not self._is_home:  # the counts belong to the account at another server
                 update = msgspec.structs.replace(update, epoch=0, caches=0, cache_bytes=0)
             return LateRequest(update, run=part.run)
         self.path.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ class UnreportedClient:
         if isinstance(error, Refused) and error.code in TRANSIENT_CODES:
             self.again_at = now + RETRY_INTERVAL
             return
-        self.is_done = True  # any error but a refusal means that this client ends: the next one delivers the file
+        self.is_done = True  # except for a refusal, this client ends; the next one delivers the file
         if isinstance(error, Refused):
             _log.warning("the report in %s cannot be delivered, and stays: %s", self.path, error)
 
@@ -333,13 +333,13 @@ class ClientStats:
     credit: Annotated[int, gauge("client_credit_bytes", "Credit", "Bytes that may be in flight: the home's grant, or "
         "less if configure_limits sets less.")]
     granted: int
-    """Bytes that the home grants."""
+    """Bytes that the home server grants."""
     on_full: str
     """Treatment of a cache or episode that the window has no room for: "skip" or "block"."""
     waited: Annotated[float, counter("client_wait_seconds", "Waited", "Seconds that calls waited for room in the "
         "window.")]
     compression: str
-    """Compression in use: that of the parameters, or the choice of "auto", if the home can decompress it."""
+    """Compression in use: that of the parameters, or the choice of "auto", if the home server can decompress it."""
     passed_steps: Annotated[int, counter("client_passed_steps", "Passed steps", "Entries recorded beyond the grant "
         "while the home made this client wait; they are not pushed.")]
     held_back: str
@@ -356,7 +356,7 @@ class ClientStats:
     dropped_lines: Annotated[int, counter("client_dropped_lines", "Lines dropped",
         "Log lines that log() did not take.")]
     dropped_returns: int
-    """Number of episodes without a reported return: not finite, or thousands closed while the home was away."""
+    """Number of episodes without a reported return: not finite, or thousands closed while the home server was away."""
     parameters_version: int
     models: Annotated[dict[str, int], gauge("client_model_version", "Models", "Newest version of each topic that this "
         "client has.", label="topic")]
@@ -371,9 +371,9 @@ class ClientStats:
     refused: Annotated[dict[str, int], REFUSED]
     silent: Annotated[float, gauge("client_silent_seconds", "Silent", "Seconds since the newest reply.")]
     untold_steps: int
-    """Number of steps that no home has acknowledged yet."""
+    """Number of steps that no home server has acknowledged yet."""
     trouble: str
-    """Reason that the home gives for acknowledging nothing; "" if all is well."""
+    """Reason that the home server gives for acknowledging nothing; "" if all is well."""
     applied: int
     stale: int
     finished: bool

@@ -5,9 +5,9 @@
       └── another run has begun, and the former one's counts are acknowledged; the home restarted; the client moves
 
 Pure: no lock, no socket, no clock; time and chance are passed in. Methods take received messages and return those to
-send. HELLO is sent only between an answer and the next UPDATE, so that a former home counts or logs nothing twice.
+send. HELLO is sent only between an answer and the next UPDATE, so that a former server counts or logs nothing twice.
 
-`HomeWatch` decides when to log that the home is away or back, `UpdateSchedule` when the next UPDATE is due.
+`HomeWatch` decides when to log that the home server is away or back, `UpdateSchedule` when the next UPDATE is due.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from memoire.wire.frames import PASSING, Answer, HelloAnswer, HelloSchedule, Mes
 from .counts import AccountWindows, ClientCounts, InsertGrant, LineOutbox, PushWindow, RunBoundary, RunCounts
 
 AWAY_TIMEOUT = 10.0
-"""Seconds without an acknowledgement after which a home is reported as away: two heartbeats of a client."""
+"""Seconds without an acknowledgement after which a home server is reported as away: two heartbeats of a client."""
 
 Change = Literal["away", "back", ""]
 
 
 class HomeWatch:
-    """Detector of a home that is away: one report after `AWAY_TIMEOUT` without acknowledgement, one after its return.
+    """Detector of an absent server: reports absence after `AWAY_TIMEOUT` without acknowledgement, and the return.
 
         acknowledged     10 s later: away                 acknowledged: back
     ───────●────────────────────●─────────────────────────────●──────────────▶
@@ -43,16 +43,16 @@ class HomeWatch:
 
     def __init__(self, now: float) -> None:
         self.acknowledged_at = now
-        """Time of the home's newest acknowledgement."""
+        """Time of the home server's newest acknowledgement."""
         self.is_away = False
 
     @property
     def due(self) -> float:
-        """Time when `look` returns "away", unless an acknowledgement comes before; infinity if the home is away."""
+        """Time when `look` returns "away", unless an acknowledgement comes before; infinity if the server is away."""
         return float("inf") if self.is_away else self.acknowledged_at + AWAY_TIMEOUT
 
     def acknowledged(self, now: float) -> Change:
-        """Record an acknowledgement; returns "back" if the home was reported as away."""
+        """Record an acknowledgement; returns "back" if the home server was reported as away."""
         self.acknowledged_at = now
         was_away, self.is_away = self.is_away, False
         return "back" if was_away else ""
@@ -96,7 +96,7 @@ class UpdateSchedule:
         self.has_feedback = False
         """True if TD errors were applied and no UPDATE has reported that."""
         self.awaits_feedback = False
-        """True if the home has more TD errors than one reply brings."""
+        """True if the home server has more TD errors than one reply brings."""
         self._interval, self._rng = interval, rng
         self._sent_at = 0.0
         self._news_at = float("inf")  # time of the UPDATE that follows NEWS
@@ -111,7 +111,7 @@ class UpdateSchedule:
         self._news_at = 0.0
 
     def hear_news(self, now: float) -> None:
-        """Make an UPDATE due at a random time within `REPORT_DELAY` seconds, since the home has sent NEWS. The reply to
+        """Make an UPDATE due at a random time within `REPORT_DELAY` seconds, since a server has sent NEWS. The reply to
         the UPDATE has the news.
         """
         self._news_at = min(self._news_at, now + self._rng.uniform(0.0, REPORT_DELAY))
@@ -140,7 +140,7 @@ class UpdateSchedule:
             return self._sent_at + inserts.pause
         if self.pressed or window.is_half_used or inserts.is_half_used or self.awaits_feedback:
             return self._sent_at + PRESSED_INTERVAL
-        if self.has_feedback:  # a learner is at work: its next TD errors are fetched soon, too
+        if self.has_feedback:  # a learner is at work and soon sends more TD errors
             return min(self._news_at, self._sent_at + self._interval / 2)
         return min(self._news_at, self._sent_at + (self._interval if self.is_dirty else HEARTBEAT_INTERVAL))
 
@@ -171,7 +171,7 @@ class WelcomeChanges(NamedTuple):
     change: Change
     is_new_run: bool
     has_forgotten: bool
-    """True if this home has restarted and lost the models that it had published."""
+    """True if this home server has restarted and lost the models that it had published."""
 
 
 class SentUpdate(NamedTuple):
@@ -231,16 +231,16 @@ class Session:
         """Fields of the client's message headers: hashes of run, home, table and schema."""
         self.parameters, self.parameters_version = Parameters(), 0
         self.models: dict[str, int] = {}
-        """Newest versions of models at the home, by topic."""
+        """Newest versions of models at the home server, by topic."""
         self.scalars: dict[str, float] = {}
         self.feedback_through = 0
         """Number of the newest feedback that was applied."""
         self.is_between = False
-        """True between two runs or homes, until HELLO is answered: a cache pushed now would count for neither."""
+        """True between two runs or homes, until HELLO is answered: a cache pushed now would count nowhere."""
         self.is_finished = False
         self.is_leaving = False
         self.trouble = ""
-        """Reason that the home gives for acknowledging nothing; "" if all is well."""
+        """Reason that the home server gives for acknowledging nothing; "" if all is well."""
         self.updates = 0
         """Number of acknowledged UPDATE messages."""
         self.refused: dict[str, int] = {}
@@ -248,10 +248,10 @@ class Session:
         self.limits = limits
         self._table, self._rng = table, rng
         self._schema: Schema | None = None
-        self._hello = HelloSchedule(due=float("inf"))  # due without a call only if a home was busy
+        self._hello = HelloSchedule(due=float("inf"))  # HELLO is due without a call only if a server was busy
         self._is_over = False  # the client cannot go on
-        self._is_moving = False  # HELLO for another home is open
-        self._move_at = 0.0  # earliest time of the next HELLO for another home
+        self._is_moving = False  # HELLO for another home server is open
+        self._move_at = 0.0  # earliest time of the next HELLO for another
 
     @property
     def schema(self) -> Schema:
@@ -266,7 +266,7 @@ class Session:
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes of one message's payload, as the home limits them."""
+        """Most bytes of one message's payload, as the home server limits them."""
         return self.welcome.limits.get("message_bytes", self.limits.message_bytes)
 
     @property
@@ -296,16 +296,16 @@ class Session:
     # Times of the next messages
 
     def next_time(self) -> float:
-        """Return the time when HELLO, an UPDATE or a log line about the home is due."""
+        """Return the time when HELLO, an UPDATE or a log line about the home server is due."""
         return min(self._hello.next_time(), self.update_due(), self.watch.due if self.has_welcome else float("inf"))
 
     def hello_is_due(self, now: float) -> bool:
-        """Return True if HELLO is due again, after a home was busy."""
+        """Return True if HELLO is due again, after a home server was busy."""
         return self._hello.is_due(now)
 
     def update_due(self) -> float:
-        """Return the time when the next UPDATE is due. Never while an UPDATE is open, or HELLO for another home or run:
-        the former home might count a later UPDATE, but its answer would not be read.
+        """Return the time when the next UPDATE is due. Never while an UPDATE is open, or HELLO for another server:
+        the former home server might count a later UPDATE, but its answer would not be read.
         """
         if self.schedule.is_open or self._is_moving or not self.has_welcome or self._is_over:
             return float("inf")
@@ -322,7 +322,7 @@ class Session:
         self._hello.begin()
         return messages.Hello(
             role="actor",
-            table=self._table or (self.welcome.table_name if self.has_welcome else ""),  # the same at each home
+            table=self._table or (self.welcome.table_name if self.has_welcome else ""),  # the same at each server
             inserted=0 if self.counts.boundary is not None else self.counts.inserted,
             label=self.label,
             software=SOFTWARE,
@@ -333,7 +333,7 @@ class Session:
         )
 
     def welcomed(self, answer: Answer, now: float) -> AcceptedWelcome | None:
-        """Parse the answer to HELLO; None if the home is busy. Changes nothing that other threads use.
+        """Parse the answer to HELLO; None if the home server is busy. Changes nothing that other threads use.
 
         Raises:
             MemoireError: HELLO was refused, or the WELCOME does not fit; the client cannot go on.
@@ -360,12 +360,12 @@ class Session:
         """Return True if the client stays in its former run until that run's counts are acknowledged; HELLO follows."""
         if not self.has_welcome or welcomed.welcome.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
-        self.home = welcomed.header.home  # the server that takes the rest of the former run's counts
+        self.home = welcomed.header.home  # the server that takes the remaining counts of the former run
         self.is_between = True
         return True
 
     def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
-        """Enter the home and run of a WELCOME; returns what changes with that."""
+        """Enter the home server and run of a WELCOME; returns what changes with that."""
         header, welcome, former = welcomed.header, welcomed.welcome, self.welcome if self.has_welcome else None
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
@@ -379,12 +379,12 @@ class Session:
             self.feedback_through = 0
             return WelcomeChanges(change, False, False)
         if (welcome.epoch, welcome.home_name) != (former.epoch, former.home_name):
-            self.feedback_through = 0  # each start of a home numbers its feedback from 1
+            self.feedback_through = 0  # each start of a server numbers feedback from 1
         if welcome.home_name != former.home_name:
             self._move_at = 0.0
-        self.schedule.hurry()  # a new or restarted home gets an UPDATE at once
+        self.schedule.hurry()  # a new or restarted home server gets UPDATE now
         is_other_life = welcome.epoch != former.epoch and welcome.home_name == former.home_name
-        has_forgotten = not welcome.durable or welcome.since > former.epoch  # the latter: with a new state folder
+        has_forgotten = not welcome.durable or welcome.since > former.epoch  # a later `since`: a new state folder
         return WelcomeChanges(change, welcome.run_name != former.run_name, is_other_life and has_forgotten)
 
     # UPDATE and its answer
@@ -397,7 +397,7 @@ class Session:
         return SentUpdate(ticket, self.counts.reach, now, boundary)
 
     def updated(self, reply: messages.Updated, asked: SentUpdate, now: float) -> Step:
-        """Apply the home's acknowledgement of an UPDATE; returns the next message to send."""
+        """Apply the home server's acknowledgement of an UPDATE; returns the next message to send."""
         is_same = self.is_same_life(reply)
         self.updates += 1
         self.counts.acknowledged, self.trouble = asked.counts, ""
@@ -419,7 +419,7 @@ class Session:
         return step
 
     def is_same_life(self, reply: messages.Updated) -> bool:
-        """Return False if the home has restarted: then only HELLO shows what continues there."""
+        """Return False if the home server has restarted: then only HELLO shows what continues there."""
         return reply.epoch == self.welcome.epoch
 
     def _follow_run(self, reply: messages.Updated, asked: SentUpdate) -> None:
@@ -433,7 +433,7 @@ class Session:
             self.counts.acknowledge_run(boundary, self.outbox.oldest)
 
     def _next_step(self, is_same: bool, is_home_leaving: bool, now: float) -> Step:
-        # The answer covers all that this home was sent, so that another home counts or logs nothing twice.
+        # The answer covers all messages to this home server, so that another server counts or logs nothing twice.
         if (boundary := self.counts.boundary) is not None:
             return "hello" if boundary.is_told else "update"
         if not is_same:
@@ -452,9 +452,9 @@ class Session:
         if answer.code == "run":
             self.end_run().is_told = True
         if answer.code in BUSY_CODES:
-            self.trouble = answer.text  # part of advice and readiness, until the home acknowledges an UPDATE
+            self.trouble = answer.text  # part of advice and readiness, until the home server acknowledges UPDATE
         return "hello" if answer.code in OUTDATED else "update"
 
     def end_run(self) -> RunBoundary:
-        """Return the boundary to the run that has begun; later counts do not belong to the former run."""
+        """Return the boundary between the former run and the next run; later counts belong to the next run."""
         return self.counts.end_run(self.outbox.newest, self.schedule.asked)

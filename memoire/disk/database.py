@@ -158,7 +158,7 @@ class RowsChecksum(NamedTuple):
 
 
 LIVE: Final = 0x6D656D6F  # "memo", SQLite's application_id of a state file
-BACKUP: Final = 0x6D656D62  # "memb": a copy that becomes live after it was restored
+BACKUP: Final = 0x6D656D62  # "memb": a copy that goes live after a restore
 VERSION: Final = 5
 """Version of the tables' layout, SQLite's user_version."""
 BUSY_TIMEOUT: Final = 5.0
@@ -202,7 +202,7 @@ def create(path: Path, name: str, at: Callable[[str], None]) -> None:
     with drafting(path, mode=mode_in(path.parent)) as draft:
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
-            connection.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
+            connection.execute("PRAGMA journal_mode = MEMORY")  # no journal file beside a draft that may be left over
             connection.executescript(_TABLES)
             _stamp(connection, LIVE)
             row = (META, b"name", name.encode())
@@ -328,7 +328,7 @@ def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
     """
     copy = sqlite3.connect(target, isolation_level=None)
     try:
-        copy.execute("PRAGMA journal_mode = MEMORY")  # no file beside a draft that may be abandoned
+        copy.execute("PRAGMA journal_mode = MEMORY")  # no journal file beside a draft that may be left over
         source.execute("BEGIN")  # a consistent view of all tables
         copy.executescript(_TABLES)
         copy.execute("BEGIN")

@@ -82,7 +82,7 @@ def create(path: Path) -> int:
     mode = mode_in(path.parent)
     opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
     with contextlib.suppress(OSError):  # a file system without modes
-        os.fchmod(opened, mode)  # since the umask may have removed bits
+        os.fchmod(opened, mode)  # the umask may have removed bits
     return opened
 
 

@@ -183,7 +183,7 @@ class LineLog:
         for path in self.folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and path.name not in known and int(match[1]) < oldest:
-                path.unlink(missing_ok=True)  # its lines have left the database already
+                path.unlink(missing_ok=True)  # the run's lines have left the database
         for segment in sorted(self._segments.values(), key=lambda segment: segment.number):
             self._open[segment.run] = segment
         if not was_clean:

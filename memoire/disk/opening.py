@@ -95,7 +95,7 @@ class CommitCounter:
 
     def write(self, generation: int) -> None:
         """Write the number of transactions."""
-        # Never synced: after a power failure it may be behind the database, which is right, but never ahead of it.
+        # The counter is never synced: after a power failure the counter may be behind the database, but never ahead.
         os.pwrite(self._opened, _counter_bytes(generation), 0)
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class OpenFolder:
         check_file_system(folder)
         self._lock = lock_folder(folder)
         for path in (path for pattern in _OURS for path in folder.glob(pattern)):
-            tighten(path)  # a former version made files that all users could read
+            tighten(path)  # a former version made files for all users
         self._counter: CommitCounter | None = None
         try:
             self._open(name, default_name)

@@ -53,7 +53,7 @@ class FileKind:
     form: int
     """Version of the records' format; files of another form are refused."""
     name: str
-    """Name of such a file in errors, such as "a trainer's checkpoint"."""
+    """Name of a file of this kind in errors, such as "a trainer's checkpoint"."""
 
 
 class Record(NamedTuple):
@@ -163,7 +163,7 @@ def _flush(file: BinaryIO) -> None:
     """Sync the bytes so far: a single sync of a large file would delay all threads that wait for the disk."""
     file.flush()
     os.fsync(file.fileno())
-    if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for others
+    if hasattr(os, "posix_fadvise"):  # the file is not read soon: free the page cache for other files
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -203,7 +203,7 @@ class RecordReader(ClosingContext):
         if len(head) < 12 or not head.startswith(self.kind.magic):
             raise self._wrong(f"is not {self.kind.name}")
         form = int.from_bytes(head[8:12], "little")
-        if form != self.kind.form:  # before the checksum, which another form may compute in another way
+        if form != self.kind.form:  # another form may compute another checksum
             readable = f"this version of memoire reads form {self.kind.form}"
             raise self._wrong(f"is {self.kind.name} of form {form}, or it is damaged; {readable}")
         chain = _bytes.checksum(head)

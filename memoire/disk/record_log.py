@@ -246,7 +246,7 @@ class RecordLog(ClosingContext):
         os.fsync(self._counter.fileno())
 
     def _cut_back(self) -> None:
-        """Remove the rest of a failed append: first from the counter, which must never be ahead of the files."""
+        """Remove the bytes of a failed append: first from the counter, which must never be ahead of the files."""
         assert self._newest is not None
         self._count(self._counts)
         self._newest.step("cut")

@@ -238,7 +238,7 @@ def restore(
         keeps_generators: True if tables keep their own random generators also if `is_same`.
         configure: Let tables take the files' parameters first, by `take_parameters`, called with name and parameters.
         discard_mismatched: Leave out tables of a file whose samples were made with other settings than the present
-            ones, and count their contents as refused (code "parameters"); else such a file is refused.
+            ones, and count their contents as refused (code "parameters"); otherwise refuse the file.
         inherit: Takes the accounts of clients in a run: its name, True if it is over, rows of `rows.ACCOUNT`.
 
     Raises:
@@ -448,10 +448,10 @@ class _Restoring:
             if (file.path, saved.name) not in self._left_out and self._is_remade(saved)
         }
         streams = [self._of_file(file) for file in self._files]
-        # Episodes of several files in the order in which they were closed, since they are evicted in that order.
+        # Episodes of several files come in the order of their ends, because eviction follows that order.
         for _, table, client, record in heapq.merge(*streams, key=lambda item: item[0]):
             self._take(table, client, record)
-        for name, state in self._limiters.items():  # afterwards, since `put_record` counts in the limiter, too
+        for name, state in self._limiters.items():  # limiters last, since `put_record` counts in the limiter
             self._tables[name].limiter.restore_state(msgspec.structs.asdict(state))
         return RestoreCounts(
             files=len(self._files), clients=len(self._clients), accounts=len(self._seen),
@@ -486,7 +486,7 @@ class _Restoring:
         elif isinstance(body, TableRecord):
             self._take_state(table, body)
         elif table.name in self._replaced:
-            pass  # it was restored with the memory
+            pass  # the record was restored
         elif payload is None:
             self._done["damaged"] += 1
         elif (name := body.belongs_to(heading)) is not None and part_of(name, self._of) != self._rank:
@@ -513,7 +513,7 @@ class _Restoring:
 
     def _take_state(self, table: OpenTable, body: TableRecord) -> None:
         if self._is_same and isinstance(table.pool, SavesRows):
-            return  # state.db has its newest state
+            return  # state.db is up to date
         goes_on, heir = self._goes_on(table), self._heirs.get(table.name)
         if goes_on and body.limiter is not None and (self._is_same or table.limiter.is_untouched):
             self._limiters[table.name] = body.limiter

@@ -67,7 +67,7 @@ _NO_CHANGES: Final[PartChanges] = MappingProxyType({})
 _Former: TypeAlias = tuple[int, bytes | None]
 _STATEMENTS: Final = {
     table: (
-        # SQLite does not read a long body to know its length.
+        # SQLite finds the length of a long body without reading the body.
         f"SELECT sum + part, CASE WHEN length(body) <= {SHORT_BYTES} THEN body END FROM {table} "  # noqa: S608
         "WHERE part = ? AND key = ?",
         f"INSERT INTO {table} ({PART_COLUMNS}) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",  # noqa: S608
@@ -102,7 +102,7 @@ class StateFile:
         self.seal = RowsChecksum()
         self.contents = StateContents(path)
         self._sums: dict[tuple[int, bytes], int] = {}  # checksum of each fact
-        # Recently written rows as they are in the database: checksum with the row's number, and a short body.
+        # Recently written rows in the form of the database: checksum with the row's number, and a short body.
         self._recent: dict[str, dict[tuple[int, bytes], _Former]] = {table: {} for table in PARTS}
         self._saved_words = 0
         self.was_backup = read_head(path)
@@ -149,7 +149,7 @@ class StateFile:
             raise corrupt(self.path, "the description of its tables has changed")
         seal = self._load_facts()
         facts = len(self._sums), sum(self._sums.values()) & SUMS
-        # Of lines only the sum of checksums and ids, since there may be a million. Each is checked when it is read.
+        # Of a million lines, a sum of checksums and ids is enough. Each line is checked when the line is read.
         lines, low, high = self._connection.execute(
             "SELECT count(*), coalesce(sum((sum & 4294967295) + (id & 4294967295)), 0), "
             "coalesce(sum((sum >> 32) + (id >> 32)), 0) FROM lines"
@@ -174,7 +174,7 @@ class StateFile:
         before = (-1, b"")
         for row in self._connection.execute("SELECT kind, key, body, sum FROM facts"):
             if before >= row[:2]:
-                raise corrupt(self.path, "rows are out of order")  # a search by key would miss them
+                raise corrupt(self.path, "rows are out of order")  # a search by key would miss the rows
             before = row[:2]
             kind, key, body, check = checked_fact(row, self.path)
             if kind == SEAL:
@@ -214,11 +214,11 @@ class StateFile:
         return read_facts(self._connection, self.path, kind, prefix)
 
     def find(self, kind: int, key: bytes) -> bytes | None:
-        """Return the body of a fact; None if there is no such row."""
+        """Return the body of a fact; None if the fact has no row."""
         return next((body for other, body in self.rows(kind, key) if other == key), None)
 
     def number(self, kind: int, key: bytes) -> int:
-        """Return the number in a fact's body; 0 if there is no such row."""
+        """Return the number in a fact's body; 0 if the fact has no row."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
 
     def lines_of(self, segment: LogSegment) -> Iterator[LogEntry]:
@@ -233,7 +233,7 @@ class StateFile:
             raise
 
     def account(self, run: int, key: bytes) -> bytes | None:
-        """Return the packed body of an account; None if there is no such row."""
+        """Return the packed body of an account; None if the account has no row."""
         rows = read_parts(self._connection, self.path, "accounts", run, key, 1, key + b"\0")
         return next((body for _, body in rows), None)
 
@@ -314,7 +314,7 @@ class StateFile:
                 row = *name, body, part_sum(*name, body)
                 added.append(row)
                 if known is None and connection.execute(insert, row).rowcount:
-                    continue  # a new row, which replaces none
+                    continue  # a new row replaces no row
                 replaced.append(row)
             if known is not None or (known := connection.execute(select, name).fetchone()) is not None:
                 former.append(known)

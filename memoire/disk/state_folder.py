@@ -57,7 +57,7 @@ REPAIR_INTERVAL: Final = 1.0
 """Seconds between two attempts to complete the log's text."""
 _EVERY: Final = LineFilter()
 
-_kept_open: list[object] = []  # folders of the parent in a forked child, which must never close them
+_kept_open: list[object] = []  # a forked child holds the parent's folders and never closes them
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -146,7 +146,7 @@ class Store(ClosingContext):
         self._failure: StateLost | None = None
         self._unsaved = self._closed = False
         """True if a collected group could not be saved; true if the store was closed."""
-        self._size = float("-inf"), 0  # time of the newest measurement of the files, and their bytes
+        self._size = float("-inf"), 0  # time of the newest measurement of the files, and the files' bytes
         self._repair_due = 0.0
         _stores.add(self)
 

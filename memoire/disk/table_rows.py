@@ -47,7 +47,7 @@ INLINE_BYTES: Final = 64 * KiB
 """Most bytes of the large rows of one kind, in one group, that are stored in the database itself."""
 SPARSE_BYTES: Final = 4 * MiB
 """Bytes of sparse files (less than half named) beyond which some are written again; also the most rewritten at once."""
-_INLINE, _PLACED = b"\0", b"\1"  # first byte of a large row in the database: its body follows, or its place
+_INLINE, _PLACED = b"\0", b"\1"  # first byte of a large row in the database: a body or its place follows
 _PLACE: Final = struct.Struct(">cQIQQ")  # _PLACED, the file's checksum; the record's index in it, checksum and bytes
 _RECORD_BYTES: Final = 64  # bytes of a record in addition to its body, approximately
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.bodies")
@@ -87,7 +87,7 @@ class DiskRows:
                 rows += 1
                 self._named.update(_named_by(body))
         if rows != file.seal.table_rows:
-            raise corrupt(file.path, "rows of tables are out of order")  # a search by key would miss them
+            raise corrupt(file.path, "rows of tables are out of order")  # a search by key would miss the rows
         if not file.was_backup:
             self._check_large()
 
@@ -170,7 +170,7 @@ class DiskRows:
             for kind, key, body in each:
                 new[kind, prefix + key] = body
         moved = self._rows_to_move() if self.is_sparse else {}
-        self._is_saved = False  # until `replace`: a repeated write does not move rows, to need no more room
+        self._is_saved = False  # before `replace`, a repeated write moves no rows, to need no more room
         try:
             return self._plan(moved | new if moved else new)
         except OSError:

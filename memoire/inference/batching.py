@@ -140,15 +140,15 @@ class Batching:
         """Number of waiting rows of all clients."""
         self.early = 0
         """Number of waiting rows that need a later version of the weights."""
-        self._version = 0  # of the weights, at the last count of `early`
+        self._version = 0  # version of the weights at the last count of `early`
         self.expired = 0
         """Number of requests dropped because their clients needed no answer any more."""
         self.resends = 0
         """Number of requests that were resent."""
         self.batches: Counter[str] = Counter()
         """Number of batches by reason."""
-        self._queue: deque[InferenceRequest] = deque()  # by time of arrival
-        self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by the time of their newest request
+        self._queue: deque[InferenceRequest] = deque()  # requests by time of arrival
+        self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # clients by their newest request
         self._max_kept, self.kept_bytes, self._room = kept_bytes, 0, room
 
     @property
@@ -233,8 +233,8 @@ class Batching:
             self.early += rows
 
     def remove_client(self, client: bytes) -> None:
-        """Stop waiting for the next request of a client whose connection has ended. Its present requests stay: the
-        client may connect again and resend them.
+        """Stop waiting for the next request of a client whose connection has ended. Present requests of the
+        client stay: the client may connect again and resend these requests.
         """
         if client in self._clients:
             self._clients[client].is_awaited = False

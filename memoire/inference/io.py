@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 REQUESTS_PER_TURN = 200
 QUICK_TIME, QUICK_BATCHES = 0.001, 20
 """After `QUICK_BATCHES` consecutive batches below `QUICK_TIME` seconds, the thread of the sockets computes the batches:
-a thread switch costs more than such a batch. A longer batch moves the computation back to its own thread.
+a thread switch costs more than a quick batch. A longer batch moves the computation back to its own thread.
 """
 
 
@@ -227,7 +227,7 @@ class InferenceThread:
         taken: Any = answer
         self._answers[body] = lambda request, message, *more: taken(request, message, message.body, *more)
 
-    # From any thread
+    # Calls from any thread
 
     def use(self, value: Any, version: int) -> None:
         """Use these weights from the next batch on, unless the node has newer weights."""
@@ -426,7 +426,7 @@ class InferenceThread:
             outputs: Rows | ProtocolError = self.computation.run(parts, weights)
         except ProtocolError as error:
             _log.error("inference node %s: %s", self._name, error.detail, exc_info=error.__cause__)
-            outputs = error.with_traceback(None)  # its frames would keep the batch in memory
+            outputs = error.with_traceback(None)  # frames of the traceback would hold the batch
         except Exception as error:
             outputs = self._failure(error, batch.rows)
         took = time.perf_counter() - begun
@@ -455,7 +455,7 @@ class InferenceThread:
             self.send([*asked.envelope, *frames])
             first += request.rows
         if isinstance(outputs, dict):
-            outputs.clear()  # the thread may keep a reference to its last task
+            outputs.clear()  # the thread may hold its last task
 
     def _answer_to(
         self,
@@ -487,7 +487,7 @@ class InferenceThread:
         return ProtocolError("failed", escape(f"a batch of {rows} rows failed: {type(error).__name__}: {error}")[:500])
 
     def _packed(self, rows_by_name: Rows, first: int, rows: int, client: bytes) -> bytes:
-        """Return the container of some rows of the outputs. Raises ProtocolError if the client accepts no such size."""
+        """Return the container of some rows of the outputs. Raises ProtocolError for rows above the limit."""
         outputs = self.computation.outputs
         known = pack_known(outputs, rows_by_name, rows, first)
         payload = pack_rows(outputs, cut(rows_by_name, first, first + rows), rows) if known is None else known

@@ -129,7 +129,7 @@ class LentWorker(Worker):
         self._turned_over = _core.Condition()  # notified after turns, if callers wait for turns of other threads
         self._waiting = 0  # waiting callers, including the one that takes turns
 
-    # From any thread except the worker's
+    # Calls from any thread except the worker's
 
     def wake(self) -> None:
         """Request a turn now, of the thread or of a caller."""
@@ -166,7 +166,7 @@ class LentWorker(Worker):
     def run_and_look(
         self, function: Callable[[Any], None], argument: Any, is_done: Callable[[], bool], deadline: float
     ) -> None:
-        """As `run`, then wait a moment for the result before other callers take turns. For a caller that continues with
+        """Call `run`, and wait a moment for the result before other callers take turns. For callers that go on with
         `wait_for`, which usually finds the result.
         """
         with self._turn_lock() as is_mine:
@@ -288,7 +288,7 @@ class AskingThread:
     def _is_down(self, url: str) -> bool:
         return self._channels[url].link.is_down
 
-    # In the thread
+    # Calls in the thread
 
     def _next_time(self) -> float:
         return min(self.choice.next_time(), *(channel.next_time() for channel in self._channels.values()))

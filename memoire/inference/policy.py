@@ -48,7 +48,7 @@ class Exchange:
     """Prepared requests for a number of rows, and reader of their answers.
 
     Args:
-        head: Frame 0 of such a request, with any number and payload.
+        head: Frame 0 of a request for that number of rows, with any request number and payload.
     """
 
     def __init__(self, inputs: Any, outputs: Any, head: bytes, expected: bytes, tail_bytes: int) -> None:
@@ -127,14 +127,14 @@ class PolicyThread(AskingThread):
         self._inputs, self._outputs, self._limits, self._silence = inputs, outputs, limits, silence
         self._client = client
         self._open: set[RowsRequest] = set()
-        self._exchanges: dict[int, Exchange] = {}  # exchange by number of rows
+        self._exchanges: dict[int, Exchange] = {}  # exchanges by number of rows
         self._numbers = itertools.count(1)
         facts: dict[str, Any] = {"limits": limits, "keys": keys, "numbers": self._numbers}
         super().__init__("memoire-policy", urls, client=client, context=context, soon=self._soon, **facts)
         for channel in self._channels.values():
             channel.fingerprint = inputs.fingerprint
 
-    # From any thread
+    # Calls from any thread
 
     def ask(self, request: RowsRequest) -> None:
         """Send a request without a wait for its answer."""

@@ -102,7 +102,7 @@ class KeyedCalls:
                 rows_of.setdefault(name, [])
             for row in rows:
                 rows_of.setdefault(row.partition, []).append(row)
-        if len(self._homes) > 1:  # each server has numbers of its own
+        if len(self._homes) > 1:  # each server numbers its own rows
             rows_of = {name: sorted(rows, key=lambda row: (row.made, row.number)) for name, rows in rows_of.items()}
         return rows_of
 

@@ -28,11 +28,11 @@ class FindRows(Body, frozen=True, kw_only=True, omit_defaults=True):
     call: Literal["tags", "facts", "values"]
     partition: Name = ""
     is_everywhere: bool = False  # tags of all partitions
-    after: Word = 0  # tags: number of the last received row; else number of answered keys
+    after: Word = 0  # tags: number of the last received row; otherwise number of answered keys
     known: Small | None = None  # tags: received partitions; null: no reply to tags or facts is partial.
     # values: received fields of the first key; null: no row comes in parts
     version: Word = 0  # values: of the row whose fields were received; a row of another version restarts
-    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # only values of these fields
+    fields: Annotated[list[Name], Meta(max_length=1024)] = []  # request only values of these fields
 
 
 @body(types.CHANGE_ROWS)
@@ -41,7 +41,7 @@ class ChangeRows(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     call: Literal["put", "stage", "clear", "reset"]
     partition: Name = ""
-    upload: Word = 0  # number of the upload that this piece belongs to, or that staged values refer to
+    upload: Word = 0  # number of the upload of this piece, or of the staged values
     offset: Count = 0  # position of the piece in the upload
 
 
@@ -102,7 +102,7 @@ class RowValues(TailRow, frozen=True, array_like=True):
     """Values of a row, all or the requested ones."""
 
     is_there: bool  # True if the key has a row
-    names: Annotated[list[Name], Meta(max_length=1024)]  # names of all its fields, also of those not requested
+    names: Annotated[list[Name], Meta(max_length=1024)]  # names of all fields of the row, also of fields not requested
     fields: Fields
 
 

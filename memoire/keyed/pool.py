@@ -163,7 +163,7 @@ class KeyedPool(LastingPool, HasCalls):
         self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # ordered by the newest piece
         self._newest = self._changes = time.time_ns() // 1000 if first is None else first
         self._rows = self._added = 0
-        self._is_heir = False  # True: restored rows keep their numbers
+        self._is_heir = False  # True: the pool's restored rows keep their numbers
 
     def rows(self, client: bytes) -> KeyedPool:
         """Return this pool, and record a sign of life of the client. Raise Closed."""
@@ -343,7 +343,7 @@ class KeyedPool(LastingPool, HasCalls):
             ]
         yield from sorted(rows, key=lambda each: each[2].number)
 
-    # What every pool does
+    # Methods of every pool
 
     def limit(self, byte_limit: int) -> int:
         """Set the byte limit and return 0. Held rows stay."""

@@ -59,9 +59,9 @@ class _Fetching:
         self.assembly: ModelAssembly | None = None
         self.asked = 0  # all bytes before this offset were requested
         self.open = 0  # requested chunks that have not come
-        self.stride = 0  # bytes of the first chunk, and so of each
+        self.stride = 0  # bytes of the first and of each other chunk
         self.resume_at = 0.0  # end of the random pause
-        self.window = 1  # chunks to request at once: more while they come quickly, fewer if many clients fetch
+        self.window = 1  # chunks to request at once: more while chunks come quickly, fewer if many clients fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ class TopicFetcher:
     ) -> None:
         self._limits, self._has_receivers, self._find, self._rng = limits, has_receivers, find, rng
         self._newest: Model | None = None
-        self._epochs: OrderedDict[int, int] = OrderedDict()  # newest epoch of each server, by the hash of its name
-        self._source = (0, 0)  # of the newest notice: server (hash of the name), epoch
+        self._epochs: OrderedDict[int, int] = OrderedDict()  # newest epoch by the hash of the server's name
+        self._source = (0, 0)  # server (hash of the name) and epoch of the newest notice
         self._heard = 0  # newest version that was announced, fetched or not
-        self._queue: deque[Model | _WantedVersion] = deque()  # in order: complete models, and versions to fetch
+        self._queue: deque[Model | _WantedVersion] = deque()  # complete models and versions to fetch, in order
         self._fetching: _Fetching | None = None
         self._asked_newest = False
         self._is_renewed = False  # a known version may name another model, because its publisher restarted
@@ -131,7 +131,7 @@ class TopicFetcher:
         """Ask for the newest model, at the first call."""
         if not self._asked_newest:
             self._asked_newest = True
-            # In front of announced versions: behind them it would count as newer than those.
+            # In front of announced versions: behind them, version 0 would count as newer than those versions.
             self._queue.appendleft(_WantedVersion(0))
             self._advance(now)
         return self._take_steps()
@@ -214,7 +214,7 @@ class TopicFetcher:
 
     def _forget_announced(self) -> None:
         self._heard = 0
-        self._fetching = None  # its chunks belong to a former version
+        self._fetching = None  # the chunks belong to a former version
         self._queue.clear()
 
     def is_coming(self, version: int) -> bool:
@@ -238,19 +238,19 @@ class TopicFetcher:
         """Continue a fetch after its pause, and give up one that stalls."""
         fetching = self._fetching
         if fetching is not None and fetching.open and self._queue and now >= fetching.heard_at + STALL_TIMEOUT:
-            self._fetching = None  # its server may be gone; another server may have newer versions
+            self._fetching = None  # the server may be gone; another server may have newer versions
             self._advance(now)
         elif fetching is not None and not fetching.open and now >= fetching.resume_at:
             self._request(fetching, now)
         return self._take_steps()
 
-    # What is next
+    # The next request
 
     def _advance(self, now: float) -> None:
         """Deliver or fetch the next versions of the queue."""
         while self._queue and self._fetching is None:
             if not self._has_receivers() and len(self._queue) > 1:
-                self._queue.popleft()  # only the newest counts
+                self._queue.popleft()  # of versions, only the newest counts
                 continue
             item = self._queue.popleft()
             if isinstance(item, Model):
@@ -291,7 +291,7 @@ class TopicFetcher:
             self._steps.append(ChunkRequest(fetching.version, 0, self._limits.tuning.model_chunk, now, fetching))
             return
         if not fetching.open:
-            fetching.asked = assembly.offset  # from here again, if a node sent less than requested
+            fetching.asked = assembly.offset  # the fetch goes on from here if a node sent less than requested
         end = min(assembly.size, assembly.offset + self._limits.tuning.model_window * fetching.stride)
         while fetching.open < fetching.window and fetching.asked < end:
             offset, fetching.asked = fetching.asked, fetching.asked + fetching.stride
@@ -304,7 +304,7 @@ class TopicFetcher:
         fetching.waited = now - request.asked_at
         fetching.window = self._window(fetching)
         if isinstance(answer, Closed) or self._fetching is not fetching:
-            return []  # closed, or given up meanwhile
+            return []  # the fetch was closed or given up
         fetching.open -= 1
         fetching.heard_at = now
         try:
@@ -356,11 +356,11 @@ class TopicFetcher:
         self.fetched_bytes += len(payload)
         if fetching.assembly is None:
             self._heard = max(self._heard, chunk.version)  # the newest was requested, and is newer than announced
-            if chunk.epoch:  # its notice may come later, or never if the publisher restarts before
+            if chunk.epoch:  # the notice may come later, or never after a restart
                 self._source = (chunk.home, max(chunk.epoch, self._epochs.get(chunk.home, 0)))
                 self._epochs.setdefault(*self._source)
             if self._is_here(chunk.version, chunk.checksum):
-                return None  # do not fetch it again
+                return None  # do not fetch the version again
             self._start(fetching, chunk, len(payload))
         assembly = fetching.assembly
         assert assembly is not None
@@ -370,7 +370,7 @@ class TopicFetcher:
 
     def _start(self, fetching: _Fetching, chunk: messages.Chunk, stride: int) -> None:
         """Begin the assembly with the first chunk, which has size and hash. Many clients hear of a model at once: if
-        the chunk took long, each client requests the rest after a random pause.
+        the chunk took long, each client requests the other chunks after a random pause.
         """
         fetching.assembly = ModelAssembly(
             chunk.topic,

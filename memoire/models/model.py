@@ -320,7 +320,7 @@ class ModelAssembly:
             )
         self.topic, self.version, self.size = topic, version, size
         self.checksum, self._is_text = checksum, is_text
-        # Grown as chunks come, never reserved by the size in a notice. A BytesIO returns its bytes without a copy.
+        # The buffer grows as chunks come, never by the size in a notice. A BytesIO returns its bytes without a copy.
         self._body = io.BytesIO()
         self._most_early = early
         self._early: dict[int, bytes] = {}

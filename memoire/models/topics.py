@@ -61,7 +61,7 @@ class ReceivedModels:
         self._changed = _core.Condition()
         """Lock of all attributes, and the condition that waiting threads wait for."""
         self._newest: dict[str, Model] = {}
-        self._subscriptions: dict[str, list[Subscription]] = {}  # by followed topic
+        self._subscriptions: dict[str, list[Subscription]] = {}  # subscriptions by followed topic
         self.named: tuple[str, ...] = ()
         """Topics in the server's newest reply, for errors."""
 
@@ -147,7 +147,7 @@ class ReceivedModels:
             endpoint: Address of the server, for errors.
 
         Raises:
-            MemoireTimeout: no such model came in time.
+            MemoireTimeout: no newer model came in time.
         """
 
         def find() -> Model | None:
@@ -212,7 +212,7 @@ class SubscriptionWatch:
 
     def __init__(self) -> None:
         self._noticed = 0  # newest version in a notice
-        self._named: tuple[int, float] | None = None  # version in a reply but in no notice, and its time
+        self._named: tuple[int, float] | None = None  # time and version of a reply without notice
 
     def named(self, version: int, now: float) -> None:
         """Record the newest version in a reply."""
@@ -306,7 +306,7 @@ class Topics(ReceivedModels):
         """Number of bytes in all received chunks."""
         return sum(topic.fetcher.fetched_bytes for topic in list(self._topics.values()))
 
-    # From any thread
+    # Calls from any thread
 
     def want(self, name: str) -> None:
         """Follow a topic, and keep its newest model.
@@ -340,7 +340,7 @@ class Topics(ReceivedModels):
         topic = self._topics.get(name)
         return 0 if topic is None else topic.fetcher.newest_announced
 
-    # Inside of the thread
+    # Calls inside of the thread
 
     def opened(self) -> None:
         """Subscribe to all topics with a new socket."""

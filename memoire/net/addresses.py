@@ -238,7 +238,7 @@ class NameResolver:
         self._fresh, self._max_known = fresh, max_known
         self._lock = threading.Lock()  # guards `_known` and `_asked`
         self._known: dict[str, LookupResult] = {}  # newest answers, oldest asked first
-        self._asked: dict[str, tuple[float, list[Callable[[LookupResult], None]]]] = {}  # since when, and callbacks
+        self._asked: dict[str, tuple[float, list[Callable[[LookupResult], None]]]] = {}  # start and callbacks by name
 
     def ask(self, host: str, done: Callable[[LookupResult], None]) -> None:
         """Call `done` with the result of a look-up: at once if it is known, else later, in another thread."""

@@ -179,7 +179,7 @@ class Channel:
         self.connections = 0
         """Number of connections established so far."""
         self._client = client
-        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # by a HELLO before each connection's requests
+        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # HELLO precedes the requests of a connection
         self._is_unknown = self._introduces  # the peer may not know which replies this client takes
         self._limits = limits
         self._keys = keys
@@ -200,7 +200,7 @@ class Channel:
         former = getattr(self, "link", None)
         self.link = dial(self._poller, socket, self.endpoint, watch=True, keys=self._keys)
         if former is not None:
-            self.link.denied = former.denied  # until the new socket connects or is refused
+            self.link.denied = former.denied  # as before, until the new socket connects
         self._address, self._seen = self.link.address, 0
         self._is_blocked = False
         self._patience = RENEW_TIMEOUT * self._rng.uniform(1.0, 1.5)
@@ -438,7 +438,7 @@ class Channel:
             is_small = len(frames[-1]) < LARGE_PAYLOAD
             message = parse(frames[1:], self._limits, verify_payload=is_small)
             if not (is_small or message.payload is None or isinstance(message.body, messages.Chunk)):
-                check_payload(message.payload, message.header.payload_checksum)  # a chunk's is checked in its copy
+                check_payload(message.payload, message.header.payload_checksum)  # a chunk's copy is checked
             if message.header.client != self._client:
                 raise ProtocolError("client", "the reply is for another client")
         except ProtocolError as error:

@@ -87,7 +87,7 @@ class Gate:
         self._logged_at: dict[str, float] = {}  # time of the newest log line, by code
         self._open: list[str] = []  # addresses without authentication
         self._guarded: set[Socket] = set()  # sockets with authentication
-        self._peers: Mapping[str, Peer] = {}  # by public key in hex, as ZeroMQ marks messages
+        self._peers: Mapping[str, Peer] = {}  # peers by public key in hex, as in messages
         self._former: set[str] = set()  # keys that were authorized earlier
         self._changes = -1  # value of `keys.changes` that `_peers` reflects
         self.came: dict[int, str] = {}
@@ -103,7 +103,7 @@ class Gate:
         if keys is not None:
             self._learn(keys)
             if keys.own.role == "proxy":
-                self._local = Peer("actor", "local")  # since a proxy's own key has almost no rights
+                self._local = Peer("actor", "local")  # a proxy's own key has almost no rights
 
     def bind(self, socket: Socket, endpoint: str, *, only: str = "") -> tuple[str, ConnectionWatcher | None]:
         """Bind a socket. If the node has keys and the address is TCP, peers must show an authorized key.
@@ -298,7 +298,7 @@ class _GuardedAddress(ConnectionWatcher):
         self._look_at = time.monotonic() + KEYS_INTERVAL
         self._gate, self._endpoint = gate, sockets.listened_at(socket)
         self._keys, self._own_key = gate.keys, gate.keys.own
-        # ZeroMQ reports no event for a peer too old for keys, or with another protocol: accepted, without an outcome.
+        # ZeroMQ accepts a peer that is too old for keys, or has another protocol, and reports no outcome.
         self._accepted = self._settled = self._unexplained = 0
         self._handshakes: dict[int, float] = {}  # time of acceptance of connections in handshake, by descriptor
         self._wrong_keys: deque[float] = deque()  # times of handshakes with a wrong key: the peer may try another
@@ -339,7 +339,7 @@ class _GuardedAddress(ConnectionWatcher):
     def _greeted(self, event: int, value: int) -> None:
         """Count the outcome of a handshake. Peers that are not authorized were counted in `Gate.decide`."""
         if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-            # ZeroMQ does not identify the peer: it may be one that dialled with a wrong key before.
+            # ZeroMQ does not identify the peer: the peer may have dialled with a wrong key before.
             if self._wrong_keys:
                 self._wrong_keys.popleft()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
@@ -438,7 +438,7 @@ class _Authenticator:
         return [*envelope, b"1.0", number, status, text, mark.encode(), b""]
 
 
-_authenticators: dict[int, _Authenticator] = {}  # by address of the context
+_authenticators: dict[int, _Authenticator] = {}  # authenticators by the context's address
 _lock = threading.RLock()
 
 
@@ -501,7 +501,7 @@ class Admission:
         except ProtocolError as error:
             self.refuse(error)
             return None
-        # A proxy that has forwarded it adds a passport, or without keys its own connection's address.
+        # A proxy adds a passport to a forwarded request, or without keys the address of its own connection.
         is_first = len(frames) == received and (len(parts.envelope) == 2 or peer is not OPEN)
         return EnvelopedRequest(peer, *parts, is_first)
 

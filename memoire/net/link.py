@@ -87,7 +87,7 @@ class DialKeys:
         self._address = ""
         self._wrong_keys: set[bytes] = set()  # keys that the peer does not have
         self._refusals = 0  # refusals since the newest successful handshake
-        self._is_in_doubt = False  # the key that this address had before has failed once
+        self._is_in_doubt = False  # the former key of this address has failed once
         self._dial_at = float("inf")
         self._refresh_at = time.monotonic() + REREAD_INTERVAL
 
@@ -145,7 +145,7 @@ class DialKeys:
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or value == errno.EAGAIN:
             return None
         if self.expected == self.keys.server_keys_by_address.get(self._address) and not self._is_in_doubt:
-            self._is_in_doubt = True  # a peer that starts or ends hangs up, too: ZeroMQ dials again by itself
+            self._is_in_doubt = True  # a peer that starts or ends hangs up: ZeroMQ dials again
             return None
         self._wrong_keys.add(self.expected)
         if any(server.public not in self._wrong_keys for server in self.keys.servers):
@@ -307,7 +307,7 @@ class Link(ConnectionWatcher):
     def handle_event(self, event: int, value: int, address: str) -> None:
         """Apply one event of the monitor."""
         if self._host and _normalized(address) != _normalized(self.address):
-            return  # a late event of a former address
+            return  # the event is of a former address
         self.stirred_at = time.monotonic()
         self.has_given_up = event == zmq.EVENT_DISCONNECTED and not self.is_connected
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -328,7 +328,7 @@ class Link(ConnectionWatcher):
             self._refusal = ""
             self._failed()
         elif self.has_given_up:
-            # A peer of a kind that does not fit may hang up first. A former handshake's failure is more precise.
+            # A peer of an unsuitable kind may hang up first. The failure of a former handshake is more precise.
             self._refusal = self._refusal or f"hangs up at once. {_OTHER_SERVICE}"
         elif event == zmq.EVENT_DISCONNECTED:
             self.is_connected, self.lost_at = False, self.stirred_at
@@ -430,7 +430,7 @@ def _refusal(event: int, value: int) -> str:
         return "says nothing: it hangs, or is another service."
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_KIND:
         return f"takes no requests. {_OTHER_PORT}"
-    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # also a socket of another kind, if it notices first
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # a socket of another kind may notice first
         return f"hangs up at once. {_OTHER_SERVICE}"
     return "does not speak ZeroMQ. Is it the address of a memoire node?"
 

@@ -4,7 +4,7 @@
 
 A ROUTER drops a reply in silence if its connection has no room: beyond the high-water mark, or while ZeroMQ's own
 thread has not yet reported room again. A proxy is one connection for all its clients, so the first requests of a
-thousand clients need more than a mark of 256. With ROUTER_MANDATORY the socket refuses such a reply, which is queued:
+thousand clients need more than a mark of 256. With ROUTER_MANDATORY the socket refuses the reply, which is queued:
 
     send(reply of c7) ──▶ ROUTER has room ──▶ sent
                      └──▶ c7: [reply, reply, reply]   tried again soon; beyond the bounds the oldest are dropped
@@ -113,7 +113,7 @@ class Waker:
                 self._writer.send(b"\0")
             except OSError:  # full: the reader has enough bytes to wake up
                 pass
-            self._pending = True  # last: an interrupt may cause a second byte, but no missing one
+            self._pending = True  # set last: an interrupt may add a byte, but loses none
 
     def drain(self) -> None:
         """Discard the wake-ups so far. Callers look for work after this call, never before."""
@@ -144,11 +144,11 @@ class Poller:
         self.waker = Waker()
         self._poller = zmq.Poller()
         self._sockets: list[Socket] = []
-        self._watchers: dict[Socket, ConnectionWatcher] = {}  # by the socket that is connected
-        self._monitors: dict[object, ConnectionWatcher] = {}  # by their monitors
+        self._watchers: dict[Socket, ConnectionWatcher] = {}  # watchers by the connected socket
+        self._monitors: dict[object, ConnectionWatcher] = {}  # watchers by the monitor
         self.posted: deque[Callable[[], None]] = deque()
         """Functions that the owner calls in its next wait; any thread appends."""
-        self._is_guarding = False  # a socket may listen: the descriptor guard takes its turns in `wait`
+        self._is_guarding = False  # a socket may listen: `wait` calls the descriptor guard
         self._poller.register(self.waker.fd, zmq.POLLIN)
 
     def post(self, function: Callable[[], None]) -> None:
@@ -208,7 +208,7 @@ class Poller:
             until = min(until, guard.due_at)
         due_at = min([watcher.due_at for watcher in self._watchers.values()], default=until)
         until = min(until, due_at)
-        # Milliseconds are rounded up, or a wait that ends early spins until its time has come.
+        # The wait rounds milliseconds up: after a wait that ends early, the loop would spin until the time has come.
         milliseconds = max(0, int((until - time.monotonic()) * 1000) + 1)
         try:
             ready: dict[object, int] = dict(self._poller.poll(min(milliseconds, 60_000)))
@@ -326,7 +326,7 @@ class SendQueues:
         self._in_flight: Counter[tuple[Socket, bytes]] = Counter()  # bytes of large payloads that ZeroMQ holds
         self._payloads: dict[int, _Payload] = {}  # by id
         self._released: deque[_Payload] = deque()  # payloads that ZeroMQ has released; any thread appends
-        self._queues: dict[tuple[Socket, bytes], SendQueue] = {}  # by socket and connection, longest blocked first
+        self._queues: dict[tuple[Socket, bytes], SendQueue] = {}  # queues by socket and connection
         self._bytes = 0
         self._pause = MIN_RETRY_INTERVAL
         self._retry_at = float("inf")

@@ -77,8 +77,8 @@ def leave_to_parent(nodes: Iterable[Any], forked: type) -> None:
     answers = {name: value for name, value in vars(forked).items() if name not in ("__dict__", "__weakref__")}
     for node in nodes:
         kind = type(node)
-        # Its own class is the only base: an object can only get a class of the same memory layout, which a class with
-        # several bases may not have.
+        # The former class is the only base: an object can change only to a class of the same memory layout, and a class
+        # with several bases may have another layout.
         node.__class__ = type(kind.__name__, (kind,), answers | {"__module__": kind.__module__})
 
 
@@ -112,7 +112,7 @@ class System:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def set_limits(self, soft: int, hard: int) -> None:
-        """Set both limits. Raises OSError or ValueError if the system refuses them."""
+        """Set the two limits of open files. Raises OSError or ValueError if the system refuses a limit."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def used(self) -> int | None:

@@ -50,13 +50,13 @@ class _Context(zmq.Context[zmq.Socket[bytes]]):
 
 
 _io_threads = 1  # threads of ZeroMQ's for contexts that are made from now on
-_contexts: dict[int, Context] = {}  # by process id: at most one of this process
+_contexts: dict[int, Context] = {}  # contexts by process id: at most one per process
 _context_lock = threading.Lock()
 
 
 def _after_fork() -> None:
     global _context_lock  # noqa: PLW0603
-    _context_lock = threading.Lock()  # a thread of the parent may have held the former one
+    _context_lock = threading.Lock()  # a parent's thread may hold the former lock
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -272,7 +272,7 @@ def rebind(socket: Socket, endpoint: str, secret: bytes) -> None:
     try:
         socket.unbind(endpoint)
     except zmq.ZMQError as error:
-        if error.errno != errno.ENOENT:  # ENOENT: a former attempt has unbound it
+        if error.errno != errno.ENOENT:  # ENOENT: a former call unbound the path
             raise EndpointError(endpoint, "give back", error.strerror or str(error)) from error
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     deadline = time.monotonic() + PATIENCE
@@ -303,7 +303,7 @@ def _make(
         zmq.HEARTBEAT_IVL: 0,
         zmq.HANDSHAKE_IVL: int(1000 * HANDSHAKE_TIMEOUT),
         zmq.CONNECT_TIMEOUT: 5000,
-        # At random, else all actors of a cluster dial a restarted proxy in the same millisecond.
+        # Sockets reconnect at random times, or all actors of a cluster dial a restarted proxy in one millisecond.
         zmq.RECONNECT_IVL: 100 + random.randrange(100),
         zmq.RECONNECT_IVL_MAX: 5000,
         zmq.TCP_KEEPALIVE: 1,
@@ -457,7 +457,7 @@ def monitor(socket: Socket, events: int) -> Socket:
     socket.monitor(address, events)
     monitor_socket: Socket = socket.context.socket(zmq.PAIR)
     monitor_socket.setsockopt(zmq.LINGER, 0)
-    # Without a high-water mark: else ZeroMQ's own thread would wait for room, and with it every socket of the context.
+    # Without a high-water mark: at a mark, ZeroMQ's thread and each socket of the context would wait for room.
     monitor_socket.setsockopt(zmq.RCVHWM, 0)
     monitor_socket.connect(address)
     return monitor_socket
@@ -476,7 +476,7 @@ def events(monitor_socket: Socket) -> Iterator[tuple[int, int, str]]:
 
 def end_monitor(socket: Socket, monitor_socket: Socket) -> None:
     """Stop and close a monitor of a socket."""
-    # In this order: an event for a monitor whose socket is closed would stop ZeroMQ's own thread.
+    # The monitor stops first: an event for a monitor whose socket is closed would stop ZeroMQ's own thread.
     if not socket.closed:
         socket.disable_monitor()
     monitor_socket.close(0)

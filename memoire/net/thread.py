@@ -313,7 +313,7 @@ class Worker:
         self.errors = 0
         """Number of turns that raised an exception: bugs, logged, after which the thread went on."""
         self._turn, self._next_time, self._at_end = turn, next_time, at_end
-        self._turned = time.monotonic()  # time of the newest turn; a wait is no longer than `IDLE_INTERVAL`
+        self._turned = time.monotonic()  # time of the newest turn of the loop; `IDLE_INTERVAL` limits waits
         self._progress = ProgressMonitor()
         self._stopping = False
         self._starting = threading.Lock()  # guards against a stop during a start
@@ -365,7 +365,7 @@ class Worker:
             return True
         with _core.Held(self._starting):
             is_first, self._stopping = not self._stopping, True
-            if self._thread.ident is None:  # never started, and will not be: this thread owns the sockets
+            if self._thread.ident is None:  # the thread will never start: the caller owns the sockets
                 if is_first:
                     self._finish()
                 return True
@@ -396,11 +396,11 @@ class Worker:
         self.errors += 1
         _log.exception("%s: a turn failed", self._thread.name)
         if self.errors > 100:
-            time.sleep(0.01)  # and must not take a whole core
+            time.sleep(0.01)  # waiting must not take a whole core
 
     def _finish(self) -> None:
         try:
-            self.poller.run_posted()  # posted sockets have to be closed, too
+            self.poller.run_posted()  # posted sockets must be closed
             self._at_end()
         except Exception:
             _log.exception("%s: did not end cleanly", self._thread.name)

@@ -179,7 +179,7 @@ class NodePages(ClosingContext):
 
     @property
     def probes_url(self) -> str | None:
-        """URL of the port for probes and metrics only; None without such a port."""
+        """URL of the port for probes and metrics only; None without a port for probes."""
         return self._addresses[-1].url if self._addresses and self._addresses[-1] is not self._main else None
 
     @property
@@ -261,7 +261,7 @@ class NodePages(ClosingContext):
     def _make_pages(self) -> None:
         while (item := self._page_requests.get()) is not None:
             connection, request = item
-            if connection in self._connections:  # else the client has gone
+            if connection in self._connections:  # otherwise the client has gone
                 response = self.answer(request, connection.http_address, connection.peer)
                 assert self._loop is not None
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
@@ -393,7 +393,7 @@ class _Connection(asyncio.Protocol):
         """Send the response, then close the connection."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(response)
-            self._transport.close()  # once it is written
+            self._transport.close()  # the answer was written
 
     def connection_lost(self, error: Exception | None) -> None:
         """Cancel the request's timeout and unregister from the pages."""

@@ -63,8 +63,8 @@ class Restarts:
         self.count = 0
         self._has_worked = False
         self._ready_since: float | None = None
-        self._deaths = 0  # in a row
-        self._failed_starts = 0  # in a row
+        self._deaths = 0  # deaths in a row
+        self._failed_starts = 0  # failed starts in a row
 
     def started(self) -> None:
         """Record that the process was started."""
@@ -200,7 +200,7 @@ class Child:
     def status(self) -> int | None:
         """Exit status, negative for a signal; None while the child runs. A read after its end kills its group."""
         if self.process.returncode is None and _has_ended(self.process.pid):
-            self._kill_group()  # before the process is reaped and its id can be reused
+            self._kill_group()  # killed before the process is reaped and its id can be reused
         return self.process.poll()
 
     def await_end(self, timeout: float) -> None:
@@ -226,7 +226,7 @@ class Child:
             self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
 
     def lines(self, source: str, data: bytes) -> list[bytes]:
-        """Return the whole lines of "line" or "output" after adding `data`; keep the rest for the next call.
+        """Return the whole lines of "line" or "output" after adding `data`; keep a part of a line for later.
 
         A carriage return restarts a line of output, as on a terminal: of a progress bar the last state is kept.
         """
@@ -311,7 +311,7 @@ class Launcher(ClosingContext):
         """Start a Python file, or a module by its dotted name, with its arguments, as `python` would. Return at once.
 
         The program need not report to its launcher: it counts as ready after `ready_after` seconds. When it ends, all
-        processes that it has started end too. The rest is as with `start`.
+        processes that it has started end too. Other processes behave as with `start`.
         """
         child = Child(name, tuple(words), {"MEMOIRE_NAME": name} | dict(environment))
         child.ready_after = ready_after
@@ -338,7 +338,7 @@ class Launcher(ClosingContext):
             child.restarts, child.again = Restarts(most), again or child.again
 
     def abandon(self, children: Iterable[Child]) -> None:
-        """Never restart these children. A child that waits for its restart counts as ended."""
+        """Stop restarting the launcher's children. A child that waits for its restart counts as ended."""
         for child in children:
             child.is_stopping |= child.restarts is not None and child.restarts.due is not None
             child.restarts = None
@@ -419,7 +419,7 @@ class Launcher(ClosingContext):
             for group in _by_kind(self.children):
                 self.stop(group, grace)
         finally:
-            for child in self.children:  # also if the loop above was interrupted
+            for child in self.children:  # an interrupt may have ended the loop above
                 child.kill()
                 child.line.close()
                 child.output.close()
@@ -457,7 +457,7 @@ class Launcher(ClosingContext):
         """Schedule a restart. Raise ChildDied if the child is given up and the run needs it."""
         now, restarts = self._clock(), child.restarts
         if restarts is not None and child.facts is not None:
-            restarts.ready(now)  # it was ready for a moment
+            restarts.ready(now)  # the child was ready for a moment
         pause = None if restarts is None else restarts.died(now, is_killed=child.process.returncode < 0)
         died = ChildDied(child.name, child.process.returncode, tuple(child.tail))
         if pause is not None:
@@ -482,7 +482,7 @@ class Launcher(ClosingContext):
             end.close()
 
     def _reap_orphans(self) -> None:
-        """As process 1 in a container, reap ended processes that children have left behind."""
+        """Reap ended processes that children have left behind, as process 1 in a container must."""
         child_pids = {child.process.pid for child in self.children}
         while os.getpid() == 1:
             try:
@@ -513,7 +513,7 @@ class Launcher(ClosingContext):
             data = b""
         may_continue = bool(data)
         if not data and source == "output":
-            data = b"\n"  # the last line may lack its end
+            data = b"\n"  # a last line without its end
         for text in child.lines(source, data):
             if source == "output":
                 self._keep_line(child, text.decode(errors="replace").rstrip())

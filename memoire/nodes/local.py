@@ -222,7 +222,7 @@ class LocalRun:
         self.cluster: LocalCluster | None = None
         self.dashboard: str | None = None
         self._launcher, self._nodes, self._wants_dashboard = launcher, nodes, dashboard
-        self._board: Child | None = None  # until its address is printed
+        self._board: Child | None = None  # None until the dashboard prints its address
 
     def begin(self, meanwhile: Callable[[], object] = lambda: None) -> bool:
         """Start the nodes and wait until they are ready. Return False if this process is asked to end meanwhile.
@@ -482,7 +482,7 @@ class LaunchedRun(LocalRun):
             "MEMOIRE_SEED": str(seed_of(options.seed, role, rank)),
             "MEMOIRE_HTTP": "127.0.0.1:0",
         }
-        if role == "actor":  # one of many on the machine
+        if role == "actor":  # a machine runs many actors
             variables |= {name: str(options.threads or os.environ.get(name, "1")) for name in ONE_THREAD}
         elif options.embeds:
             variables |= self._server_environment()

@@ -1,6 +1,6 @@
 """Processes of servers, proxies and relays, as `memoire server`, `memoire proxy` and `memoire relay` run them.
 
-Without a launcher such a process prints its address and works until SIGINT or SIGTERM. A launched process (see
+Without a launcher, the process of a node prints its address and works until SIGINT or SIGTERM. A launched process (see
 `launcher`) reports its address and its figures through its `LauncherLine`.
 
 `order`, `show` and `put_back` are the snapshot commands: order snapshots at all servers of a cluster, print the content
@@ -209,7 +209,7 @@ def read_tables(path: str) -> dict[str, Table]:
         content = json.loads(path if is_content else Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError.with_text(f"--tables {path!r} cannot be read: {error}.") from error
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, or as many nested brackets
+    except (ValueError, RecursionError) as error:  # also for thousands of digits or nested brackets
         raise ParameterError.with_text(f"--tables {path!r} is not valid JSON: {error}.") from error
     if not isinstance(content, dict) or not content:
         raise ParameterError("--tables", path, 'an object with a table under each name, such as {"online": {...}}')
@@ -269,7 +269,7 @@ def read_parameters(settings: Sequence[str]) -> Parameters:
 
 
 def read_table(settings: Sequence[str], storage: str | None = None) -> dict[str, Any]:
-    """Return a table's keywords from such texts: its parameters, and settings of its kind such as "group=8"."""
+    """Return a table's keywords from texts: parameters, and settings of its kind such as "group=8"."""
     changes = _settings("--set", settings, table_names({"storage": storage}), such_as="multi_step=3")
     kind_settings = {name: changes.pop(name) for name in list(changes) if name not in NAMES}
     return kind_settings | ({"parameters": parameters_from(changes)} if changes else {})
@@ -350,9 +350,9 @@ def serve(
     """
     raise_limit()
     room = dict(room or {})
-    held_limit = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # of all tables
+    held_limit = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # the limit of all tables
     push, pub = _beside(endpoint, beside)
-    part_of(part)  # reject a malformed part before anything is made
+    part_of(part)  # reject a malformed part before any table is made
     with (
         LauncherLine(close_timeout + 2.0) as line,
         NodePages(http, token=http_token, probes=probes) as pages,

@@ -8,7 +8,7 @@
 
 The flags of a command are its settings: a section of the file names them without dashes, and the environment names them
 like MEMOIRE_STATE_DIR. Each setting is declared, explained and checked once. Keys above the first section apply to
-every command that has such a flag. Flags that may be repeated add up over all sources.
+every command that has the key as a flag. Flags that may be repeated add up over all sources.
 
 `size` reads sizes in bytes as people write them: 1GiB, 500MB, 64Ki, 4096. All options, settings and files use `size`.
 
@@ -165,7 +165,7 @@ def parse(
     for group in ALTERNATIVES:
         weaker = [each for each in group if each in sourced]
         if weaker and any(getattr(args, each, None) not in (None, []) for each in group if each not in sourced):
-            for each in weaker:  # the command line sets another one of the group
+            for each in weaker:  # the command line sets another option of the group
                 setattr(args, each, defaults[each])
                 del sourced[each]
     if args.show_settings:
@@ -305,7 +305,7 @@ def _checked(command: Command, action: argparse.Action, value: Any, where: str) 
     if action.dest not in command.lists:
         return _one(action, value, where)
     if isinstance(value, Mapping) and action.nargs is None:  # a table of names and values
-        # Text is taken as on the command line: `helm --set` turns numbers with a point into text.
+        # Text means the same as on the command line: `helm --set` turns numbers with a point into text.
         value = [f"{name}={each if isinstance(each, str) else _json(each, where)}" for name, each in value.items()]
     if not isinstance(value, list):
         raise ParameterError(where, value, "a list")

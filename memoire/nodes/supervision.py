@@ -203,7 +203,7 @@ class SignalWatch:
         try:
             self._wake.send(b"\0")
         except OSError:
-            pass  # closed, or full and so readable already
+            pass  # closed, or full and readable
 
     def drain(self) -> None:
         """Make the descriptor unreadable until the next signal or `wake`."""
@@ -232,7 +232,7 @@ class SignalWatch:
         elif now - self._first_at > self._repeat_after:
             self.is_urgent = True
             self._on_repeat(number)
-        # A byte of its own: another thread may have drained the interpreter's byte before the flag was set.
+        # The handler writes a byte: another thread may have drained the interpreter's byte before the flag was set.
         self.wake()
 
 
@@ -320,18 +320,18 @@ class LauncherLine(ClosingContext):
             return
         try:
             self._line.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:  # the launcher is gone; _listen ends the process if this does not
+        except OSError:  # the launcher is gone; _listen ends the process
             self._cut()
 
     def _listen(self, line: socket.socket) -> None:
         """Thread: take orders until the line ends; then end the process after its grace."""
-        with contextlib.suppress(Exception):  # any error on the line counts as its end
+        with contextlib.suppress(Exception):  # any error on the line counts as the line's end
             self._take_orders(line)
         self._cut()
         threading.Event().wait(self._grace)
         try:
             sys.stderr.write(f"memoire: the launcher is gone; killing this process after {self._grace:g} s\n")
-        finally:  # the launcher may have held the other end of stderr, too
+        finally:  # the launcher may have held the other end of stderr
             os._exit(ABANDONED)
 
     def _take_orders(self, line: socket.socket) -> None:
@@ -342,11 +342,11 @@ class LauncherLine(ClosingContext):
                     self._signals.wake()
 
     def _on_orphaned(self, number: int, frame: FrameType | None) -> None:
-        self._end_line()  # `_listen` does the rest
+        self._end_line()  # `_listen` ends the process
 
     def _end_line(self) -> None:
         if self._line is not None:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # the line has ended already
                 self._line.shutdown(socket.SHUT_RDWR)
 
     def _cut(self) -> None:

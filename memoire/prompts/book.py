@@ -88,7 +88,7 @@ class PromptBook:
         self._newest_order = 0
         self._front = 0  # lowest order of `put_first`, which counts down
         self._open: Counter[tuple[str, int]] = Counter()  # prompts of each epoch that is not finished
-        self._changes: list[tuple[int, PromptRow]] = []  # by number; a row has an entry for each of its changes
+        self._changes: list[tuple[int, PromptRow]] = []  # (number, row) of each change of a row
 
     # Prompts
 

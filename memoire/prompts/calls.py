@@ -320,7 +320,7 @@ class Prompts(PromptCalls, RemoteCalls):
     Raises:
         MemoireTimeout, AuthError: no server answered within `timeout` seconds.
         ParameterError: the table is not a table of prompts.
-        Refused: the servers have no such table.
+        Refused: the servers have no table of this name.
 
     Example:
         with memoire.Prompts("tcp://server:5560") as prompts:

@@ -260,7 +260,7 @@ class PromptBytes:
         self._saves: dict[tuple[int, bytes], bytes | None] | None = None
         self._schema = schema
         self._payloads: dict[Key, bytes] = {}
-        self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # by the answer's place and the piece's number
+        self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # pieces by place of the answer and number
 
     @property
     def saves(self) -> dict[tuple[int, bytes], bytes | None] | None:

@@ -194,7 +194,7 @@ class PromptsHandler:
                     if outcome == "taken":
                         taken[row.key] = row
                 flags.append(OUTCOMES[outcome])
-        finally:  # also for pieces before one that is refused
+        finally:  # pieces before a refused piece count
             for row in taken.values():
                 table.bring_on(row)
         return self._reply(table, flags=bytes(flags), done=flags.count(0))

@@ -37,7 +37,7 @@ class PromptLeases:
         self.counts: Counter[str] = Counter()
         """Number of expired leases, and of late, failed and amended answers."""
         self._book, self._score = book, score
-        self._rows: dict[int, PromptRow] = {}  # by lease number
+        self._rows: dict[int, PromptRow] = {}  # rows by lease number
         self._held: dict[bytes, set[int]] = {}  # lease numbers by worker
         self._ends: list[tuple[float, int]] = []  # a heap; a renewed lease has several entries
 
@@ -136,7 +136,7 @@ class PromptLeases:
         """Record a piece of an answer. The caller stores only a "taken" piece, then touches and settles the row.
 
         Raises:
-            ProtocolError: (code "index") there is no such answer, or an earlier piece is missing.
+            ProtocolError: (code "index") the prompt has no answer of this number, or an earlier piece is missing.
         """
         answer = _answer_of(row, index)
         if row.state not in _OPEN or answer.is_settled or lease < answer.lease:
@@ -256,7 +256,7 @@ class PromptLeases:
             return
         for index in row.missing:
             row.answers[index] = AnswerRow(failed="attempts")
-        self._book.move(row, PromptState.WAITING)  # it has no lease any more: settle moves it on
+        self._book.move(row, PromptState.WAITING)  # the row has no lease: settle moves it on
         self.settle(row)
 
     def end(self, row: PromptRow) -> None:

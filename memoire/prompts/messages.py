@@ -128,17 +128,17 @@ class PromptsRequest(Body, frozen=True, kw_only=True, omit_defaults=True):
     call: Literal["counts", "list", "fetch", "payloads", "forget"]
     states: Annotated[list[Small], Meta(max_length=16)] = []  # wanted states; empty for any
     tags: Annotated[dict[Name, Name], Meta(max_length=32)] = {}  # tags that a prompt must have
-    since: Word = 0  # number of a change; later ones are listed
-    consumer: Name = ""  # consumer whose cursor becomes `since`, or who is removed; "" for none
+    since: Word = 0  # number of a change; the reply lists later ones
+    consumer: Name = ""  # consumer to remove, or consumer to move to `since`; or ""
     is_going_on: bool = False  # True to list from the consumer's cursor on
     most: Small = 1000
     keys: Annotated[list[PromptKey], Meta(max_length=65536)] = []
     columns: Word = 0  # mask of the wanted columns
     after: Small | None = None  # fetch: received answers to the first key; null refuses parts
     offset: Count = 0  # received bytes of the next answer
-    changed: Word = 0  # newest change of the first key when these were received
+    changed: Word = 0  # the first key's newest change at the last reply
     rank: Small = 0  # rank of the trainer that fetches its part of a step
-    ranks: Small = 0  # number of ranks; 0 if these are not groups of a step
+    ranks: Small = 0  # number of ranks; 0 unless a step is fetched
 
 
 @body(types.ANSWERS)
@@ -190,10 +190,10 @@ class Groups(Body, frozen=True, kw_only=True, omit_defaults=True):
     session: Name = ""  # session of the trainer
     step: Count = 0
     is_before_first: bool = False  # rewind to before the first step
-    count: Small = 0  # groups to draw from this server; 0 to ask for its groups of the step
+    count: Small = 0  # groups to draw from this server; 0 asks for the step's groups
     wanted: Small = 0  # groups of the whole step
     replay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    is_last: bool = False  # draw ready groups even if they are fewer
+    is_last: bool = False  # draw ready groups even if few are ready
     after: Small | None = None  # draw: received groups of the step; null wants one reply
     plan: StepPlan | None = None  # plan for the server to keep
     version: Count | None = None  # version of the newest model
@@ -225,6 +225,6 @@ class Prompted(Body, frozen=True, kw_only=True, omit_defaults=True):
     is_closed: bool = False  # True if this server adds no more groups to the step
     plan: StepPlan | None = None
     committed: Count | None = None  # newest committed step
-    is_over: bool = False  # no more prompts are added, and none is unfinished
-    is_empty: bool = False  # no prompt was ever added here
+    is_over: bool = False  # the epoch gets no more prompts, and all prompts are finished
+    is_empty: bool = False  # nobody has ever added a prompt
     is_whole: bool = True  # False if more prompts or groups follow

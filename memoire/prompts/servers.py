@@ -49,7 +49,7 @@ class TableCalls:
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         self._transport, self._timeout = transport, timeout
         self._servers = CalledServers(transport, messages.Prompted)
-        self._lock = threading.Lock()  # guards what is known of prompts and leases
+        self._lock = threading.Lock()  # guards facts about prompts and leases
         self._homes: dict[Key, str] = {}  # servers of prompts that were leased or listed
 
     @property
@@ -176,7 +176,7 @@ def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
 
 
 def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
-    """Return a plan in which the servers in `fixed` give only those groups, and the rest give more of their `spare`."""
+    """Return a plan in which the servers in `fixed` give only fixed groups, and others give more of their `spare`."""
     lacking = sum(plan[name] - count for name, count in fixed.items())
     changed = {**plan, **fixed}
     for name, added in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():

@@ -119,8 +119,8 @@ class PromptSteps:
         """Number of groups that were too old when a step was to draw them."""
         self.ring = ReplayRing(book.rules.replay_limit)
         self._book = book
-        self._kept: dict[int, list[PromptRow]] = {}  # committed groups by step, while `keep` holds their columns
-        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, while a known step replays them
+        self._kept: dict[int, list[PromptRow]] = {}  # committed groups by step, while `keep` holds the groups' columns
+        self._leaving: dict[Key, PromptRow] = {}  # groups that left the ring, while a known step replays the groups
 
     def restore(self) -> None:
         """Restore the ring and the kept groups, after the book and `steps` were restored."""
@@ -363,7 +363,7 @@ class PromptSteps:
         least = self._book.facts.committed - self._book.rules.keep
         for step in sorted(number for number in self._kept if number <= least):
             for row in self._sorted_by_step(self._kept.pop(step)):
-                if row.key not in self._book.rows:  # removed with its epoch
+                if row.key not in self._book.rows:  # the epoch was removed, and with it the group
                     continue
                 leaving = self.ring.add(row)
                 if leaving is not row:
@@ -376,10 +376,10 @@ class PromptSteps:
             self.dirty[step] = None
         replayed = self._replayed()
         for key, row in list(self._leaving.items()):
-            if self._book.rows.get(key) is not row:  # removed with its epoch
+            if self._book.rows.get(key) is not row:  # the epoch was removed, and with it the row
                 del self._leaving[key]
             elif key in replayed:
-                self._book.note(row)  # save that it has left the ring
+                self._book.note(row)  # save that the group has left the ring
             else:
                 del self._leaving[key]
                 self._book.release(row)

@@ -187,9 +187,9 @@ class TrainerCalls(TableCalls):
         columns: Sequence[str] | None = None,
         replay: float = 0.0,
     ) -> Step:
-        """Draw the groups of a step, and return those of this rank.
+        """Draw the groups of a step, and return the groups of this rank.
 
-        The same step gives the same groups, also after a restart of the trainer or of servers, until the step and
+        A repeated step gives the same groups, also after a restart of the trainer or of servers, until the step and
         `keep` further steps are committed.
 
         Args:
@@ -427,8 +427,8 @@ def fetched(
     """
     whole_prompts: list[dict[int, tuple[int, RawColumns]]] = []
     mask = mask_of_places(places)
-    open_answers: dict[int, tuple[int, RawColumns]] = {}  # to the first unfinished prompt
-    part, changed = bytearray(), 0  # received bytes of its next answer; its newest change then
+    open_answers: dict[int, tuple[int, RawColumns]] = {}  # answers up to the first unfinished prompt
+    part, changed = bytearray(), 0  # bytes of the next answer; the answer's newest change
     while len(whole_prompts) < len(keys):
         page_keys = keys_of(keys[len(whole_prompts) :][:4096])
         body = messages.PromptsRequest(

@@ -63,7 +63,7 @@ class WorkerCalls(TableCalls):
 
     def __init__(self, transport: Transport, rank: tuple[int, int], timeout: float, session: str) -> None:
         super().__init__(transport, rank, timeout, session)
-        self._one_lease = threading.Lock()  # one request for leases at a time: it sends all held leases
+        self._one_lease = threading.Lock()  # only one request for leases is open: a request sends all held leases
         # Guarded by the lock:
         self._held: dict[str, dict[int, set[int]]] = {}  # missing answers by server and lease
         self._ends: dict[tuple[str, int], float] = {}  # ends of leases, but for those renewed for the table's time
@@ -239,7 +239,7 @@ class WorkerCalls(TableCalls):
         with Held(self._lock):
             held = self._held.setdefault(name, {})
             for lease in leases:
-                self._ends[name, lease.number] = lease.until  # first: one without an end would be held for good
+                self._ends[name, lease.number] = lease.until  # set first: a lease without an end would be held for good
                 held[lease.number] = set(lease.missing)
         self._learn([lease.key for lease in leases], name)
         return leases

@@ -306,7 +306,7 @@ class BackendLink(Backend):
     def forward_cache(self, frames: Sequence[Buffer], size: int) -> None:
         """Queue a cache or an episode until there is room; `size` is the payload's size in bytes."""
         self.caches.put(frames, size)
-        # Send at once: a turn may bring more than the queue holds, while the server has room for all of it.
+        # Caches are sent at once: a turn of the loop may bring more than the queue holds, while the server has room.
         self.caches.send(self._push.socket)
 
     def _take_replies(self, ready: dict[object, int]) -> None:
@@ -444,7 +444,7 @@ class ProxyThread:
     def _open(self, endpoint: str) -> BackendLink:
         return BackendLink(self, endpoint)
 
-    # From any thread
+    # Calls from any thread
 
     def forward_to(self, servers: Sequence[str]) -> None:
         """Replace the list of addresses to forward to."""

@@ -196,7 +196,7 @@ class Proxy(Node):
 
     def set_servers(self, servers: Sequence[str]) -> None:
         """Replace the list of servers. The proxy connects new addresses. Clients of removed addresses are told to ask
-        for another home, to which they report everything again. Callable from any thread.
+        for another home server, to which they report everything again. Callable from any thread.
 
         A removed server keeps its counts: read the totals together with that server, or drain it before (`memoire
         drain`). A removed server that no longer answers may have log lines that it did not acknowledge; clients log

@@ -72,8 +72,8 @@ class ModelCache:
     def __init__(self, router: Router[Any], limits: Limits) -> None:
         self.store = ModelStore(limits.model_bytes or MODEL_BYTES)
         self._router, self._limits = router, limits
-        self._sources: dict[str, ModelSource] = {}  # of the newest model of each topic
-        self._held: dict[tuple[bytes, int], HeldRequest] = {}  # by client and number
+        self._sources: dict[str, ModelSource] = {}  # source of each topic's newest model
+        self._held: dict[tuple[bytes, int], HeldRequest] = {}  # requests by client and number
 
     def next_time(self) -> float:
         """Return the time at which `overdue` has a request."""
@@ -90,7 +90,7 @@ class ModelCache:
         """Return the requested part of a model as a message; None if the model is not in the cache.
 
         Raises:
-            ProtocolError: the model has no such part.
+            ProtocolError: the model has no part at this offset.
         """
         model = self.store.serve(fetch.topic, fetch.version, stretch_of(fetch, self._limits))
         if model is None:
@@ -104,7 +104,7 @@ class ModelCache:
         """Hold the request and return True if the model is being fetched. A client may hear of a model first."""
         home = self._router.homes.get(header.home)
         if home is not None and (not fetch.version or fetch.version > self.store.version(fetch.topic)):
-            with contextlib.suppress(ParameterError):  # too many topics: such requests go to the server
+            with contextlib.suppress(ParameterError):  # with too many topics, a request goes on to
                 home.topics.want(fetch.topic)
             if fetch.version:
                 home.topics.announced({fetch.topic: fetch.version})
@@ -249,7 +249,7 @@ class Requests(Generic[B]):
         is_unknown = self._router.is_unknown(header.home, now)
         if back is None and header.type is types.HELLO:
             self._check_access()
-            if is_unknown or not header.home:  # else its home may be away for a while
+            if is_unknown or not header.home:  # a known home server may be away for a while
                 if not self._router.is_ready(now):
                     self._keep(request)
                     return None

@@ -48,7 +48,7 @@ B = TypeVar("B", bound="Backend")
 
 
 class Router(Generic[B]):
-    """Addresses of servers, and the homes behind them. Belongs to the proxy's thread; other threads may read.
+    """Addresses of servers, and the home servers behind them. Belongs to the proxy's thread; other threads may read.
 
     Args:
         now: Start time of the proxy, on the clock of all other times.
@@ -62,10 +62,10 @@ class Router(Generic[B]):
         self.listed_at = now
         """Time of the last change of the list."""
         self.homes: dict[int, B] = {}
-        """Address for each home, by the hash of the server's name."""
+        """Address for each home server, by the hash of the server's name."""
         self.pages: tuple[str, ...] = ()
         """Addresses of the proxy's own pages."""
-        self._removed: dict[int, None] = {}  # homes behind removed addresses, newest last
+        self._removed: dict[int, None] = {}  # servers behind removed addresses, newest last
 
     # Known servers
 
@@ -106,8 +106,8 @@ class Router(Generic[B]):
         return self.listed_at + SETTLE_INTERVAL if self.homes else float("inf")
 
     def is_unknown(self, home: int, now: float) -> bool:
-        """Return True if a home without an address is surely not here: every server has answered, `START_GRACE` is
-        over, or the home was removed.
+        """Return True if a server without an address is surely not here: every server has answered, `START_GRACE` is
+        over, or the home server was removed.
         """
         is_settled = all(back.names for back in self.backs) or now - self.listed_at > START_GRACE
         return is_settled or home in self._removed
@@ -123,15 +123,15 @@ class Router(Generic[B]):
         return choice[rendezvous(client, choice)]
 
     def answered(self, home: int, back: B) -> None:
-        """Record the address of a home that has answered. A proxy there may know new homes since its WELCOME."""
+        """Record the address of a home server that has answered. A proxy there may know new homes since its WELCOME."""
         self.homes.setdefault(home, back)
 
     def learn(self, back: B) -> None:
-        """Update the homes from an address that has sent a WELCOME."""
+        """Update the home servers from an address that has sent a WELCOME."""
         for home in [home for home, former in self.homes.items() if former is back]:
             del self.homes[home]
-        # Leaving servers too, while the connection is open: a resent request that is refused may have been counted
-        # there, with its reply still on the way.
+        # Leaving servers count while the connection is open: such a server may have counted a resent request that is
+        # refused, while the server's reply is still on the way.
         for name in (*back.names, *back.leaving):
             home = name_hash(name)
             self.homes.setdefault(home, back)
@@ -312,7 +312,7 @@ class Backend(ABC):
             return noticed
         # An epoch is the start time of a server, or with a state folder the former epoch plus one, so that the larger
         # epoch is the later one. If a clock was set back, the model gets the former epoch. Nodes in front of this
-        # proxy then detect the restart by their own HELLO, which compares epochs for equality.
+        # proxy detect the restart by HELLO, which compares epochs for equality.
         return name_hash(self.names[0]), max(noticed[1], self._epoch)
 
 

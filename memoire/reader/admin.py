@@ -84,9 +84,9 @@ class ClusterOrders(RemoteNode):
         """
         self._monitor.check_open()
         deadline = self._monitor.now() + self._seconds(timeout)
-        # Also wait for servers that are away: a proxy that has just started does not reach its servers yet, or does not
-        # know them yet, and their clients would continue.
-        # No run in the request: each server finishes the run that it counts.
+        # The call waits for servers that are away: a proxy that has just started does not reach or know all servers,
+        # and the clients of an unknown server would continue.
+        # The request names no run: each server finishes the run that the server counts.
         end = messages.Control(finish=True)
         answers = self._control(end, deadline, None)
         have_met = self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now()))
@@ -117,7 +117,7 @@ class ClusterOrders(RemoteNode):
         self._thread.worker.post(lambda: self._thread.enter(name_hash(name)))
 
     def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
-        """Return the counts of all servers together; each client counts once, also if its home changed.
+        """Return the counts of all servers together; each client counts once, also if its home server changed.
 
         `missing` names servers that do not answer in time, and addresses of a proxy's list that have not answered since
         the start of the proxy. Exact for what clients have reported; they report twice a second.
@@ -136,11 +136,11 @@ class ClusterOrders(RemoteNode):
             where = ", ".join(address.endpoint for address in self._directory.addresses)
             timed_out = MemoireTimeout("server", where, self._seconds(timeout), "No server has answered yet.")
             raise next((error for error in replies.values() if isinstance(error, MemoireError)), timed_out)
-        # Servers learn of a new run one after another: use the run that most of them count.
+        # Servers learn of a new run one after another: the call takes the run that most servers count.
         names = Counter(answer.run for answer in accounts.values())
         chosen = max(names, key=lambda name: names[name])
         matching = [answer for answer in accounts.values() if answer.run == chosen]
-        if len(names) > 1:  # the other servers may have counted it before
+        if len(names) > 1:  # the other servers may have counted the run before
             others = [name for name, answer in accounts.items() if answer.run != chosen]
             matching += _accounts_of(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
         missing = {name for name, answer in replies.items() if isinstance(answer, MemoireTimeout)}
@@ -193,7 +193,7 @@ class ClusterOrders(RemoteNode):
                 raise ParameterError("server", name, f"one of {', '.join(sorted(self._directory.servers))}")
             if not isinstance(body, messages.Body):
                 raise WrongType("body", "a request of memoire.wire.messages", type(body).__name__)
-        answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # for any run
+        answers = self._gather(lambda: bodies, lambda _: None, deadline, 0)  # accounts of any run
         return {name: answer if isinstance(answer, MemoireError) else answer.body for name, answer in answers.items()}
 
     def snapshot(self, name: str, timeout: float | None = 600.0) -> dict[str, messages.SnapshotReply | MemoireError]:
@@ -264,7 +264,7 @@ class ClusterOrders(RemoteNode):
             return dict.fromkeys(self._directory.servers, body)
 
         def heard(answer: Answer) -> None:
-            self._directory.ask_soon()  # to get the new state
+            self._directory.ask_soon()  # the next HELLO fetches the new state
             if isinstance(answer, Message) and isinstance(answer.body, messages.Taken):
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
@@ -311,7 +311,7 @@ class ClusterOrders(RemoteNode):
             if not is_whole:
                 raise self._thread.silence("answer", patience)
             for name, answer in replies.items():
-                if not (name in full and isinstance(answer, MemoireTimeout)):  # its refusal stays
+                if not (name in full and isinstance(answer, MemoireTimeout)):  # a refusal stays
                     answers[name] = answer
             full = {name for name, each in answers.items() if isinstance(each, Refused) and each.code == "disk"}
             if not full or self._monitor.now() + DISK_INTERVAL >= deadline:

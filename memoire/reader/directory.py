@@ -55,9 +55,9 @@ class Address:
         self.endpoint = endpoint
         self.run = 0  # hash of the server's current run; 0 before its first answer
         self.hello = HelloSchedule()
-        self.servers: tuple[str, ...] = ()  # names of the servers behind it; empty before the first answer
-        self.unmet: tuple[str, ...] = ()  # addresses behind it that have not answered yet
-        self.leaving: tuple[str, ...] = ()  # servers behind it that are being drained
+        self.servers: tuple[str, ...] = ()  # names of the servers behind the address; empty before its first answer
+        self.unmet: tuple[str, ...] = ()  # addresses behind this one without an answer
+        self.leaving: tuple[str, ...] = ()  # drained servers behind the address
 
 
 class RemoteServer:
@@ -65,12 +65,12 @@ class RemoteServer:
 
     def __init__(self, name: str, address: Address, now: float) -> None:
         self.name, self.home, self.address = name, name_hash(name), address
-        self.is_away = False  # it did not answer in time, and is left out
-        self.is_finished = False  # it reports that the run is over
-        self.epoch = 0  # of its newest WELCOME; changes at a restart of the server
+        self.is_away = False  # the server did not answer in time, and is left out
+        self.is_finished = False  # the server reports the run's end
+        self.epoch = 0  # epoch of the newest WELCOME; changes at a restart of the server
         self.listed_at = now  # time at which an address last listed it
-        self.fingerprint = 0  # of the parameters of its last draw; 0 before its first report
-        self.parameters: Parameters | None = None  # reported by the server if they differ from the reader's
+        self.fingerprint = 0  # fingerprint of the last draw's parameters; 0 before the first report
+        self.parameters: Parameters | None = None  # the server's parameters if they differ from the reader's
 
     @property
     def is_listed(self) -> bool:
@@ -238,7 +238,7 @@ class Directory:
             if name not in self.servers:
                 self.servers[name] = RemoteServer(name, address, now)
             elif self.servers[name].is_away:
-                self.servers[name].address = address  # the other address may reach it
+                self.servers[name].address = address  # the other address may reach the server
 
     def _drop_unlisted(self, now: float) -> list[RemoteServer]:
         """Forget servers that no address has listed for `FORGET_TIMEOUT`; return them."""
@@ -274,10 +274,10 @@ class ServerStock:
 
     def __init__(self, server: calls.TableServer) -> None:
         self.server = server
-        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None if a new report is needed
+        self.table: NDArray[np.void] | None = None  # [C] rows of CLIENT_SUMS; None asks for a new report
         self.clients: NDArray[np.uint64] = np.empty(0, np.uint64)  # [C] clients in its newest table
         self.drawn = 0  # total of requested samples
-        self.again_at = 0.0  # time of the next request: an earlier one would get the same report
+        self.again_at = 0.0  # time of the next request: an earlier request would get the same report
         self._pages: list[NDArray[np.void]] = []  # rows of an incomplete table
         self._heard_at = 0.0  # time of the report in `table`
         self._open: dict[int, NDArray[np.void]] = {}  # requested counts by number of the open request
@@ -330,7 +330,7 @@ class ServerStock:
         is the last one; None if a further page is needed.
         """
         if after != self.after and after:
-            self._pages.clear()  # the pages before it were dropped meanwhile
+            self._pages.clear()  # earlier pages were dropped meanwhile
             return None
         self._pages = [*self._pages, rows] if after else [rows]
         if not is_whole:

@@ -106,7 +106,7 @@ class ReaderThread:
             self.worker.stop(0.0)
             raise
 
-    # From any thread
+    # Calls from any thread
 
     @property
     def where(self) -> str:
@@ -247,7 +247,7 @@ class ReaderThread:
         down = [address for address, channel in self.channels.items() if channel.link.is_down]
         for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
             self.leave_out(server)
-        self._deliver()  # samples of a former batch size make new batches
+        self._deliver()  # samples of a former size make new batches
         self._begin(now)
         self.sides.turn()
 
@@ -259,9 +259,9 @@ class ReaderThread:
 
     def _greet(self, address: Address) -> None:
         hello, deadline = self._hello(), address.hello.due  # time of the next HELLO
-        # Any server may answer: behind a proxy another server does if the former one is away.
+        # Any server may answer: behind a proxy another server answers if the former server is away.
         self.channels[address].ask(hello, functools.partial(self._welcomed, address), deadline, home=0)
-        # Also each server: it may have restarted without the published models, or have different parameters.
+        # HELLO goes to each server: a restarted server may lack the published models, or have other parameters.
         for server in self.directory.known if self.publishing.is_used else self.directory.differing():
             if server.address is address:
                 self.ask(server, hello, functools.partial(self._greeted, server), deadline)
@@ -335,7 +335,7 @@ class ReaderThread:
         self.sides.leave_out(server)
         self._deliver()
 
-    # Draws and their replies
+    # Draws and replies to draws
 
     def _begin(self, now: float) -> None:
         for ask in self.rounds.begin(now):
@@ -420,7 +420,7 @@ class Sides:
             entries, parts, clients, why = side.why_not()
         return NotEnoughSamples(wanted.steps, entries, parts, clients, patience, why)
 
-    # In the thread
+    # Calls in the thread
 
     def next_time(self) -> float:
         """Return the time of the next request."""
@@ -434,7 +434,7 @@ class Sides:
             with self._monitor.changed:
                 requests = side.begin(self._monitor.now())
             for request in requests:
-                # No deadline: a server keeps the entries of a reply for this request only, until the next request.
+                # The request has no deadline: a server keeps the entries of a reply only until the next request.
                 self._thread.ask(request.server, request.body, functools.partial(self._answered, side, request))
 
     def _answered(self, side: LearnerSide, request: ServerRequest, answer: Answer) -> None:
@@ -513,7 +513,7 @@ class ModelSender:
         why = put_off if missing else [self._thread.trouble(probe=False)]
         return MemoireTimeout(what, self._thread.where, patience, " ".join([*why, advice]))
 
-    # In the thread
+    # Calls in the thread
 
     def send_missing(self, server: RemoteServer, *, has_restarted: bool) -> None:
         """Send the models that a server lacks, after an answer of the server."""
@@ -530,7 +530,7 @@ class ModelSender:
 
     def _send(self, sends: list[Send]) -> None:
         for send in sends:
-            # No deadline: the waiting call has its own, and the server may come back.
+            # The request has no deadline: the waiting call has a deadline, and the server may come back.
             finish = functools.partial(self._sent, send)
             checksum = send.payload_checksum
             self._thread.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)

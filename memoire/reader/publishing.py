@@ -45,7 +45,7 @@ class _Delivery:
         self.transfers: dict[str, _Transfer] = {}  # in progress
         self.taken: dict[str, int] = {}  # newest version that the server accepted or refused
         self.wrong: dict[str, MemoireError] = {}  # why the server refused the newest version
-        self.put_off: dict[str, Refused] = {}  # why the server refused it for now; it is sent again
+        self.put_off: dict[str, Refused] = {}  # refusals for now; the reader sends these models again
 
     def forget(self) -> None:
         """Clear the state, because another run has begun."""
@@ -116,7 +116,7 @@ class Publishing:
         """Newest version of each topic at any server."""
         self._directory, self._stretch = directory, stretch
         self._published: dict[str, Model] = {}  # newest model of each topic that this reader published in this run
-        # A forgotten server keeps its state while a chunk is in progress.
+        # A forgotten server's state stays while a chunk is in progress.
         self._deliveries: WeakKeyDictionary[RemoteServer, _Delivery] = WeakKeyDictionary()
 
     @property
@@ -172,7 +172,7 @@ class Publishing:
         """Process the reply to a chunk; return the chunks to send next."""
         topic, delivery = send.transfer.model.topic, self._delivery(send.server)
         if isinstance(answer, Closed) or delivery.transfers.get(topic) is not send.transfer:
-            return []  # or another run has begun
+            return []  # another run has begun
         send.transfer.is_heard, send.server.is_away = True, False
         body = answer.body if isinstance(answer, Message) else None
         if isinstance(body, messages.Published) and not body.version and body.received > send.offset:
@@ -195,7 +195,7 @@ class Publishing:
         delivery.put_off.pop(model.topic, None)
         if isinstance(answer, MemoireError):
             delivery.wrong[model.topic] = answer
-            self._directory.ask_soon()  # to learn the server's version, if another learner published
+            self._directory.ask_soon()  # the server's version is unknown if another learner published
 
     # Calls of `publish` while it waits; under the lock
 

@@ -111,7 +111,7 @@ class DeliveredBatches(FreshnessMonitor):
     def __init__(self) -> None:
         super().__init__()
         self.batches = 0
-        self.nbytes = 0  # of the samples' arrays
+        self.nbytes = 0  # bytes of the samples' arrays
         self.waited = 0.0  # seconds
         self.feedback = 0  # samples with reported TD errors
 
@@ -158,7 +158,7 @@ class Reader(ClusterOrders):
         AuthError: no server accepts this process's key.
         KeyFileError: the keys cannot be used.
         EndpointError: an address is malformed.
-        Refused: the servers have no such table.
+        Refused: the servers have no table of this name.
     """
 
     CALLED = "this reader"
@@ -184,7 +184,7 @@ class Reader(ClusterOrders):
         if ahead is not None and ahead < 1:
             raise ParameterError("ahead", ahead, "at least 1")
         self.reader_id = secrets.token_bytes(16)
-        self.name = process_name(name)  # shown to people; "" if there is none
+        self.name = process_name(name)  # name that people see, or ""
         self.program: Callable[[], Any] | None = None
         """Function that returns the state of the surrounding program; set by a worker or trainer of `memoire.rl`."""
         self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
@@ -275,7 +275,7 @@ class Reader(ClusterOrders):
             batch = drawn.batch(self.schema, self.update_priorities)
             if out is not None:
                 batch.copy_into(out)
-            self._prefetch.take()  # only now: an error of `copy_into` keeps the batch
+            self._prefetch.take()  # taken last: an error of `copy_into` keeps the batch
             self._delivered.batches += 1
             self._delivered.nbytes += drawn.nbytes
         if self._prefetch.has_room:
@@ -351,7 +351,7 @@ class Reader(ClusterOrders):
 
         Raises:
             MemoireTimeout: too few samples came within `timeout`.
-            Refused: the servers have no such table.
+            Refused: the servers have no table of this name.
         """
         where, advice = ", ".join(self.urls), "Are actors running?"
         if not isinstance(batch_size, Mapping):
@@ -370,7 +370,7 @@ class Reader(ClusterOrders):
             if former is not None and former._monitor.failed is None:
                 return former
             if former is not None:
-                former.close(0.0)  # it failed for lack of its table, which may exist now
+                former.close(0.0)  # the failed reader's table may exist now
             self._partners[name] = Reader(self.urls, table=name, timeout=None, **self._options)
             return self._partners[name]
 

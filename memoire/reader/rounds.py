@@ -81,7 +81,7 @@ class BatchQueue:
         self._ahead, self._most, self._ready_takes = ahead, MAX_AHEAD if may_grow else ahead, 0
         self._most_bytes = min(most_bytes, MAX_AHEAD_BYTES)
         self._is_starved = False  # a call found no batch ready since the newest round began
-        self._batch_bytes = 0  # of a batch of this size; 0 before the first batch
+        self._batch_bytes = 0  # bytes of a batch; 0 before the first batch
         self._ready: deque[PooledBatch] = deque()
         self.former: deque[PooledBatch] = deque()
         """Batches of a former size: the thread removes them, and makes new batches of their samples."""
@@ -175,7 +175,7 @@ class RateTracker:
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, ServerRate]] = {}  # epoch and last report of each server
         self._places: dict[str, tuple[int, int]] = {}  # entries that can be drawn, and clients, of each server
-        self._surplus: float | None = None  # None: some servers have not reported yet
+        self._surplus: float | None = None  # None: a server has not reported yet
 
     def reset(self) -> None:
         """Forget all reports, because another run or other parameters apply."""
@@ -320,7 +320,7 @@ class Rounds:
         self._limits, self._numbers, self._rng = limits, numbers, rng
         self._annealing, self._choice = Annealing(), CompressionChoice()
         self._stocks: dict[TableServer, ServerStock] = {}
-        self._rounds: list[_DrawRound] = []  # oldest first; their batches come in this order
+        self._rounds: list[_DrawRound] = []  # oldest first; batches come in this order
         self._late: dict[int, _DrawRound] = {}  # round by number of an open draw, for servers that were left out
         self._kept: draws.PooledBatch | None = None  # samples of short rounds that are in no batch yet
         self._committed = 0  # number of kept samples that open rounds will use
@@ -336,7 +336,7 @@ class Rounds:
         times = [stock.late_at for stock in stocks]
         if self.is_hungry and self._directory.is_meeting(now):
             times.append(self._directory.meets_until)
-        elif self.is_hungry:  # a server that has reported its stock waits for other servers, not for a time
+        elif self.is_hungry:  # a server with reported stock waits for other servers, not for a time
             times += [stock.again_at for stock in stocks if not stock.is_asked and stock.table is None]
         return min(times, default=float("inf"))
 
@@ -440,7 +440,7 @@ class Rounds:
     def _batches_of(self, terms: TableTerms, tables: list[NDArray[np.void]]) -> int:
         """Return the number of batches of the next round, which share one draw and are split at random."""
         parameters = terms.parameters
-        # A band counts each batch by itself, and ragged values are padded to the longest one of their batch.
+        # A band counts each batch, and the longest ragged value of a batch sets the padding of that batch.
         if parameters.samples_per_insert_tolerance is not None or layout_of(terms.schema, parameters).ragged:
             return 1
         available = sum(int(table["reserved"].sum()) for table in tables)
@@ -473,7 +473,7 @@ class Rounds:
                 facts: dict[str, Any] = {"in_pages": True, "packed": self._choice.packs, **self._facts(stock)}
                 requests.append(self._ask(stock, messages.Draw(counts=counts.tobytes(), **facts), now, counts))
                 draw_round.open.add(requests[-1].number)
-            elif not stock.is_asked:  # its stock is needed by the next draw but one
+            elif not stock.is_asked:  # the next draw but one needs the server's stock
                 requests.append(self._ask(stock, self._sums_of(stock), now))
         return requests
 
@@ -489,7 +489,7 @@ class Rounds:
         return {
             "reserve": self._prefetch.reserve,
             "elsewhere": self._drawn - stock.drawn,
-            # Offset by server: with few clients at each server, their first clients belong to different learners.
+            # Each server has another offset: with few clients at a server, first clients belong to different learners.
             "part": (part + names.index(stock.server.name)) % of,
             "of": of,
             "band": self.balance.band(stock.server.name, present),
@@ -525,12 +525,12 @@ class Rounds:
         else:
             ask.stock.give_up_pages()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:
-                # The error is for the next call only if calls still request this size.
+                # The next call raises the error only if calls still request this batch size.
                 if draw_round is None or draw_round.batch_size == self._prefetch.batch_size:
                     self._prefetch.failed = answer
                 self._drawn -= ask.samples  # nothing was drawn
                 ask.stock.drawn -= ask.samples
-            # The server may not know this reader's run or home (any more): HELLO updates both.
+            # The server may not know this reader's run or home server: HELLO updates both run and home server.
             ask.stock.again_at = now + REFUSED_INTERVAL
             self._directory.ask_soon()
         if draw_round is None:
@@ -579,7 +579,7 @@ class Rounds:
         self._kept = drawn if self._kept is None else self._kept.joined(drawn, self._is_global)
 
     def _full_batches(self) -> list[draws.PooledBatch]:
-        """Return the batches that the kept samples fill; the rest stays for the next batches."""
+        """Return the batches that the kept samples fill; remaining samples stay for the next batches."""
         kept, size = self._kept, self._prefetch.batch_size
         if kept is None or not 0 < size <= (count := len(kept.importance)):
             return []

@@ -45,7 +45,7 @@ class PriorityUpdate(NamedTuple):
     """Errors whose owner is unknown, and older errors that were dropped after waiting too long for their owner."""
 
     def plus(self, other: Self) -> Self:
-        """Return the sum of both, count by count."""
+        """Return the sum of two objects, count by count."""
         return type(self)(*map(sum, zip(self, other, strict=True)))
 
 
@@ -79,7 +79,7 @@ class GatheredSamples:
     states [B, T + 1, K, *F] and other columns [B, T, *F] (or [B, *F], of the first entry alone), reward and discount
     are [B, T, *R] of each entry, next is empty, and ids, weight, age and model_version are those of the first entry."""
     max_share: float = 1.0
-    """Share of the maximum in the priority of a sequence; the rest is the mean of its errors."""
+    """Share of the maximum in a sequence's priority; the remaining share is that of the mean error."""
     prev_lengths: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """Element counts of each ragged column of prev: [B, K] for a state [B, K, L, *F], [B] for other columns [B, L, *F].
     F is the shape of an element, L the longest value at both ends and at least 1, padded with zeros."""
@@ -405,7 +405,7 @@ def _side(
     """Return one end of the windows by the batch's names, without the one-step reward and a stack axis of 1."""
     arrays: dict[str, NDArray[Any]] = {}
     states, reward = schema.states, schema.reward
-    for name in schema.names if lengths else columns:  # ragged ones were added last
+    for name in schema.names if lengths else columns:  # ragged columns were added last
         if name in columns and name != reward:
             is_stacked = name in states
             arrays[prefix + name] = gathered.unstacked(columns[name]) if is_stacked else columns[name]
@@ -556,7 +556,7 @@ def _move(tensor: torch.Tensor, *, device: torch.device, pin_memory: bool, non_b
     if device == tensor.device:
         return tensor
     if device.type == "cuda" and pin_memory and tensor.device.type == "cpu" and not tensor.is_pinned():
-        tensor = tensor.pin_memory()  # from pinned memory the copy overlaps with other work
+        tensor = tensor.pin_memory()  # a copy from pinned memory overlaps with other work
     # A non-blocking copy onto the CPU could be read before it is complete.
     return tensor.to(device, non_blocking=non_blocking and device.type != "cpu")
 

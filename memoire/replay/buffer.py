@@ -170,7 +170,7 @@ class Buffer(StrictAttributes):
             SchemaError: `Writer.step` cannot pass a value for one of the columns.
         """
         members, mode = layout(envs, num_envs, autoreset)
-        with self._memory.held():  # before the lock of the writers, in the order that `configure` and `save` use
+        with self._memory.held():  # `configure` and `save` lock in this order
             return self._writers.make(members, mode, observer, longest=longest, check=check, resume=resume)
 
     @checked_names()
@@ -189,7 +189,7 @@ class Buffer(StrictAttributes):
             EmptyMemory: no entry can be drawn yet. UsedUp (a subclass): the entries may not be drawn this often again.
             NotEnoughSamples: fewer entries than `min_size` can be drawn, or drawing is further ahead of recording than
                 `samples_per_insert_tolerance` allows; `reason` names the missing condition.
-            ParameterError: an array of `out` does not fit, or the tolerance is too small for such a batch.
+            ParameterError: an array of `out` does not fit, or the tolerance is too small for the batch size.
 
         Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
         """
@@ -374,7 +374,7 @@ class Buffer(StrictAttributes):
         fields: Mapping[str, Any],
     ) -> Self:
         if isinstance(path, str | Path):
-            with open(path, "rb") as file:  # open once: another file can replace this one at any time
+            with open(path, "rb") as file:  # open once: another file can replace the path
                 return cls._load(file, lineage, capacity, seed, sampler, discount, fields)
         saved = datafile.about(path)
         follows = chosen(saved.parameters, sampler, discount, fields)

@@ -26,7 +26,7 @@ from memoire.errors import ParameterError, SchemaError
 ROLES = ("state", "reward", "value", "return", "plain")
 ENTRY_BYTES = 64 << 20
 """Largest number of bytes of an entry, and of a value of a ragged column."""
-_MAX_AXIS = ENTRY_BYTES  # also of an axis beside one of 0, since an array takes no longer ones
+_MAX_AXIS = ENTRY_BYTES  # no array has a longer axis, even beside an axis of 0
 
 
 def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> Any:

@@ -29,7 +29,7 @@ from .columns import ENTRY_BYTES, Column, Ragged, dtype_text
 from .parameters import PRIORITIZATIONS, STARTS, Parameters
 from .schema import Schema
 
-_POINTER_BYTES = 8  # of each ragged column in a row
+_POINTER_BYTES = 8  # bytes of each ragged column
 ENTRY_OVERHEAD: Final = 112
 """Bytes of an entry beside its columns: number, times and priority, and its place in the trees."""
 
@@ -140,7 +140,7 @@ def form(value: Any) -> str:
 
 
 def _beyond(expected: str, received: str, array: NDArray[Any], dtype: np.dtype[Any]) -> tuple[str, str]:
-    """Return (expected, received) for values outside a dtype's range, with the first such value and its index."""
+    """Return (expected, received) for values outside a dtype's range, with the first wrong value and its index."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     wrong = (
         np.isfinite(array) & (abs(array) > limits.max)

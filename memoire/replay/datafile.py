@@ -125,7 +125,7 @@ class _OpenFile:
             self._bytes = _size(self._archive)
             self._check_members()
             is_ours = ABOUT + ".npy" in self._archive.namelist()
-            text = self._whole(ABOUT if is_ours else "about", np.dtype(np.uint8))  # older forms called it "about"
+            text = self._whole(ABOUT if is_ours else "about", np.dtype(np.uint8))  # older forms named the text "about"
             try:
                 facts = json.loads(text.tobytes())
                 if facts["form"] != FORM:
@@ -261,7 +261,7 @@ class _OpenFile:
                     final = {name: self._final(streams, name, schema[name]) for name in schema.states}
                 yield rows, self._episode(facts, rows, final, boot)
             for name, file in streams.items():
-                if file.read(1):  # at the end the reader compares the checksum
+                if file.read(1):  # at the end of the file, the reader compares the checksum
                     raise self._wrong(f"has more rows of {name!r} than its episodes have")
 
     def _ragged_streams(self, name: str, column: Column, rows: int) -> dict[str, IO[bytes]]:

@@ -139,7 +139,7 @@ def _check(schema: Schema, count: Any, group: Any, group_size: Any) -> int:
 
 def _stored(memory: Memory) -> _StoredEpisodes:
     """Return the drawable episodes of a memory that the caller holds."""
-    memory.sums()  # sets weights of entries that have become too old to 0
+    memory.sums()  # the call sets weights of entries that have become too old to 0
     inside = memory.contents()
     episodes, meta = inside["episodes"], inside["meta"]
     slots = np.flatnonzero(episodes["state"] == 2)
@@ -207,7 +207,7 @@ def _draw(
             reason = f"{count} were requested, but {len(able)} can be drawn, each once (max_times_sampled)"
             raise EmptyMemory(0, reason)
         chosen = able[np.argsort(random.exponential(size=len(able)) / weights[able])[:count]]
-        # Sum from the last one on: subtracting heavy weights from a total would lose the light ones to rounding.
+        # The sum starts at the last episode: subtracting heavy weights from a total would round light weights away.
         never = np.delete(weights, chosen).sum()
         remaining = never + np.cumsum(weights[chosen][::-1])[::-1]
         num_able = len(able) - np.arange(count)

@@ -4,7 +4,7 @@
         file.write(content)
 
 A draft beside the file replaces it once the draft is complete and on disk. The path names the former file until the
-block ends without an error, and the complete new one from then on. The same holds after a power failure, with a full
+block ends without an error, and the complete new file from then on. The path is safe after a power failure, with a full
 disk, and for several processes that replace the same file at the same time: the last one stays.
 
 A lock has one holder at a time, a process or a part of one, and its file names the holder.
@@ -171,7 +171,7 @@ def _make_draft(target: Path, mode: int | None) -> tuple[int, Path]:
             draft.unlink(missing_ok=True)
             os.close(opened)
             raise
-        os.close(opened)  # another process removed it as abandoned before it was locked
+        os.close(opened)  # another process removed the draft before the draft was locked
 
 
 class OwnedFile(io.RawIOBase):

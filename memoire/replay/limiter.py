@@ -291,7 +291,7 @@ class Limiter:
         with self._changed:
             known = self._clients.get(client)
             self._unheard.discard(client)
-            if known is None:  # it sent HELLO before a restart
+            if known is None:  # the client sent HELLO before a restart
                 self._clients[client] = _Client(inserted, sequence)
                 return
             news = inserted - known.inserted
@@ -324,7 +324,7 @@ class Limiter:
             self._surplus = tolerance
 
     def unregister(self, client: bytes) -> None:
-        """Unregister a client that has ended, and release its unused grant to the others."""
+        """Unregister a client that has ended, and release its unused grant to the other clients."""
         with self._changed:
             known = self._clients.pop(client, None)
             self._unheard.discard(client)
@@ -391,7 +391,7 @@ class Limiter:
         """Count a batch as drawn as soon as it may be; return "", or after `timeout` seconds the reason to wait.
 
         Raises:
-            ParameterError: the tolerance is too small for such a batch, also after a change during the wait.
+            ParameterError: the tolerance is too small for `samples`, also after a change during the wait.
         """
         if not self.is_active:
             self.record_draw(samples)

@@ -402,7 +402,7 @@ class Memory(RowGatherer, StrictAttributes):
     """Closed episodes that wait to be sent; empty in a memory that sends none."""
 
     def flush(self, first_lane: int, lanes: int) -> None:
-        """Send the closed episodes in `leaving`. The base class has no such episodes."""
+        """Send the closed episodes in `leaving`. The base class has no episodes in `leaving`."""
 
     @contextmanager
     def cut_for_now(self, states: Mapping[int, Any]) -> Iterator[None]:

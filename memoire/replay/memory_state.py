@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .memory import Memory
 
 FORM: Final = 2
-OWN: Final = "memory.."  # no column's name begins with it
+OWN: Final = "memory.."  # no column's name begins with "memory.."
 ABOUT: Final = OWN + "about"
 EPISODES: Final = OWN + "episodes"
 BOOTSTRAP_VALUE: Final = OWN + "bootstrap_value"

@@ -345,7 +345,7 @@ class _DrawThread(Generic[T]):
     def __init__(self, make: Callable[[IsOver], Iterator[T]], is_over: IsOver, ahead: int) -> None:
         self._ahead = ahead
         self._values = make(lambda: self._is_left or is_over())
-        # One lock for all below; notified when any of it changes.
+        # One lock guards all attributes below; each change of an attribute notifies the condition.
         self._changed = _core.Condition()
         self._ready: deque[tuple[T]] = deque()
         self._failed: BaseException | None = None
@@ -381,14 +381,14 @@ class _DrawThread(Generic[T]):
                 with self._changed.held():
                     self._ready.append((value,))
                     self._changed.notify_all()
-                    del value  # or the thread would hold it while it waits
+                    del value  # otherwise the thread holds value
                     self._changed.wait_for(lambda: self._is_left or len(self._ready) < self._ahead)
                     if self._is_left:
                         return
         except BaseException as error:
             self._failed = error
         finally:
-            self._values = iter(())  # breaks a cycle, so that the iterator is closed now rather than by the collector
+            self._values = iter(())  # breaks a cycle: the iterator closes now
             with self._changed.held():
                 self._is_done = True
                 self._changed.notify_all()

@@ -293,7 +293,7 @@ class Parameters:
             fields["next"] = tuple(name for name in schema.names if name in next)
         if self.frame_stack > 1:
             fields["start"] = self.start
-        if schema.value is not None:  # returns depend on these, and priorities on returns
+        if schema.value is not None:  # returns depend on values, and priorities on returns
             fields["reward_coeff"] = self.reward_coeff if len(self.reward_coeff) > 1 else self.reward_coeff * size
             fields["mix_lambda"] = self.mix_lambda
         return fields
@@ -305,7 +305,7 @@ class Parameters:
     @functools.cached_property
     def _wire_items(self) -> list[tuple[str, Any]]:
         """Names and values for `to_wire`."""
-        known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # the same bytes in every process
+        known = sorted(dataclasses.fields(self), key=lambda field: field.name)  # equal bytes in each process
         values = [(field, getattr(self, field.name)) for field in known]
         return [(field.name, value) for field, value in values if field.metadata != ADDED or value != field.default]
 
@@ -439,7 +439,7 @@ class StrictAttributes(_core.Guarded):
     _PARAMETERS: ClassVar[str] = ""
     """Sentence about how to change parameters of sampling, if the class has no `configure`."""
     _COPY: ClassVar[str] = ""
-    """Sentence about the alternative to copying or pickling, if neither is possible."""
+    """Sentence about the alternative to copying or pickling of an object that allows no copy."""
     _OWN_NAMES: ClassVar[Mapping[str, str]] = {}
     """The class's own names of parameters, by their names in `Parameters`."""
     _is_guarded = False

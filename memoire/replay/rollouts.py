@@ -178,7 +178,7 @@ class Fragment:
         return int(self.episode.model_version.min())
 
     def split(self, at: int, schema: Schema) -> tuple[Fragment, Fragment]:
-        """Return the first `at` entries, cut off in the state of the next entry, and the rest."""
+        """Return the first `at` entries, cut off in the state of the next entry, and the remaining entries."""
         whole_one, columns = self.episode, self.episode.columns
         final = {name: columns[name][at] for name in schema.states}
         value = None if schema.value is None else np.asarray(columns[schema.value][at], np.float32)
@@ -209,7 +209,7 @@ class Rollouts:
         final["obs"]        [F, *S] of each state column: the state behind the last entry; zeros if unknown
         lengths             int64 [F] entries of each fragment; their sum is N
         terminated          bool [F] True if the episode ended there in a terminal state
-        truncated           bool [F] True if the episode ended there otherwise. Neither: it was cut and continues
+        truncated           bool [F] True if the episode ended there otherwise; a cut episode continues
         has_final           bool [F] True if the state behind the last entry is known
         bootstrap           float32 [F, *R] value of that state, from the actor or the next entry; 0 after a terminal
                             state, and NaN if unknown

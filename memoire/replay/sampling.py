@@ -313,7 +313,7 @@ class _Child(threading.local):
 
 
 _child = _Child()
-_children = itertools.count()  # of this process
+_children = itertools.count()  # children of this process
 _path: tuple[int, ...] = ()  # child numbers from the first process down to this one
 
 
@@ -378,7 +378,7 @@ def _copied(kind: type[ForkedGenerator], entropy: Any, spawn_key: tuple[int, ...
 def _before_fork() -> None:
     # The child copies all memory while nothing is being changed, and no lock is held by a thread that the child lacks.
     _child.number = next(_children)
-    # Memories first: a thread that holds one may draw from a generator; no thread does the opposite.
+    # Memories come first: a thread that holds a memory may draw from a generator; no thread does the opposite.
     for copied in sorted(_seeds, key=lambda each: isinstance(each, ForkedGenerator)):
         moment = copied.held()
         moment.__enter__()

@@ -66,12 +66,12 @@ class Lineage:
 
     def __init__(self, resumed: SavedLineage | None = None) -> None:
         self._locks: dict[Path, FileLock] = {}  # by folder
-        self._resumed_by = 0  # in a forked process, the parent that holds the locks
+        self._resumed_by = 0  # in a forked process, the id of the parent with the locks
         self._begin(resumed)
 
     def _begin(self, resumed: SavedLineage | None = None) -> None:
         self._process, self._life = os.getpid(), secrets.token_hex(8)
-        self._locking = threading.Lock()  # made again in a fork, where a lost thread may have held it
+        self._locking = threading.Lock()  # a fork makes a new lock: a lost thread may hold the old one
         self._client_id = secrets.token_bytes(16) if resumed is None else resumed.client_id
         self._lives = {**({} if resumed is None else dict(resumed.lives)), self._life: 0}
 
@@ -110,7 +110,7 @@ class Lineage:
             lineage._lock(Path(path))
             if _read_lineage(path) == saved:
                 return lineage
-            lineage.release()  # another buffer was saved to this path meanwhile
+            lineage.release()  # another buffer was saved to this path
 
     def _lock(self, path: Path) -> None:
         folder = _folder(path)

@@ -12,8 +12,8 @@ is normal in a bandit or an environment with a constant observation, and possibl
 single repeated start proves nothing; several in a row, at observations where no episode began before, do.
 
 At a termination next_obs is never used, and some programs pass the first observation of the next episode. After
-terminations only a row of one-step episodes counts, until an episode is longer: that is such a program, or an
-environment that is stepped on.
+terminations only a row of one-step episodes counts, until an episode is longer: the row shows a program that passes
+first observations, or an environment that is stepped on.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def final_observation(info: Mapping[str, Any] | None, environment: int, is_singl
     Raises:
         FinalObservationMissing: `info` lacks it.
     """
-    # Gymnasium 1 has an array of objects, an observation for each member whose episode ended else None, and a mask.
+    # Gymnasium 1 has a mask and an array of objects: an observation of each member whose episode ended, or None.
     # Other libraries have one batched observation, and Gymnasium 0 used the longer name.
     name = "final_obs" if info is None or "final_obs" in info else "final_observation"
     final = None if info is None else info.get(name)
@@ -150,9 +150,9 @@ class ResetCheck:
     def __init__(self) -> None:
         self.is_warned = False
         """True if the warning about a doubtful start was logged."""
-        self._ended: dict[int, _LastEnd] = {}  # by environment, until its next episode begins
-        self._rows: dict[int, int] = {}  # by environment: suspicious starts in a row
-        self._doubts: dict[int, int] = {}  # by environment: repeated starts in a row, suspicious or not
+        self._ended: dict[int, _LastEnd] = {}  # last ends by environment, until the next episode
+        self._rows: dict[int, int] = {}  # suspicious starts in a row, by environment
+        self._doubts: dict[int, int] = {}  # repeated starts in a row, by environment
         self._firsts: set[int] = set()
         self._new: list[int] = []  # first observations that are not yet in `_firsts`
         self._goes_on = False  # True once an episode that began where one terminated was longer than a step

@@ -76,7 +76,7 @@ class Writer(_core.StepCounter, ClosingContext):
     lanes: NDArray[np.int64]
     """[num_envs] lanes of the memory that this writer fills."""
 
-    # Fixed, so that an unknown setting is rejected; slots, since a step sets several attributes.
+    # Slots are fixed, so that an unknown setting is rejected, and fast, since a step sets several attributes.
     __slots__ = (
         "__weakref__", "_began", "_check", "_closed", "_converter", "_converters", "_ends", "_episodes", "_extras",
         "_id", "_leave", "_longest", "_memory", "_observer", "_opened", "_refused", "_resumed", "_returns", "_saving",
@@ -115,7 +115,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._opened = np.zeros(count, np.int64)  # clock at the start of the memory's episode: later after a cut
         self._returns = np.zeros((count, *schema.reward_shape))
         self._id: Any = None  # `env_id` of a single environment
-        self._converters: dict[int, StepConverter] = {}  # converters of steps of a part of the members, by their number
+        self._converters: dict[int, StepConverter] = {}  # converters by number of a part of the members
         self._ends: deque[End] = deque()  # ends of the last step that are not stored yet
         self._episodes: deque[tuple[int, int, NDArray[np.float64]]] = deque()  # episodes to notify the observer of
         self._answer: AfterStep = ""
@@ -126,7 +126,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._saving = threading.Lock()  # held by a thread that saves the memory: steps wait
         self._leave: Callable[[], object] | None = None  # called when the lanes become free
         self._usual_steps = self._converter.usual_steps(memory, self.lanes, self._returns, check)
-        self._resumed = resumed is not None  # until its first step
+        self._resumed = resumed is not None  # True until the first step
         if resumed is None:
             for lane in self.lanes.tolist():
                 memory.open(lane)
@@ -375,7 +375,7 @@ class Writer(_core.StepCounter, ClosingContext):
     @longest.setter
     def longest(self, entries: int) -> None:
         longest = whole("longest", entries, 1)
-        self._room = 0  # steps until an episode can be too long: counted again at the next step
+        self._room = 0  # steps until an episode can be too long; the next step counts again
         self._longest = longest
 
     def _record(
@@ -469,7 +469,7 @@ class Writer(_core.StepCounter, ClosingContext):
     def _commit(self, changes: Changes) -> None:
         """Make all changes or, after an interrupt, none; then send the episodes that were closed."""
         try:
-            with self._memory.held():  # before `at_once`, since an interrupt may come during the wait
+            with self._memory.held():  # the memory first: an interrupt may come during the wait
                 _core.at_once(changes)
         except _core.NotAdded as refused:
             self._memory.explain(refused)
@@ -491,7 +491,7 @@ class Writer(_core.StepCounter, ClosingContext):
         if observer is not None and (self._untold or observer.is_behind):
             observer.take_entries(self, waits)
         if self._answer == "discard":
-            self._discard()  # before the end of this episode is stored
+            self._discard()  # discarded before the end of this episode is stored
         self._send()
         while self._ends or self._episodes:
             if self._episodes and observer is not None:
@@ -523,7 +523,7 @@ class Writer(_core.StepCounter, ClosingContext):
         i, is_terminal, final, bootstrap = end
         lane, length = int(self.lanes[i]), self._clock - int(self._began[i])
         changes: Changes = []
-        if self._opened[i] < self._clock:  # False if its entries were dropped
+        if self._opened[i] < self._clock:  # False if the episode's entries were dropped
             facts = {"final_state": final, "terminated": is_terminal, "bootstrap_value": bootstrap}
             changes += self._memory.closing(lane, **facts)
         changes += putting(self._clock, i, self._began, self._opened)

@@ -40,7 +40,7 @@ class WriterRegistry:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         """The memory that the writers fill."""
-        # Guards the attributes below; taken after the memory's lock. A deleted writer appends to `_free` without it.
+        # The lock guards the attributes below; the memory's lock comes first. A deleted writer appends without a lock.
         self._lock = threading.Lock()
         self._free: deque[tuple[int, int]] = deque()  # (first lane, lanes) of closed and deleted writers
         self._lanes = 0  # number of lanes ever assigned to writers
@@ -136,7 +136,7 @@ class WriterRegistry:
                 raise ParameterError(name, entries, expected)
 
     def _claim(self, num_envs: int | None, mode: str) -> WriterState | None:
-        """Return the first saved state for such environments; None if no saved writer is left to resume."""
+        """Return the first saved state for environments of this form; None if no saved writer is left to resume."""
         saved = [each.state for each in self._saved if each.state is not None]
         for state in saved:
             if (state.num_envs, state.autoreset) == (num_envs, mode):
@@ -250,7 +250,7 @@ class WriterRegistry:
     def _close_episodes(self, first: int, lanes: int) -> None:
         """Close the open episodes of a deleted writer, without final states."""
         for lane in range(first, first + lanes):
-            with suppress(EpisodeError):  # no episode is open, or it has no entries
+            with suppress(EpisodeError):  # without an open episode or entries
                 self.memory.close(lane)
         self.memory.flush(first, lanes)
 

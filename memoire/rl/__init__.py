@@ -17,7 +17,7 @@
     StartStates             start states of such episodes: the best states of former episodes
     masked, ragged_minibatches, rollouts_of    batches of entries that observers recorded
     Moments                 running mean and variance
-    RealTimeEnv             environment under a real clock, around a RealTimeInterface; DummyDrone is such a device
+    RealTimeEnv             environment under a real clock, around a RealTimeInterface; DummyDrone is a device
     GenericMemory           samples of workers in rings of columns; a Codec restores them, with an ActionHistory
     partial                 a class with some of its arguments; the others follow later
     address_of_rank         address of the server of one of several learners

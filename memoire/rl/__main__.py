@@ -182,7 +182,7 @@ def _stop_with(line: LauncherLine, stop: Any) -> None:
 def _train(args: argparse.Namespace) -> int:
     with LauncherLine() as line:
         pipeline = read_file(args.file, "pipeline")
-        seed_process(pipeline.seed)  # for the initial weights
+        seed_process(pipeline.seed)  # the seed sets the initial weights
         folder = folder_of(pipeline)
         model, checkpoint = folder / "model.safetensors", folder / "checkpoint"
         if args.fresh:

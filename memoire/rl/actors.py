@@ -125,7 +125,7 @@ class ModelFollower:
         except WrongModel as error:
             self.failures += 1
             if self._ready is None and not self.version:
-                raise  # no earlier model that the actor could keep
+                raise  # the actor has no earlier model to keep
             _log.warning("the worker keeps acting by model %d: %s", self.version, error)
             return
         try:
@@ -263,5 +263,5 @@ def rest(env: Any) -> None:
             wait()
         elif hasattr(plain, "default_action"):
             env.step(default_action(env))
-    except Exception:  # of any kind: the worker still has samples to send
+    except Exception:  # an error of any kind: the worker still has samples to send
         _log.exception("the device did not take its default action")

@@ -92,7 +92,7 @@ class Agent(ClosingContext):
         schemas = {each.schema.fingerprint: each.schema for each in self.starts}
         if len(schemas) > 1:
             raise ParameterError("starts", [each.name for each in self.starts], "StartStates with the same columns")
-        # A restarted agent must not reuse the numbers of its former jobs.
+        # A restarted agent must not reuse the numbers of jobs of its former life.
         jobs = Jobs(seconds(lease, name="lease"), whole("attempts", attempts, 1), secrets.randbits(48) << 4 | 1)
         origins = [each.stats for each in self.starts]
         self._jobs = JobService(jobs, next(iter(schemas.values()), None), self.entries, origins)
@@ -178,7 +178,7 @@ class Agent(ClosingContext):
         watched = list(futures)
         threshold = len(watched) if min_done is None else whole("min_done", min_done, 0, len(watched))
         for future in watched:
-            future.add_done_callback(self._notify)  # of futures from other sources, too
+            future.add_done_callback(self._notify)  # other sources make futures, too
         with self._changed.held():
             self._changed.wait_for(lambda: sum(each.done() for each in watched) >= threshold, seconds(timeout))
         done = [each for each in watched if each.done()]

@@ -152,7 +152,7 @@ class _Group:
         self.discounted: NDArray[np.float32] | None = None
         if DISCOUNTED in schema:
             self.discounted = np.zeros(count, np.float32)
-        self.memory: NDArray[Any] | None = None  # state of a recurrent policy before its next action
+        self.memory: NDArray[Any] | None = None  # state of a recurrent policy before the next action
         if MEMORY in schema:
             self.memory = np.zeros((count, *schema[MEMORY].shape), schema[MEMORY].dtype)
         self._resets_late, self._has_ended = "same" not in mode, np.zeros(count, np.bool_)
@@ -297,7 +297,7 @@ class Collector(ClosingContext):
         return True
 
     def _compare_actions(self) -> None:
-        first = time.monotonic() + WAIT_INTERVAL  # a learner need not publish the model that its nodes use
+        first = time.monotonic() + WAIT_INTERVAL  # a learner need not publish the model that the nodes use
         newest = self._model.newest() or (None if self.version else self._wait_model(0, first))
         if newest is not None:
             self._check_model(newest)
@@ -328,7 +328,7 @@ class Collector(ClosingContext):
             for group in self._groups:
                 group.writer.cut()
         self.version = version
-        if self._loads is None:  # else the client reports the version of its model
+        if self._loads is None:  # the client reports its model's version
             self.client.scalars({"model_version": float(version)})
 
     def _step(self, group: _Group) -> None:
@@ -362,7 +362,7 @@ class Collector(ClosingContext):
             return columns
         columns = self._wait_answer(group.pending or asks.ask(group.obs, **group.inputs))
         if columns is not None and self._is_strict and columns["version"] < (newest := self._model.published):
-            # Requested before the new model came: a strict table accepts no step of the former model.
+            # The answer was requested before the new model came: a strict table accepts no step of the former model.
             columns = self._wait_answer(asks.ask(group.obs, min_version=newest, **group.inputs))
         return columns
 

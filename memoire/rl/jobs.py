@@ -98,8 +98,8 @@ class Jobs:
         their job (late).
         """
         self._numbers = itertools.count(first)
-        self._jobs: dict[int, LeasedJob] = {}  # open and leased ones, by number
-        self._open: dict[int, LeasedJob] = {}  # open ones, in the order in which they are assigned
+        self._jobs: dict[int, LeasedJob] = {}  # open and leased jobs, by number
+        self._open: dict[int, LeasedJob] = {}  # open jobs in order of assignment
         self._leased: dict[bytes, set[int]] = {}  # numbers by holder
 
     @property
@@ -167,7 +167,7 @@ class Jobs:
             return False
         if job.holder:
             job.expires = now + self.lease
-        else:  # its lease has expired, and the job is still open
+        else:  # the lease has expired, and the job is still open
             self._lease(job, worker, now)
         return True
 
@@ -348,7 +348,7 @@ class JobService:
         """Return the fields of WELCOME that describe start states and entries."""
         return {"starts": "" if self.starts is None else self.starts.to_json(), "entries": self.entries.to_json()}
 
-    # From any thread
+    # Calls from any thread
 
     def run(self, content: JobContent, only: str = "", future: Future[Any] | None = None) -> Future[Any]:
         """Submit a job. The future's result is a list of `Fragment`; cancelling the future reaches the observer.

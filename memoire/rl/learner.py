@@ -434,7 +434,7 @@ class OnPolicyLearner:
     def close(self, timeout: float | None = None) -> None:
         """Close the server and the inference node. The run does not finish: `server.finish()` ends its collectors."""
         self.server.close(timeout)
-        self._close_others()  # after the server, so that its collectors know of the end and ask no more
+        self._close_others()  # closed after the server: collectors know of the end and ask no more
 
     def _close_others(self) -> None:
         if self._acting is not None:
@@ -448,13 +448,13 @@ class OnPolicyLearner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # after an error, the learner may be restarted, and its collectors wait for it
+        if kind is None:  # after an error, collectors wait until the learner restarts
             self.server.finish()
         self.close()
 
     def _publish(self, version: int) -> int:
         self._plain.version = version
-        if self._acting is not None:  # first, since actors continue as soon as they know the new version
+        if self._acting is not None:  # set first: actors continue as soon as a reply names the new version
             self._acting.use(self._plain, version)
         body = with_actions(memoire.torch.body_of(self._plain), self._env)
         return self.server.publish(TOPIC, body, version=version)
@@ -482,7 +482,7 @@ class OnPolicyLearner:
                 saved = self._files.load(local if newest < 0 else newest)
         except (OSError, DataError) as error:
             problem = error
-        # An error of one rank is raised by all ranks: otherwise the others would wait for it.
+        # All ranks raise the error of one rank: otherwise the other ranks would wait for it.
         ranks, is_read = self.world.least([_ANY_RANKS if saved is None else saved.ranks, int(problem is None)])
         if problem is not None:
             raise problem
@@ -496,7 +496,7 @@ class OnPolicyLearner:
         warn_of_changed_settings(self.settings, saved.settings, "learner")
         saved.restore_net(self._plain)
         self.steps, self.iterations = saved.steps, saved.iterations
-        # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 of them.
+        # Models published after the checkpoint are unknown here: at most checkpoint_every - 1 models.
         self._plain.version = saved.version + saved.every - 1
         return saved
 

@@ -76,14 +76,14 @@ class GenericMemory:
         self.random = ForkedGenerator(seed)
         """Random generator of the draws."""
         self._folder = None if folder is None else Path(folder).absolute()
-        self._structures: tuple[Structure, Structure] | None = None  # of act and obs; None before the first sample
-        self._columns: list[_Ring] = []  # of the leaves of act, then of obs
+        self._structures: tuple[Structure, Structure] | None = None  # structures of act and obs
+        self._columns: list[_Ring] = []  # columns of the leaves of act, then obs
         self._n_act = 0  # number of columns of act
         self._reward = np.zeros(self.capacity, np.float32)
         self._ends = np.zeros((2, self.capacity), np.bool_)  # terminated, truncated
         self._infos = np.empty(self.capacity, object) if keeps_info else None
-        self._reserved = Reservation(container)  # for the columns, once the first sample determines their sizes
-        self._first = np.zeros(self.capacity, np.int64)  # for each sample: number of the first one of its episode
+        self._reserved = Reservation(container)  # room of the columns; set by the first sample
+        self._first = np.zeros(self.capacity, np.int64)  # number of the first sample of each sample's episode
         self._boundary = _Boundary(self.capacity)
         history = self.codec.history
         self._history = 0 if history is None else history.length
@@ -298,7 +298,7 @@ class _Boundary:
         self._capacity = capacity
         self._ring = np.zeros(capacity, np.int64)
         self._head = self._tail = 0  # numbers of evicted and of appended transitions
-        self._start = self._need = 0  # of the open episode: its first sample, and samples before its first transition
+        self._start = self._need = 0  # first sample of the open episode, and samples before a transition
 
     def __len__(self) -> int:
         return self._tail - self._head
@@ -355,7 +355,7 @@ class _Ring:
             raise EntryError(name, "numbers or arrays", "an object", "Drop this leaf in a compressor.")
         self.shape = () if self.has_objects else first.shape
         shape, dtype = (capacity, *self.shape), np.dtype(object) if self.has_objects else first.dtype
-        # Pages of zeros take no memory before they are written.
+        # A page of zeros takes no memory before a write to the page.
         self.rows: NDArray[Any] = (
             np.zeros(shape, dtype)
             if file is None or self.has_objects

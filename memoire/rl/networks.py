@@ -329,7 +329,7 @@ class World:
         if self.size == 1:
             return net
         parallel = torch.nn.parallel.DistributedDataParallel
-        # `OnPolicyLearner` merges statistics, which are equal on all ranks; newer torch renamed this argument.
+        # `OnPolicyLearner` merges statistics, so that all ranks have equal ones; newer torch renamed this argument.
         has_new = "forward_sync_buffers" in inspect.signature(parallel.__init__).parameters
         return parallel(net, **{"forward_sync_buffers" if has_new else "broadcast_buffers": False})
 

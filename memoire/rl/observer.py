@@ -182,7 +182,7 @@ class ObserverThread(AskingThread):
         self._held: set[HeldJob] = set()
         super().__init__("memoire-observer", urls, **facts)
 
-    # From any thread
+    # Calls from any thread
 
     def pick(self) -> str:
         """Return the address of the agent to ask now."""
@@ -247,7 +247,7 @@ class ObserverThread(AskingThread):
             advice = self._channels[call.url].link.explain(probe=False)
             self._end(call, MemoireTimeout("answer", call.url, 0.0, advice))
         for job in self._held:
-            if job.url in down:  # without its agent, the lease cannot be renewed
+            if job.url in down:  # only the agent can renew the lease
                 job.is_over, job.renew_at = True, math.inf
             elif now >= job.renew_at:
                 self._renew(job, now)

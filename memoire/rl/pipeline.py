@@ -493,7 +493,7 @@ class Run:
         with Launcher(lambda name, line: self._say(f"{name}: {line}"), say=self._say) as launcher:
             began = time.monotonic()
             run = LocalRun(launcher, PipelineNodes(proxies=0, file=self.path), dashboard=self._has_dashboard)
-            # This process and the server read the file at the same time, since each may import torch.
+            # This process and the server read the file at the same time, since each process may import torch.
             if not run.begin(lambda: self.pipeline) or run.cluster is None:
                 return 128 + (launcher.stop_signal or signal.SIGTERM)
             (url,) = run.cluster.endpoints

@@ -256,7 +256,7 @@ class MlpPolicy:
         """Act by this model from now on, with this version.
 
         Raises:
-            WrongModel: its arrays are missing or do not fit each other. The former model stays.
+            WrongModel: arrays of the model are missing or do not fit each other; the former model stays.
         """
         arrays = weights.unpack(body, f"model version {version}")
         policy, value = _layers(arrays, "policy"), _layers(arrays, "value")

@@ -215,7 +215,7 @@ class PPO:
         reference, weight = acted_logp, torch.ones_like(acted_logp)
         if self.correction == "decoupled":
             reference, weight = start_logp, (start_logp - acted_logp).exp().clamp(max=1.0)
-        elif self.correction == "vtrace":  # advantages have the ratio in them
+        elif self.correction == "vtrace":  # V-trace advantages contain the ratio
             reference = start_logp
         spread = float(np.var(returns))
         explained = 1.0 - float(np.var(returns - values)) / spread if spread > 0.0 else 0.0

@@ -164,12 +164,12 @@ class RealTimeEnv(gymnasium.Env[Any, Any]):
         self._thread: _Background | None = None
         self._is_running = self._is_paused = self._is_closed = False
         self._is_moving = False  # the interface was reset; before, the device may be missing
-        self._last_action: Any = None  # of the last step; None before the first
+        self._last_action: Any = None  # action of the last step; None before the first step
         self._is_over = True  # no episode is open
         self._is_unsent = False  # the buffer's last action ended an episode and was not sent
         self._step = self._unlogged = 0  # late steps since the last log line
         self._logged_at = -math.inf
-        self._began = self._returned = 0.0  # when the last control went out, and when the caller got its observation
+        self._began = self._returned = 0.0  # times of the last control and of the caller's observation
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; return (observation, info).
@@ -422,7 +422,7 @@ class _Background:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], _Captured], Future[_Captured]] | None] = queue.SimpleQueue()
         self._newest: Future[_Captured] = Future()
         self._cpus = cpus
-        # A daemon, so that an interface that hangs does not keep the process from ending.
+        # A daemon thread: an interface that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="memoire-real-time", daemon=True)
         self._thread.start()
 
@@ -488,7 +488,7 @@ def _missing_method(interface: RealTimeInterface, method: str) -> WrongType:
     return WrongType(f"{kind}.{method}", "a method of your own", "none", f"Write `def {method}(self, ...)` in {kind}.")
 
 
-# A device to try it with
+# A device for first trials
 
 SPEED_LIMIT: Final = 2.0
 """Maximum speed in each direction, in units per second."""

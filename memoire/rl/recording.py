@@ -181,7 +181,7 @@ class Packets(Recorder):
         if self._marks is not None:
             packed = packed._replace(info=self._marks.mark(packed.info, self._transition(raw), raw.episode, raw.step))
         self._last_obs = raw.obs
-        # Copies, since environments may write into the arrays that they returned.
+        # The recorder keeps copies: environments may write into returned arrays.
         self._samples.append(packed._replace(act=copied(packed.act), obs=copied(packed.obs)))
 
     def _compress(self, raw: Sample) -> Sample:
@@ -224,7 +224,7 @@ def _takes_six(compressor: Compressor | None) -> bool:
         return False
     try:
         signature = inspect.signature(compressor)
-    except (TypeError, ValueError):  # of a function in C, for instance
+    except (TypeError, ValueError):  # a function in C, for instance, has no signature
         return False
     for count in (5, 6):
         with contextlib.suppress(TypeError):

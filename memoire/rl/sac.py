@@ -36,7 +36,7 @@ class GaussianPolicy(torch.nn.Module):
         activation: Class of the module after each hidden layer.
 
     Raises:
-        ParameterError: the action space is no such Box.
+        ParameterError: the action space is no Box with finite bounds.
     """
 
     low: torch.Tensor
@@ -54,7 +54,7 @@ class GaussianPolicy(torch.nn.Module):
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ParameterError("action_space", str(action_space), "a Box with finite bounds")
         self.shape = tuple(action_space.shape)
-        self.register_buffer("low", torch.tensor(low.reshape(-1)))  # copies, since loaded models are written into them
+        self.register_buffer("low", torch.tensor(low.reshape(-1)))  # copies: loading a model writes into buffers
         self.register_buffer("high", torch.tensor(high.reshape(-1)))
         self.net = mlp((numbers_of(observation_space), *hidden), activation)
         self.mean = torch.nn.Linear(hidden[-1], low.size)

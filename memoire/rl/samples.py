@@ -227,7 +227,7 @@ class SampleTaker:
                 raise
             rollouts = self._reader.take(short.unused, self._patience, exact=False)
         else:
-            self._size = min(MAX_TAKE, 2 * len(rollouts))  # there may be more
+            self._size = min(MAX_TAKE, 2 * len(rollouts))  # the table may have more
         try:
             return samples_of(rollouts)
         except DataError:
@@ -249,7 +249,7 @@ class KeptBuffer:
 
     memory: list[Any]
     starts: list[bool] | None = None
-    """For each sample, True if a reset gave the sample; None if unknown."""
+    """Flag of each sample, True if a reset gave the sample; None if unknown."""
     continues: bool = False
     """True if the first sample directly follows the last sample of the buffer before."""
 

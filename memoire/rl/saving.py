@@ -172,7 +172,7 @@ def packed_tree(tree: Any) -> NDArray[np.uint8]:
     return np.frombuffer(pack(tree, "checkpoint"), np.uint8)
 
 
-# Without `import torch`: this module is imported without torch, too.
+# The module is imported without torch, and does not import it here.
 
 
 def _is_tensor(value: Any) -> bool:
@@ -241,7 +241,7 @@ class _Writer:
         if id(value) in self._seen:
             return {"kind": "same", "of": self._seen[id(value)][0]}
         node = self._new(value, path)
-        self._seen[id(value)] = path, value  # kept alive, so that no other object gets its id
+        self._seen[id(value)] = path, value  # keeps the object, so that its id stays unique
         return node
 
     def _new(self, value: Any, path: str) -> Node:

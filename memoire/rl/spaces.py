@@ -115,7 +115,7 @@ def check_actions(body: bytes, space: Any) -> None:
 def default_action(env: Any) -> Any:
     """Return the action of a device without a policy: the environment's `default_action`, else zeros, else 0.
 
-    A vector environment gets one such action for each of its environments.
+    A vector environment gets one action for each of its environments.
     """
     inner = getattr(env, "unwrapped", env)
     action = getattr(inner, "default_action", None)

@@ -243,7 +243,7 @@ class StartStates:
         }  # fmt: skip
         """Settings as `arrays` saves them. After `restore` the restored seed replaces None."""
         self._states: dict[int, Start] = {}
-        self._links: dict[int, Link] = {}  # also of evicted ancestors
+        self._links: dict[int, Link] = {}  # links of states and of evicted ancestors
         self._draws = 0
         self._weights: tuple[list[int], NDArray[np.float64]] | None = None  # ids, cumulative sums of weights
         self.first = self.add(first)
@@ -336,7 +336,7 @@ class StartStates:
         """Return the best state and the links from that state to the first one; also while other threads write."""
         while True:
             best, links = self.best, self._links
-            if best.id in links:  # then its ancestors are, too, since only whole paths are evicted
+            if best.id in links:  # all ancestors of a linked state are linked, since only whole paths are evicted
                 return best, links
 
     # Ranks and checkpoints

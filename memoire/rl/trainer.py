@@ -192,9 +192,9 @@ class Trainer(ClosingContext):
         plan = training or Training()
         urls = [url] if isinstance(url, str) else list(url)
         self._stopped = threading.Event()
-        self._run_is_over = threading.Event()  # of the newest call of `run`
+        self._run_is_over = threading.Event()  # end of the newest call of `run`
         self._checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path).absolute()
-        self._first_form: Any = None  # form of the agent before its training; None if nothing is saved
+        self._first_form: Any = None  # form of the agent before training; None if nothing is saved
         self._warned: set[str] = set()  # attributes of which the log has warned
         self._profiles = Path(profile_folder or ".").absolute()
         self._resources = contextlib.ExitStack()  # resources that `close` releases
@@ -314,7 +314,7 @@ class Trainer(ClosingContext):
 
     def _report(self, is_over: threading.Event) -> None:
         logged_at = 0.0
-        while not is_over.wait(FIGURES_INTERVAL) and self._run_is_over is is_over:  # else an interrupted run's thread
+        while not is_over.wait(FIGURES_INTERVAL) and self._run_is_over is is_over:  # false for an interrupted run
             try:
                 self.reader.scalars(self.figures())
             except Closed:
@@ -374,7 +374,7 @@ class Trainer(ClosingContext):
         except MemoireTimeout as error:
             _log.warning("the model is not published yet, its server does not answer: %s", error)
 
-    # ------------------------------------------------------------------------------------------------ its state
+    # ------------------------------------------------------------------------------------------------ trainer's state
 
     def save(self) -> None:
         """Write the model's file and the checkpoint; each is complete, or its former version is kept."""

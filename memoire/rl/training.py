@@ -155,7 +155,7 @@ class RoundStats:
 
     def add(self, figures: Mapping[str, Any]) -> None:
         """Add the figures of a training step."""
-        # Tensors are summed on their device, since reading each of them would wait for it.
+        # Tensors are summed on their device, since reading a tensor would wait for the device.
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts.update(figures.keys())

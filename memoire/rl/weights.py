@@ -203,7 +203,7 @@ class ModelFiles:
         self._every = whole("model_history", every, 0) if history is not None else 0
         self._history = None if history is None else os.path.join(os.getcwd(), history)  # may end with /
         self._now = now
-        self._since = 0  # models since the last one in the history
+        self._since = 0  # models since the last model in the history
         self._lock = None if self.path is None else _lock_path(self.path, role)
         if self._every and (folder := Path(f"{self._history}x").parent).is_dir():
             remove_abandoned_in(folder, ".pth")

@@ -340,7 +340,7 @@ class RolloutWorker(ClosingContext):
         """Wait for a newer model than the one that acts. Return True if one is ready, False after `timeout`."""
         return self._follower is not None and self._follower.wait(self.version, timeout)
 
-    # ------------------------------------------------------------------------------------------------- its end
+    # ------------------------------------------------------------------------------------------------- the worker's end
 
     @property
     def is_stopping(self) -> bool:
@@ -451,7 +451,7 @@ def run_synchronous(
         nb_steps: Training steps to make.
         end_episodes: True waits only between episodes; False also within them.
     """
-    began, version, steps = worker.steps, 0, 0  # steps by the model of this version
+    began, version, steps = worker.steps, 0, 0  # steps by the present model
 
     def before_step(length: int) -> None:
         nonlocal version, steps

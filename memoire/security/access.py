@@ -36,7 +36,7 @@ MAX_WRONG_TOKENS = 10
 """Wrong tokens that one address may send in a row; then one more token every `PENALTY_INTERVAL` seconds."""
 PENALTY_INTERVAL = 3.0
 MAX_WRONG_OF_PROXY, PENALTY_OF_PROXY = 100, 0.3
-"""The same limits for a trusted reverse proxy, over all addresses in its requests together."""
+"""Limits on wrong tokens of a trusted reverse proxy, over all addresses in the proxy's requests together."""
 MAX_ADDRESSES = 1024
 """Guessing addresses that are remembered; the one with the oldest mistake is forgotten first: it may guess more."""
 
@@ -96,7 +96,7 @@ class Tokens:
         return sum([hmac.compare_digest(candidate, token.encode()) for token in self.now()]) > 0
 
     def __repr__(self) -> str:
-        return f"Tokens({self._path!r})"  # never the tokens themselves
+        return f"Tokens({self._path!r})"  # the text never shows the tokens
 
 
 def read_tokens(path: str | os.PathLike[str]) -> tuple[str, ...]:

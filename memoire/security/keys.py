@@ -147,7 +147,7 @@ def _read_block(kind: str, lines: Iterator[str]) -> Key:
     name, role, created = headers.get("Name", ""), headers.get("Role", ""), headers.get("Created", "")
     try:
         _check(role, name)
-    except ValueError:  # its message may repeat a secret: lines of the file may have run together
+    except ValueError:  # the error's message may repeat a secret, if lines have run together
         name = "1 to 63 letters, digits, dots, dashes and underscores"
         raise ValueError(f"a key's role is not one of {', '.join(ROLES)}, or its name is not {name}") from None
     try:
@@ -291,7 +291,7 @@ class Keys:
         """Keys of admitted clients, by public key."""
         self._lock = threading.Lock()
         self._checked_at = time.monotonic()
-        self._faults: dict[str, str] = {}  # reasons why changed files cannot be read; former content holds
+        self._faults: dict[str, str] = {}  # faults of changed files; the former content holds
         self._seen: tuple[object, ...] = ()
         self._files: dict[str, tuple[Key, ...]] = {}  # authorized keys by file, as read last
         self._read(is_first=True)

@@ -179,7 +179,7 @@ def secret_files(role: str, files: Mapping[str, str]) -> dict[str, str]:
         key = re.sub(r"^authorized/([a-z]+)/.*", r"authorized-\1.pub", path)
         flat[key] = flat.get(key, "") + text
     for other in ROLES if role in ADMITTED else ():
-        # `kubectl apply` keeps a key of a Secret that stringData does not name, and so would keep a revoked key.
+        # `kubectl apply` keeps a key of a Secret that stringData does not name, even a revoked key.
         flat.setdefault(f"authorized-{other}.pub", "# no keys\n")
     return flat
 
@@ -203,7 +203,7 @@ class SecretChange:
     is_new: bool
 
     def __repr__(self) -> str:
-        return f"Change({self.name!r}, {sorted(self.files)}, is_new={self.is_new})"  # never what is in them
+        return f"Change({self.name!r}, {sorted(self.files)}, is_new={self.is_new})"  # the text shows no content
 
 
 def missing_keys(found_files: Mapping[str, Files | None], prefix: str = "") -> list[SecretChange]:
@@ -291,7 +291,7 @@ def _mentions(role: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
 
 def _files(key: Key, keys: Mapping[str, Key]) -> dict[str, str]:
     """Return the files of the keys folder of one key, from the keys of all roles."""
-    # first the keys that the process is likely to dial
+    # keys that the process is likely to dial come first
     dialled = ("server", "proxy", "inference") if key.role == "proxy" else ("proxy", "server", "inference")
     files = {"own.key": key.text(secret=True), "own.pub": key.text()}
     files["server.pub"] = "".join(keys[role].text() for role in dialled)

@@ -48,7 +48,7 @@ class TokenBuckets:
 
     def __init__(self, burst: int, rate: float, *, most: int = MAX_BUCKETS) -> None:
         self.burst, self.rate, self._most = burst, rate, most
-        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens, and the time of their count
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # (tokens, time of the count)
 
     def take(self, key: Hashable, now: float) -> bool:
         """Take a token. Return False if the bucket is empty."""

@@ -81,7 +81,7 @@ class ServerOptions:
 
     def _share_out(self) -> None:
         byte_limits = {name: checked(name, table).byte_limit for name, table in self.settings.items()}
-        byte_limit = self.table.get("byte_limit")  # of a single table: all bytes that the server holds
+        byte_limit = self.table.get("byte_limit")  # all bytes of a server with one table
         if byte_limit is not None and self.limits.held_bytes not in (0, byte_limit):
             raise ParameterError.with_text(
                 f"byte_limit={byte_limit} differs from limits.held_bytes={self.limits.held_bytes}: a single table "

@@ -222,7 +222,7 @@ class Dispatcher:
         if store is not None:
             recovery.recover(state, store)
 
-    # ------------------------------------------------------------------------------------------------- its parts
+    # ------------------------------------------------------------------------------------------------- dispatcher parts
 
     @property
     def lock(self) -> Held:
@@ -347,7 +347,7 @@ class Dispatcher:
         size = 0
         try:
             wanted = unpacked_bytes(payload)
-            if wanted > header.payload_bytes:  # else one thread at a time copies the payload as received
+            if wanted > header.payload_bytes:  # otherwise one thread copies the received payload
                 self.pushes.take(wanted)
                 size = wanted
             table, held = self._intake.check(header, body, payload)

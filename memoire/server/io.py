@@ -3,7 +3,7 @@
 Requests      one thread: replies, notices, log file      Pullers       one thread for each address
 Archive       a timer's thread, and one for each order    PlainProxies  in their callers' threads
 
-A plain proxy forwards whole messages between an address and the workers behind another address, without a copy. It
+A plain proxy forwards whole messages from an address to workers behind another address, without a copy. The proxy
 holds at most one message for the workers. While the workers have no room it stops reading, so that ZeroMQ's high-water
 marks hold the senders back. Replies wait in `send_queues`: a client without room does not delay replies to others.
 """
@@ -248,7 +248,7 @@ client's socket discards replies that its thread has not read.
 MIN_SAVING = 0.1
 """Minimum seconds for the state folder's last save, even after the deadline."""
 MEMORY_SHARE = 0.75
-"""Fraction of the remaining time for saving the tables' content; the rest is for the state folder."""
+"""Fraction of the remaining time for saving the tables' content; the state folder gets the last part."""
 
 
 class ServerThreads:
@@ -277,7 +277,7 @@ class ServerThreads:
             tables,
             store,
             name=self.name,
-            epoch=time.time_ns(),  # not `clock`: no two starts may have the same number
+            epoch=time.time_ns(),  # no two starts may have one number
             endpoints=lambda: self.addresses.endpoints,
             on_lines=self.lines.write,
             on_model=self._announcer.add_model,
@@ -349,8 +349,8 @@ class ServerThreads:
         return bound
 
     def _pull(self, receiver: Socket, ready: dict[object, int]) -> None:
-        # Waits in the receive call while messages come: a poll before each message would double the work. A turn ends
-        # after `CACHES_PER_TURN`, so that the thread shows that it is alive.
+        # The receive call waits while messages come: a poll before each message would double the work. One turn of the
+        # loop ends after `CACHES_PER_TURN`, so that the thread shows a sign of life.
         for _ in range(CACHES_PER_TURN):
             frames = None if self._is_closing.is_set() else sockets.receive(receiver, most=3, wait=True)
             if frames is None:
@@ -465,7 +465,7 @@ class ServerThreads:
     def _stop(self, workers: Sequence[Worker], deadline: float) -> None:
         for worker in workers:
             remaining = deadline - time.monotonic()
-            # At least a moment, even after the deadline: a thread that waits for a cache notices the end only then.
+            # The thread gets a moment, even after the deadline: a thread that waits for a cache notices the end late.
             if not worker.stop(max(END_TIMEOUT, remaining), linger=max(MIN_LINGER, min(LINGER_TIMEOUT, remaining))):
                 _log.warning("%s: a thread did not end before the deadline", self.name)
 

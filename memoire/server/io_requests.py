@@ -128,7 +128,7 @@ class ReplySaver:
             self._store.start(self._dispatcher.collect, self._saved, self._lose, self._refuse)
             self._store.wake()
 
-    # On the store's thread; the requests' thread sends the replies
+    # Calls on the store's thread; the requests' thread sends the replies
 
     def _saved(self, group: SavedGroup) -> None:
         self._dispatcher.mark_saved()
@@ -209,7 +209,7 @@ class RequestThread:
         self._sockets: set[Socket] = set()
         self._fold_at = time.monotonic() + FOLD_INTERVAL
 
-    # From any thread
+    # Calls from any thread
 
     def add(self, socket: Socket, watcher: ConnectionWatcher | None) -> None:
         """Answer requests of this socket, which belongs to the thread from now on."""
@@ -284,7 +284,7 @@ class RequestThread:
                 self.send_queues.send(socket, refusal, time.monotonic())
             return
         if self.saving.lost is not None and not message.body.is_saved_first:
-            return  # a reply would make the server look healthy: clients should use other servers until its restart
+            return  # no reply: clients should use another server until this one restarts
         began = time.perf_counter()
         reply = self._answer(message)
         self.timings.record(message.type.name, time.perf_counter() - began)

@@ -198,7 +198,7 @@ class Archive:
                 return not is_late
 
             records = snapshots.records(tables, run, finished, accounts, go_on)
-            # Checked again at the end: pools that were closed meanwhile yielded nothing more.
+            # The server checks again at the end: pools that were closed meanwhile yielded nothing more.
             end = snapshot_file.write(path, about, records, at=self._at, is_complete=go_on)
             sums = {
                 name: sum(getattr(counts, name) for counts in end.tables)
@@ -349,7 +349,7 @@ class Archive:
         folder, discards = self._store.folder, self._options.state.discard_mismatched
         for place in (folder, folder / ORDERED):
             if place.is_dir():
-                remove_abandoned_in(place, ".snapshot")  # of a server that was killed during a write
+                remove_abandoned_in(place, ".snapshot")  # drafts of a server that was killed during a write
         path, known = folder / MEMORY, self._store.settings().get(HELD, "")
         if not path.exists():
             if known:

@@ -469,7 +469,7 @@ class Server(Queries, Node):
         self._check_open()
         return self._archive.restore(paths, once=once, part=part, configure=configure, skip_damaged=skip_damaged)
 
-    # ------------------------------------------------------------------------------------------------- its state
+    # ------------------------------------------------------------------------------------------------- server's state
 
     def stats(self) -> ServerStats:
         """Return all figures of the server at this moment."""
@@ -490,7 +490,7 @@ class Server(Queries, Node):
         """Error after which the server saves and acknowledges nothing until its restart; None if there was none."""
         return self._io.lost
 
-    # ------------------------------------------------------------------------------------------------- its end
+    # ------------------------------------------------------------------------------------------------- the server's end
 
     @property
     def closed(self) -> bool:

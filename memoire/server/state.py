@@ -57,8 +57,8 @@ class Learners:
     """Readers that sent HELLO recently. Not thread-safe: the owner locks."""
 
     def __init__(self) -> None:
-        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # in order of the last HELLO
-        self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each of them can undo
+        self._learners: OrderedDict[bytes, LearnerStats] = OrderedDict()  # learners in order of their last HELLO
+        self._codecs: dict[bytes, frozenset[str]] = {}  # compressions that each peer can undo
 
     def record_hello(self, learner: bytes, hello: Hello, now: float, table: str = "") -> None:
         """Record the HELLO of a reader.
@@ -167,7 +167,7 @@ class Committer(UnsavedChanges):
     def collect(self, runs: Runs, tables: Iterable[OpenTable] = ()) -> SavedGroup | None:
         """Return the next group to save; the caller calls `mark_saved` after the save.
 
-        Tickets are collected before tables' rows: a reply acknowledges only rows of this group or an earlier one.
+        Tickets are collected before tables' rows: a reply acknowledges only rows of this group or an earlier group.
         """
         for run in runs:
             run.kept.mark_saving()
@@ -198,7 +198,7 @@ class ClientNames:
 
     def __init__(self, room: ByteHolder) -> None:
         self._room = room
-        self._names: OrderedDict[bytes, str] = OrderedDict()  # in order of the last report
+        self._names: OrderedDict[bytes, str] = OrderedDict()  # names in order of the last report
 
     def note(self, client: bytes, name: str) -> None:
         """Record a client's name; "" changes nothing."""
@@ -374,7 +374,7 @@ class Credits:
         return inserted + wanted, "" if wanted else UNDRAWN
 
     def _wanted(self, table: OpenTable, client: bytes, now: float) -> int | None:
-        """Return the entries whose samples learners want of a client; None if there is no such limit."""
+        """Return the entries whose samples learners want of a client; None without a limit."""
         ratio = table.parameters.samples_per_insert
         if table.sums is None or not ratio:
             return None
@@ -502,7 +502,7 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
 def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     """Raise SnapshotMismatch if the stored samples of a table were made with other settings than the table's.
 
-    The error contains both values.
+    The error contains the two values.
     """
     saved = past.settings().get(table.key)
     making = {} if saved is None else _parse_start(table.key, saved).making

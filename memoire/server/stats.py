@@ -501,7 +501,7 @@ class Queries:
         with dispatcher.lock:
             chosen = self._run_named(run)
             live = chosen.live(dispatcher.home)
-            if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # none of these has left memory
+            if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # clients seen lately are still in memory
                 rows, has_more = live[live["last_seen"] >= seen], False
             else:
                 rows, has_more = chosen.page(live, after, most)

@@ -295,7 +295,7 @@ class TableHandle(StrictAttributes):
         """Limit the bytes of this table, independent of the other tables; return the number of dropped caches."""
         self._check_open()
         gone = self._dispatcher.tables.limit(self._table, byte_limit)
-        self._dispatcher.grant(None)  # the shares of its clients have changed
+        self._dispatcher.grant(None)  # the clients' shares have changed
         return gone
 
     def calls(self, **options: Any) -> Any:

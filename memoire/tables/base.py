@@ -212,7 +212,7 @@ MAX_INSPECTED: Final = 65_536
 class TablePool(ABC):
     """Interface of the storage of one table. Thread-safe; a pool may block, but does no I/O."""
 
-    if TYPE_CHECKING:  # attributes of some pools, properties of others
+    if TYPE_CHECKING:  # attributes of some pools, properties of other pools
 
         @property
         def parameters(self) -> Parameters:

@@ -288,7 +288,7 @@ class TableServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """Request to a server. Its reply or error goes to `LearnerSide.answered`."""
+    """Request to a server. The request's reply or error goes to `LearnerSide.answered`."""
 
     server: TableServer
     body: messages.Body

@@ -251,12 +251,12 @@ def gather(picks: Picks, layout: ContainerLayout, out: GatheredSamples) -> None:
     arrays = [*out.prev.values(), *out.next.values()]
     reward: NDArray[np.float32] | None = out.reward if layout.schema.reward is not None else None
     burn_in = np.empty(picks.size if layout.length else 0, np.uint32)
-    if layout.length:  # rewards are fields of their own there
+    if layout.length:  # sequences have reward fields
         arrays += [burn_in] if reward is None else [reward, burn_in]
         reward = None
     facts = out.discount, out.steps, out.weight, out.ids, out.age, out.model_version
     picks.gather(arrays, reward, *facts)
-    longest: dict[str, int] = {}  # the longest value of both sides, at least 1, is the width of both
+    longest: dict[str, int] = {}  # width of each column: at least 1, and the longest value of both sides
     lengths_of = {"prev": out.prev_lengths, "next": out.next_lengths}
     for i, (side, name, shape, _, _) in enumerate(layout.ragged_outputs):
         lengths = lengths_of[side][name] = np.empty((picks.size, *shape), np.int32)

@@ -335,19 +335,19 @@ class Tables:
         return name in self._tables
 
     def __getitem__(self, name: str) -> OpenTable:
-        """Return the table of this name. Raise ParameterError if there is no such table."""
+        """Return the table of this name. Raise ParameterError if no table has this name."""
         try:
             return self._tables[name]
         except (KeyError, TypeError):
             raise ParameterError("table", name, one_of(name, self._tables)) from None
 
     def first_of(self, storage: str) -> OpenTable:
-        """Return the first table of this kind, or the first of all tables if there is no such table."""
+        """Return the first table of this kind, or the first of all tables if no table is of this kind."""
         return next((table for table in self if table.storage == storage), self.first)
 
     def named(self, name: str, role: str = "") -> OpenTable:
         """Return the table that a HELLO names. "" is the first table whose kind is `role`, or the first of all. Raise
-        ProtocolError (code "table") if there is no such table.
+        ProtocolError (code "table") if no table has this name.
         """
         if name == "":
             return self.first_of(role)
@@ -414,7 +414,7 @@ class Tables:
         return evicted
 
     def is_probe(self, number: int) -> bool:
-        """Return True if clients of this table number only test the connection; no run counts such clients."""
+        """Return True if clients of this table number only test the connection; no run counts these clients."""
         return number == self.roundtrip.number
 
     def _list(self) -> str:
@@ -430,7 +430,7 @@ def _roundtrip() -> OpenTable:
 
 
 def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
-    """Return the bytes of each table: its own limit, or an equal share of the rest.
+    """Return the bytes of each table: its own limit, or an equal share of the remaining bytes.
 
     Raises:
         ParameterError: the tables' own limits leave nothing for the other tables.

@@ -1,7 +1,7 @@
 """Ready-made agent, networks and memory of TMRL 0.7, over `memoire.rl`: soft actor-critic on flat observations.
 
     SpinupSacAgent              the agent, for any model_cls with `actor`, `q1` and `q2`
-    MLPActorCritic              such a model, of SquashedGaussianMLPActor and MLPQFunction
+    MLPActorCritic              a model_cls, of SquashedGaussianMLPActor and MLPQFunction
     GenericTorchMemory          memory for samples of any form
     copy_shared, no_grad        tools for networks
 

@@ -94,7 +94,7 @@ class Buffer:
 
     @property
     def starts(self) -> list[bool]:
-        """For each sample, True if it is a reset's."""
+        """Flag of each sample, True if the sample is of a reset."""
         return [sample.is_reset for sample in self.samples]
 
     def clear(self) -> None:
@@ -393,7 +393,7 @@ class Trainer(NativeTrainer):
         return MemoryExperience(SampleTaker(self.reader, least, self._flush_every), memory, Buffer, self._journal)
 
     def _lock_checkpoint(self) -> Any:
-        return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # else a file
+        return super()._lock_checkpoint() if self._dump is None and not self._loaded else None  # otherwise read a file
 
     def _rebuild(self, memory: Any) -> None:
         """Fill a memory with a former trainer's samples, and open the journal for new ones."""
@@ -520,7 +520,7 @@ def _apply_agent_settings(training: Any, agent_cls: Any) -> None:
     if getattr(training, "made_as", None) is None:
         _check_settings(agent, agent_cls)
         return
-    loaded = state_of(agent)  # before a new agent draws from the process's generators
+    loaded = state_of(agent)  # read before a new agent draws from the process's generators
     new = agent_cls(
         observation_space=agent.observation_space, action_space=agent.action_space, device=agent.device
     )  # fmt: skip

@@ -62,6 +62,6 @@ class cached_property(Generic[T]):  # noqa: N801  (the name of the pipeline's au
             self._values.pop(id(instance), None)
 
     def _keep(self, instance: Any, value: T) -> None:
-        # Ids are reused after an object is freed, so its value is removed with it.
+        # Python reuses the id of a freed object, so the object's value is removed with the object.
         weakref.finalize(instance, self._values.pop, id(instance), None).atexit = False
         self._values[id(instance)] = value

@@ -177,7 +177,7 @@ def _replace_unusual(value: Any) -> Any:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, tuple):
-        return list(value)  # as in TransferQueue
+        return list(value)  # TransferQueue returns a list, too
     if isinstance(value, _PLAIN_TYPES):
         return value
     raise NotPlain(type(value).__qualname__)
@@ -234,7 +234,7 @@ class KeyedClient(KeyedCalls, RemoteCalls):
         KeyedCalls.__init__(self, self._far, self.servers)
         self._meet(None)
 
-    # Rows by number, as TransferQueue's client has them and verl's workers ask for them. From any event loop
+    # Rows by number, for TransferQueue's client and verl's workers, from any event loop
 
     async def async_kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
         """Return numbers and tags of rows, and the fields that all rows have; unknown keys are left out.

@@ -32,7 +32,7 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._limit = limit
         self._holders: dict[str, ByteHolder] = {}
-        # The same holders again, for `_free`, which runs for each message: with a count, and with a measure.
+        # Holders that count bytes, and holders that measure bytes, for `_free`, which runs for each message.
         self._counted_holders: list[ByteHolder] = []
         self._measured_holders: list[tuple[Callable[[], int], int]] = []
         self._reclaimers: list[Callable[[int], object]] = []
@@ -152,7 +152,7 @@ class ByteHolder:
                 "too_large"). Nothing was taken.
         """
         with _core.Held(self._budget._lock):
-            if size <= self.own - self.count:  # nearly always so for pushed messages
+            if size <= self.own - self.count:  # nearly always true of pushed messages
                 self.count += size
                 return
         if not self._budget._take(self, size):

@@ -1,6 +1,6 @@
 """Compression of blocks of frames: the codecs of this process, and the choice between packed and plain frames.
 
-A peer offers its codecs in HELLO, and WELCOME answers with the offered codecs that the home has too.
+A peer offers its codecs in HELLO, and WELCOME answers with the offered codecs that the home server has too.
 
 `CompressionChoice` tries whether compression pays (`Parameters(compression="auto")`). The callers measure the time.
 

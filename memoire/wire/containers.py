@@ -122,7 +122,7 @@ def build(
         memory: A `Memory`, or an object that draws and writes caches like a `Memory`.
         samples: Number of samples; None is the parameters' cache_size.
         now: Unix seconds, for the cache's age.
-        compression: "none", "zlib" or "lz4", a codec that the home must have; None is the parameters' compression, with
+        compression: "none", "zlib" or "lz4", a codec of the home server; None is the parameters' compression, with
             "none" for "auto". A column that does not get smaller is stored as it is.
 
     Raises:
@@ -431,7 +431,7 @@ def unpacked_bytes(payload: Any) -> int:
 def check(
     payload: Any, layout: ContainerLayout, limits: Limits = _UNPACK_DEFAULTS, *, checksum: int | None = None
 ) -> _container.HeldCache:
-    """Check a received container completely, and return it for `Pool.add`; gathering reads the container in place.
+    """Check a received container completely, and return the cache for `Pool.add`; gathering reads the cache in place.
 
     With a checksum, the bytes are copied while they are checked. The receive buffer can then take the next message
     while the buffer is still in the processor's cache. Without a checksum, the result keeps the buffer.

@@ -106,7 +106,7 @@ Answer = Message | MemoireError
 """Result of a request: the reply, or the error that ended the request."""
 
 _HEADER: Final = struct.Struct("<4sHHII16sQQQQQQII")
-_CHECKED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # with its checksum
+_CHECKED_HEADER: Final = struct.Struct(_HEADER.format + "Q")  # header with its checksum
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _UNDECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _DEFAULTS: Final = Limits()

@@ -349,7 +349,7 @@ def cache_bytes(schema: Schema, parameters: Parameters, capacity: int, samples: 
     """
     layout = layout_of(schema, parameters)
     frames, entries = samples * frames_of(layout, parameters.multi_step), samples * layout.length
-    if capacity:  # each entry with its state, and at most as many final states
+    if capacity:  # a memory has at most as many final states as entries
         frames, entries = min(frames, 2 * capacity), min(entries, capacity)
     return _bytes_of(layout, {RowCount.PER_SAMPLE: samples, RowCount.PER_FRAME: frames, RowCount.PER_ENTRY: entries})
 

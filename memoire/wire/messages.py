@@ -61,8 +61,8 @@ class PushedBody(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Tail of a message that is pushed and never answered, with totals by which a server counts lost messages."""
 
     since: Word = 0  # account of the message, from WELCOME; 0: any account
-    number: Count = 0  # messages pushed to this home since then, with this message
-    pushed_bytes: Count = 0  # their payload bytes, with this message's
+    number: Count = 0  # messages pushed to the home server so far, with this message
+    pushed_bytes: Count = 0  # payload bytes of the pushed messages
 
 
 _B = TypeVar("_B", bound=Body)
@@ -102,8 +102,8 @@ class ServerRate(TailRow, frozen=True, array_like=True):
     """State of the rate limiter of one server: samples drawn against entries recorded; see `rate`."""
 
     surplus: Signed
-    is_told: bool  # True if surplus is that of all servers, as a reader reported it
-    inserted: Count  # entries that clients of this server reported, since the server started
+    is_told: bool  # True if a reader reported surplus, which is that of all servers
+    inserted: Count  # entries that this server's clients reported since its start
     drawn: Count  # samples that all readers drew from this server
     ratio: Weight  # samples_per_insert and its tolerance, at which surplus was computed
     tolerance: Weight
@@ -134,8 +134,8 @@ class Hello(Body, frozen=True, kw_only=True, omit_defaults=True):
     pid: Count = 0
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # codecs that the client can pack and unpack
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}  # from a reader: scalars that its learner reports
-    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # from a reader: its own counters
-    inserted: Count = 0  # from an actor: steps of this run that it has recorded, less passed_steps
+    figures: Annotated[dict[Name, float], Meta(max_length=32)] = {}  # from a reader: the reader's own counters
+    inserted: Count = 0  # from an actor: recorded steps of this run, less passed_steps
     takes: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # limits on replies that differ from the default
 
     @property
@@ -165,7 +165,7 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     storage: Annotated[str, Meta(max_length=16)] = "caches"  # caches, episodes
     run_name: Name = ""
     home_name: Name = ""
-    epoch: Word = 0  # grows at each start of the home
+    epoch: Word = 0  # grows at each start of the server
     servers: Annotated[list[Name], Meta(max_length=4096)] = []
     endpoints: NodeEndpoints = NodeEndpoints()
     table: Small = 0  # number of the table, for headers
@@ -175,11 +175,11 @@ class Welcome(Body, frozen=True, kw_only=True, omit_defaults=True):
     codecs: Annotated[list[Name], Meta(max_length=8)] = []  # codecs of the client that this node has too
     limits: Annotated[dict[Name, Count], Meta(max_length=32)] = {}  # message_bytes, request_bytes, tail_bytes, ...
     finished: bool = False
-    software: Name = ""  # of the home
-    since: Word = 0  # epoch in which the home opened the client's account: pushes are counted from then on
-    durable: bool = False  # replies of this home acknowledge data on disk
+    software: Name = ""  # version of the server's software
+    since: Word = 0  # the server's epoch at the opening of the account; pushes count from here
+    durable: bool = False  # the server replies when data is on disk
     leaving: Annotated[list[Name], Meta(max_length=4096)] = []  # servers that accept no new clients
-    granted_steps: Count = NO_LIMIT  # as in UPDATED
+    granted_steps: Count = NO_LIMIT  # meaning as in UPDATED
     unmet: Annotated[list[Name], Meta(max_length=4096)] = []  # addresses behind proxies that have not answered yet
     pages: Annotated[list[Name], Meta(max_length=4096)] = []  # web pages of nodes on the way: "http://HOST:PORT"
     outputs: Annotated[str, Meta(max_length=262144)] = ""  # RowSchema.to_json(), from an inference node
@@ -208,7 +208,7 @@ class Ended(TailRow, frozen=True, array_like=True):
     number: Count
     time: Seconds  # unix
     length: Count
-    returned: float  # sum of its rewards over steps and reward dimensions
+    returned: float  # sum of the rewards over steps and dimensions
     kind: Small = 0  # TRAIN or TEST; only training episodes count
 
 
@@ -216,27 +216,27 @@ class Ended(TailRow, frozen=True, array_like=True):
 class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Report of a client's totals since its start, so that a resend or a lost reply changes nothing."""
 
-    epoch: Word = 0  # newest epoch of the home that the client knows
+    epoch: Word = 0  # newest epoch of the home server that the client knows
     episodes: Count = 0
     steps: Count = 0
     passed_steps: Count = 0  # steps that are no inserts: recorded beyond granted_steps, and not pushed
-    caches: Count = 0  # and episodes pushed to this home
-    cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this home
+    caches: Count = 0  # caches and episodes pushed to this server
+    cache_bytes: Count = 0  # payload bytes of caches and episodes pushed to this server
     skipped: Count = 0  # caches not pushed because the credit was used up
     generated_bytes: Count = 0  # bytes of all entries ever recorded
-    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, all read at the same time
+    total_weight: Weight = 0.0  # S_c, N_c and the smallest positive weight, read at one moment
     positives: Count = 0
     minimum: Weight = 0.0
     parameters_version: Count = 0
     models: Versions = {}  # version of each topic that the client uses now
     scalars: Annotated[dict[Name, float], Meta(max_length=64)] = {}
-    lines: Annotated[list[Line], Meta(max_length=4096)] = []  # not yet acknowledged
-    dropped_lines: Count = 0  # dropped because too many waited
-    ended: Annotated[list[Ended], Meta(max_length=4096)] = []  # not yet acknowledged
+    lines: Annotated[list[Line], Meta(max_length=4096)] = []  # lines without acknowledgement
+    dropped_lines: Count = 0  # lines dropped from a full queue
+    ended: Annotated[list[Ended], Meta(max_length=4096)] = []  # closed episodes without acknowledgement
     applied: Count = 0  # feedback: samples whose priority was set, were gone, or could not be used
     stale: Count = 0
-    gone: Count = 0  # stale samples whose entries were gone before the home received their TD errors
-    entries: Count = 0  # entries in its memory
+    gone: Count = 0  # stale samples whose entries were gone before the home server received their TD errors
+    entries: Count = 0  # entries in the client's memory
     feedback_through: Count = 0  # number of the newest feedback that was applied
     leaving: bool = False
     finished: bool = False  # the client knows that the run is over
@@ -244,7 +244,7 @@ class Update(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.UPDATED)
 class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to UPDATE: the totals that the home has of a client. A payload is a feedback container for the client."""
+    """Answer to UPDATE: totals of a client at its home server. A payload is a feedback container for the client."""
 
     epoch: Word = 0
     durable: bool = False  # totals and lines below are on disk, not only in memory
@@ -252,34 +252,34 @@ class Updated(Body, frozen=True, kw_only=True, omit_defaults=True):
     steps: Count = 0
     lines_through: Count = 0
     ended_through: Count = 0
-    caches: Count = 0  # and episodes accepted
+    caches: Count = 0  # accepted caches and episodes
     received_bytes: Count = 0  # payload bytes of received caches and episodes, accepted or not
     rejected: Annotated[dict[Name, Count], Meta(max_length=64)] = {}  # rejected messages by code
     lost: Count = 0  # messages that cannot arrive any more
     lost_bytes: Count = 0
     credit: Count = 0
     parameters_version: Count = 0
-    parameters: Parameters | None = None  # only when newer than the client's
+    parameters: Parameters | None = None  # parameters if the client's are older
     models: Versions = {}
     feedback_through: Count = 0  # number of the newest feedback in the payload
-    feedback_age: Seconds = 0.0  # since the home received the oldest feedback in the payload
+    feedback_age: Seconds = 0.0  # seconds since the home server received the payload's oldest feedback
     feedback_waiting: Count = 0  # samples of feedback that do not fit into the payload: send UPDATE again at once
     run_name: Name = ""  # current run; after a change, the client reports the end of the former run before HELLO
     finished: bool = False
-    time: Seconds = 0.0  # unix, of the home's clock when it answered
-    leaving: bool = False  # the home is being drained: send HELLO to get another home
+    time: Seconds = 0.0  # unix time of the answering server's clock
+    leaving: bool = False  # the server is being drained: HELLO gets another
     granted_steps: Count = NO_LIMIT  # most steps, less passed_steps, that the client may record before it asks again
     wait: Text = ""  # reason if the client may not go on
 
 
 @body(types.CACHE)
 class Cache(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
-    """Cache that a client pushes to its home, without an answer; the payload is a container of kind CACHE."""
+    """Cache that a client pushes to its home server, without an answer; the payload is a container of kind CACHE."""
 
 
 @body(types.EPISODE)
 class EpisodePush(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
-    """Whole episode that a client pushes to its home, without an answer; the payload is a container of kind EPISODE."""
+    """Whole episode that a client pushes to its home server without an answer; the payload is an EPISODE container."""
 
     has_final: bool = False  # the container has FINAL blocks
     multiplier: Weight = 1.0  # episodic weight multiplier
@@ -294,14 +294,14 @@ class EpisodePush(PushedBody, frozen=True, kw_only=True, omit_defaults=True):
 
 @body(types.FEEDBACK)
 class Feedback(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """TD errors for samples of one home's clients; the payload is a container of kind FEEDBACK. Answered by TAKEN."""
+    """TD errors for samples of one server's clients; the payload is a container of kind FEEDBACK. Answered by TAKEN."""
 
 
 @body(types.TAKEN)
 class Taken(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to FEEDBACK and CONTROL."""
 
-    samples: Count = 0  # samples whose TD errors were accepted for their clients
+    samples: Count = 0  # samples whose TD errors the server accepted for clients
     lost: Count = 0  # samples whose client the server does not know (any more)
     parameters_version: Count = 0
     finished: bool = False
@@ -339,7 +339,7 @@ class Chunk(Body, frozen=True, kw_only=True, omit_defaults=True):
     checksum: Hash
     offset: Count = 0
     text: bool = False
-    home: Hash = 0  # hash of the name of the server of the publication, and its epoch, as in the notice
+    home: Hash = 0  # name's hash and epoch of the publishing server, as in a notice
     epoch: Word = 0
 
 
@@ -371,7 +371,7 @@ class Sums(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     reserve: Small = 0  # unused samples to reserve for this reader, over all clients
     elsewhere: Count = 0  # samples that the reader has drawn from other servers so far
-    part: Small = 0  # the reader has every `of`-th client in the order of their registration, beginning with this one
+    part: Small = 0  # the reader has every `of`-th client in the order of registration, beginning with client `part`
     of: Parts = 1
     wanted: Small = 0  # size of a batch that cannot be drawn because entries or samples are missing
     band: ClusterRate | None = None  # rate of all servers, if the rate is limited
@@ -435,7 +435,7 @@ class FragmentRow(TailRow, frozen=True, array_like=True):
 
     client: Annotated[bytes, Meta(min_length=16, max_length=16)]
     number: Count  # number by its client, the same after a split
-    bytes: Count  # size of its container
+    bytes: Count  # bytes of the fragment's container
     has_final: bool
     terminated: bool | None
     cut: bool
@@ -446,9 +446,9 @@ class FragmentRow(TailRow, frozen=True, array_like=True):
 class Infer(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Request for an inference node's outputs of rows, a container of kind ROWS; answered by INFERRED."""
 
-    patience: Seconds  # after which the client needs no answer any more
+    patience: Seconds  # seconds until the client needs no answer any more
     min_version: Count = 0  # least version of the weights: the rows wait for it
-    job: Count = 0  # job of the rows, which is still running; 0: none
+    job: Count = 0  # running job that the rows belong to; 0: none
 
 
 @body(types.INFERRED)
@@ -473,7 +473,7 @@ class Job(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to WORK: a job, with its start state as a container of kind ROWS if it has one; or no job."""
 
     number: Count = 0  # 0: no job
-    lease: Seconds = 0.0  # after which another observer may get the job, unless a heartbeat comes before
+    lease: Seconds = 0.0  # seconds without a heartbeat until another observer may get the job
     options: Parameters = {}
     cancelled: bool = False  # the job in WORK is cancelled
     leaving: bool = False  # the agent is closing: ask another agent
@@ -554,7 +554,7 @@ class Inherit(Body, frozen=True, kw_only=True, omit_defaults=True):
 class TakeSnapshot(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Request for a snapshot of a server's data, or for the progress of an earlier request; answered by SNAPSHOT."""
 
-    name: Name  # of the file in the server's state folder
+    name: Name  # name of the file in the state folder
     order: Annotated[bytes, Meta(min_length=16, max_length=16)]  # id of the snapshot: a repeated id asks for progress
 
 

@@ -26,14 +26,14 @@ MAX_RECEIVERS: Final = 1 << 16
 IDLE_TIMEOUT: Final = 600.0
 """Seconds without a reply after which the limits of a peer may be evicted."""
 ROW_PART: Final = 0.75
-"""Fraction of a tail that one row may take: the rest is for the tail's other fields."""
+"""Fraction of a tail that one row may take; the tail's other fields share the remaining bytes."""
 MAX_ROWS: Final = 1 << 16
 """Most rows of one page: no list of rows in a tail may be longer."""
 CHECKED_TAIL: Final = 128
 """Tails of more bytes than this have the lengths of their lists compared with the bounds; shorter tails cannot exceed
 a bound that counts.
 """
-_SUMS: Final = frozenset({types.SUMMED, types.DRAWN})  # their rows are one field, which the tail's bytes bound
+_SUMS: Final = frozenset({types.SUMMED, types.DRAWN})  # one field holds all rows; the tail's bytes bound it
 _DEFAULTS: Final = Limits()
 
 
@@ -154,7 +154,7 @@ class ReplyPage:
         return max(0, self._payload_room)
 
     def takes(self, what: str, row: Any = None, payload: int = 0) -> bool:
-        """Count a row and its part of the payload if both fit into the page; return True if they do.
+        """Count a row and its part of the payload if row and part fit into the page; return True if they do.
 
         Args:
             what: Name of the row in a refusal.

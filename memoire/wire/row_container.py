@@ -63,7 +63,7 @@ class RowForms:
 
     def __init__(self, most: int = MAX_FORMS) -> None:
         self._most = most
-        self._forms: dict[tuple[int, int], RowForm] = {}  # by the schema's fingerprint, and the number of rows
+        self._forms: dict[tuple[int, int], RowForm] = {}  # forms by fingerprint and number of rows
 
     def of(self, schema: Schema, rows: int) -> RowForm | None:
         """Return the form of containers of this number of rows, or None if it is not in the cache."""

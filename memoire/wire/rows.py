@@ -19,21 +19,21 @@ ACCOUNT_KEY_BYTES: Final = 32
 CLIENT_SUMS: Final = np.dtype(
     [
         ("client", "<u8", (2,)),  # the client id's 16 bytes
-        ("sequence", "<u8"),  # of the message that brought its sums: a reader that asks two homes takes the newest
+        ("sequence", "<u8"),  # number of the message with the sums: of two servers' rows the newest counts
         ("total_weight", "<f8"),  # S_c
         ("positives", "<u8"),  # N_c
         ("minimum", "<f8"),  # smallest positive weight; 0 if no weight is positive
         ("drawn_between", "<f8"),  # D_c, scaled: u_c / drawn_between is the cap of its share
         ("reserved", "<u4"),  # u_c: unused samples reserved for this reader
-        ("flags", "<u4"),  # 1: reuse_cache: it can serve any count
+        ("flags", "<u4"),  # 1: reuse_cache: the client can serve any count
     ]
 )
 CLIENT_COUNTS: Final = np.dtype([("client", "<u8", (2,)), ("count", "<u4"), ("zero", "<u4")])
 ACCOUNT: Final = np.dtype(
     [
         ("client", "<u8", (2,)),
-        ("home", "<u8"),  # hash of the name of the server that counted this
-        ("since", "<u8"),  # epoch of that server when it opened the account: a later account has another one
+        ("home", "<u8"),  # hash of the counting server's name
+        ("since", "<u8"),  # the server's epoch at the opening of the account, unique per account
         ("episodes", "<u8"),  # up to stale: cumulative since the client began, of which `merge` takes the newest
         ("steps", "<u8"),
         ("generated_bytes", "<u8"),
@@ -43,7 +43,7 @@ ACCOUNT: Final = np.dtype(
         ("ended_through", "<u8"),
         ("applied", "<u8"),
         ("stale", "<u8"),
-        ("lost_feedback", "<u8"),  # from this column on: counted for this account alone; `merge` adds rows up
+        ("lost_feedback", "<u8"),  # from this column on: counts of one account; `merge` adds rows
         ("pushed_caches", "<u8"),
         ("pushed_bytes", "<u8"),
         ("received_caches", "<u8"),

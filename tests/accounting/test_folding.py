@@ -325,7 +325,7 @@ def test_counts_come_back_as_they_were_whatever_follows_them(numbers, rest):
 
 @given(st.binary(max_size=40), st.integers(0, 64))
 @example(b"\x01\x00", 1)  # marked as above 0, but 0
-@example(b"\x01" + b"\xff" * 9 + b"\x02", 1)  # of 65 bits
+@example(b"\x01" + b"\xff" * 9 + b"\x02", 1)  # a number of 65 bits
 def test_bytes_that_nobody_packed_are_refused_or_pack_to_the_same(packed, number):
     try:
         numbers, used = _bytes.unpack_counts(packed, number)

@@ -122,7 +122,7 @@ def test_what_is_on_the_way_of_a_client_that_said_goodbye_is_lost_until_it_arriv
     assert (account.lost_caches, account.in_flight_caches, account.in_flight) == (0, 2, 200)
     ledger.report(CLIENTS[0], 2, Update(caches=4, cache_bytes=400, leaving=True), now=1.0)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (3, 300, 0, 0)
-    assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # no later cache overtook them
+    assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # no later cache overtook caches
     ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (2, 200, 0, 0)
     ledger.check_invariants()
@@ -245,7 +245,7 @@ def test_pages_have_every_row_once_in_order(rows, start):
     assert len(middle) == max(0, min(merge.PAGE_ROWS, rows - start - 1))
 
 
-# --- Changes are saved in groups, and each reply waits for its group
+# --- Changes are saved in groups, and each reply waits until its own group is saved
 
 
 def test_replies_that_wait_are_bounded():

@@ -163,14 +163,14 @@ def test_gaps_stay_gaps_and_lines_go_on_where_only_no_episode_ended(browser, boa
     with window(browser, board.url) as page:
         open_page(page, board.url, "overview")
         shapes = page.evaluate(SHAPES, board.url)
-    assert shapes["sparse"] == [1, "goes on", 3, None, 5]  # no server answered at the fourth
+    assert shapes["sparse"] == [1, "goes on", 3, None, 5]  # no server answered at the fourth point
     assert shapes["dense"] == [1, None, 3, 4, 5]
     assert shapes["time"] == [[0, 1, 2, 6, 10, 11], [1, "goes on", 3, None, None, 5]]
     assert shapes["steps"] == [[0, 5, 27.5, 50], [1, 3, None, None]]
     assert shapes["version"] == [[1, 2, 3], [1, 3, 5]]
     assert shapes["ticks"] == [2, 11]
     assert shapes["smooth"] == [1, 2, "goes on", None, 10, 15]
-    assert shapes["again"] == [1, None, 3, 4, 4.5]  # no observation before the fourth, so the mean starts again
+    assert shapes["again"] == [1, None, 3, 4, 4.5]  # without an observation before the fourth, the mean starts again
     assert shapes["gaps"][0] == [0, 1, 2, 6, 10, 11] and shapes["gaps"][1] == ["1,,3,,4,5"]
     assert shapes["two"] == [[1, 3, None, None], [9, 9, None, 9]]
 

@@ -102,7 +102,7 @@ def test_scalars_of_a_learner_are_in_plain_words_by_what_they_are_about(browser,
         titles = page.locator("main figure .title").all_inner_texts()
         shown = " ".join(titles)
         assert "Mine" in shown and "Test return" in shown
-        assert not any(title.startswith(("Lag", "Learner steps")) for title in titles)  # other pages show these
+        assert not any(title.startswith(("Lag", "Learner steps")) for title in titles)  # other pages have these
         page.get_by_role("button", name="KL divergence", exact=True).click()
         page.locator("#help").get_by_text("mean of (ratio − 1) − log ratio").wait_for()
         card = page.locator("section.card", has_text="What does the learner wait for?")
@@ -129,7 +129,7 @@ def test_an_inference_node_is_shown_with_its_refusals(browser, scene):
         row.wait_for()
         cells = row.locator("td").all_inner_texts()
         assert cells[:2] == ["infer-1", "5"]
-        assert 3.5 < float(cells[4]) <= 4.5  # the node may have counted the batch, but not yet its rows
+        assert 3.5 < float(cells[4]) <= 4.5  # the node may have counted the batch, and not its rows
         assert cells[-1] == "1 failed, 1 batches failed"
         for title in ("Rows", "Wait for a batch", "Reasons that start batches", "Time of slow answers"):
             page.locator("figure", has_text=title).first.wait_for()

@@ -162,7 +162,7 @@ def test_a_node_has_its_curves_first_and_what_it_said_folded(browser, board, nod
         fold.locator("summary").click()
         fold.get_by_text("uptime").wait_for()
         before = fold.locator("dl").inner_text()
-        until(lambda: fold.locator("dl").inner_text() != before)  # redrawn, and still unfolded
+        until(lambda: fold.locator("dl").inner_text() != before)  # the page was redrawn, and the row is still unfolded
         assert fold.get_by_text("uptime").is_visible()
 
 
@@ -186,10 +186,10 @@ def test_log_lines_stay_text_are_searched_and_linked(browser, board, node):
         page.keyboard.type("of 2")
         until(
             lambda: page.locator(".lines li").count() == 1 and "text=of+2" in page.url
-        )  # not for a prefix of the text
+        )  # the page has searched for the whole text
         page.locator("mark").wait_for()
         page.locator(".lines a").first.click()
-        page.locator("li.here").wait_for()  # the context of the line
+        page.locator("li.here").wait_for()  # the page shows lines around the found line
         until(lambda: page.locator(".lines li").count() == 3)
         assert "of 2" in page.locator("li.here").text_content()
         with page.expect_download() as download:
@@ -250,13 +250,13 @@ def test_everything_is_reached_by_the_keyboard(browser, board):
         assert page.evaluate(f"{focus}.className") == "skip"  # the first element skips the navigation
         page.keyboard.press("Enter")
         assert page.evaluate(f"{focus}.id") == "content"
-        page.keyboard.press("/")  # this page has no search, so the key leads to the logs
+        page.keyboard.press("/")  # a page without search: the key leads to the logs
         page.get_by_label("Search all lines").wait_for()
         open_page(page, board.url, "actors")
         page.get_by_text(EXPECTED["actors"]).wait_for()
         page.keyboard.press("/")
         assert page.evaluate(f"{focus}.type") == "search"
-        page.keyboard.type("t")  # a letter of the search, not the key for the theme
+        page.keyboard.type("t")  # in the search, the letter does not switch the theme
         page.keyboard.press("Escape")
         assert page.evaluate(f"{focus}.tagName") == "BODY"
         page.get_by_label("Id, label or host").fill("")
@@ -267,7 +267,7 @@ def test_everything_is_reached_by_the_keyboard(browser, board):
             shown = page.evaluate(f"[{focus}.tagName, getComputedStyle({focus}).outlineStyle, {focus}.textContent]")
             assert shown[0] == "BODY" or shown[1] != "none", shown  # the focus is visible
             reached.add(shown[2])
-        assert {"Steps", "Return, last 20"} <= reached  # the keyboard can sort columns, too
+        assert {"Steps", "Return, last 20"} <= reached  # the keyboard sorts columns
         assert any(re.fullmatch("[0-9a-f]{8}", text) for text in reached)
 
 
@@ -291,7 +291,7 @@ def test_what_is_open_to_everybody_is_said_on_every_page(browser, node, board):
             open_page(page, wide.url, name)
             line = page.locator("#open summary")
             line.get_by_text("One address is open to everybody").wait_for()
-            assert page.locator("#open").bounding_box()["height"] < 50  # one line until a click unfolds it
+            assert page.locator("#open").bounding_box()["height"] < 50  # the line stays folded until a click
             line.click()
             page.locator("#open li", has_text="dashboard http://*:0").wait_for()
             line.click()  # folded again
@@ -332,7 +332,7 @@ def test_nothing_but_the_pages_files_is_served(board):
         assert ask(board.url, path)[0] == 404
     ours = {path for path in files if path.endswith(".js") and "/" not in path.removeprefix("pages/")}
     named = set(re.findall('modulepreload" href="static/([^"]+)"', ask(board.url, "")[2].decode()))
-    assert named == ours  # the page preloads exactly these files
+    assert named == ours  # the page preloads these files
     status, headers, body = ask(board.url, "static/main.js")
     assert status == 200 and body == files["main.js"].body and "text/javascript" in headers["Content-Type"]
     assert ask(board.url, "static/main.js", headers={"If-None-Match": headers["ETag"]})[0] == 304

@@ -116,7 +116,7 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
             click(earlier, 29)
         while later.is_enabled():
             click(later, step() + 1)
-        assert step() == 30 and later.is_disabled()  # the 30th has the last state behind it
+        assert step() == 30 and later.is_disabled()  # after the 30th step comes the last state
         shown = page.locator("tr", has_text="action").locator("td").nth(2)
         assert shown.inner_text() == "29"
         page.keyboard.press("ArrowLeft")
@@ -124,7 +124,7 @@ def test_one_steps_through_the_episode_of_a_sample(browser, scene):
         until(lambda: shown.inner_text() == "28")
         assert page.get_by_text("none yet").is_visible()
         name = scene[0].table("episodes")
-        batch = name.get_batch(4096, timeout=100.0)  # so many that each entry is among them
+        batch = name.get_batch(4096, timeout=100.0)  # each entry is in such a large batch
         name.update_priorities(batch.ids, np.full(4096, -0.25, np.float32))
         page.get_by_role("button", name="Earlier").click()
         until(lambda: step() == 28)

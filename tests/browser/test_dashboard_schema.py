@@ -44,7 +44,7 @@ def test_every_answer_is_as_it_is_described(described, mode):
         if operation.path == ENDLESS:
             continue
         if mode.is_negative and not list(operation.iter_parameters()) and not operation.body:
-            continue  # no value can be wrong
+            continue  # an operation without input has no wrong value
 
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
@@ -58,11 +58,11 @@ def test_every_answer_is_as_it_is_described(described, mode):
             try:
                 answer = case.call(timeout=100.0)
             except requests.exceptions.RequestException:
-                # After a request that is too large, the server may close the connection before its refusal is read.
+                # After a request that is too large, the server may hang up before the client reads the refusal.
                 if len(case.as_curl_command()) < MAX_REQUEST:
                     raise
                 return
-            # A busy node does not answer in time, which is no fault of the API.
+            # A busy node may answer late; a late answer is no fault of the API.
             excused = [not_a_server_error] if answer.status_code == http.HTTPStatus.BAD_GATEWAY else []
             if answer.status_code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # a refusal in spite of other errors
                 excused = [negative_data_rejection]

@@ -217,8 +217,8 @@ def test_every_query_of_every_panel_has_an_answer(prometheus, file, panel, relea
         assert "$" not in query
         if panel["title"] in SILENT:
             until(lambda: numbers(prometheus, query) == [], PATIENCE)  # noqa: B023
-        else:  # a rate takes two scrapes, and a ratio half a minute of the dashboard's
-            assert until(lambda: numbers(prometheus, query), PATIENCE), query  # noqa: B023  it is asked at once
+        else:  # a rate takes two scrapes, and a ratio takes half a minute of the dashboard's figures
+            assert until(lambda: numbers(prometheus, query), PATIENCE), query  # noqa: B023  asked at once
 
 
 def test_the_overview_shows_what_the_dashboards_merged(prometheus, nodes):

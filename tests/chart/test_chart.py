@@ -55,7 +55,7 @@ def test_every_helm_takes_the_chart_and_renders_the_same_each_time(helm, values)
     code, out, err = run(helm, "lint", "--strict", "--kube-version", "1.34.0", *args, CHART)
     assert code == 0 and "[" not in out, out + err
     first = text(helm=helm, values=values)
-    assert first == text.__wrapped__(helm=helm, values=values)  # no random passwords, and maps in a fixed order
+    assert first == text.__wrapped__(helm=helm, values=values)  # passwords are not random, and maps have an order
     assert render(helm=helm, values=values) == render(values=values)
 
 
@@ -64,12 +64,12 @@ def test_every_object_is_valid_for_several_versions_of_kubernetes(kubernetes):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     unknown = set()
     objects = [json.dumps(each) for values in CASES for each in render(values=values, kubernetes=kubernetes)]
-    for each in map(json.loads, dict.fromkeys(objects)):  # many are in several cases
+    for each in map(json.loads, dict.fromkeys(objects)):  # many objects are in several cases
         try:
             kubernetes_validate.validate(each, kubernetes, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
             unknown.add(each["kind"])
-    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # kinds of other projects
+    assert unknown == {"PodMonitor", "PrometheusRule", "HTTPRoute", "ScaledObject"}  # kinds of other projects' objects
 
 
 @every_case
@@ -141,7 +141,7 @@ def test_every_role_reads_its_settings(values, tmp_path):
     for role in roles:
         args = settings.parse(*main.parsers(), [role], {"MEMOIRE_SETTINGS": str(path)})
         assert args.probes == "*:8081", role
-        if role == "server":  # the server can parse its tables, too
+        if role == "server":  # the server can parse its tables
             if args.tables:
                 read_tables(args.tables)
             else:
@@ -164,7 +164,7 @@ def test_an_upgrade_that_takes_a_former_versions_defaults_along_is_told_what_the
     shutil.copytree(CHART, other)
     former = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     del former["proxy"]["autoscaling"], former["image"]["pullPolicy"]
-    (other / "values.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")  # as with --reuse-values
+    (other / "values.yaml").write_text(yaml.safe_dump(former), encoding="utf-8")  # values as with --reuse-values
     code, _, err = run(helm, "template", "demo", other, "--values", FULL)
     says = "missing prop" in err or "is required" in err  # depends on the version of Helm
     assert code != 0 and says and "pullPolicy" in err and "autoscaling" in err, err
@@ -202,13 +202,13 @@ def test_autoscaled_proxies_keep_their_number_at_an_upgrade():
     scaler = of(render(values=AUTOSCALING), "HorizontalPodAutoscaler")["spec"]
     assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "memoire-proxy"}
     assert (scaler["minReplicas"], scaler["maxReplicas"], len(scaler["metrics"])) == (2, 8, 2)
-    assert container("proxy", values=AUTOSCALING)["resources"]["requests"]["cpu"]  # the target is a percentage of this
+    assert container("proxy", values=AUTOSCALING)["resources"]["requests"]["cpu"]  # the target is a share of this
 
 
 def test_keda_scales_proxies_in_place_of_an_autoscaler_and_has_something_to_fall_back_to():
     objects = render(values=KEDA)
     assert "replicas" not in of(objects, "Deployment", "memoire-proxy")["spec"]
-    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA creates its own
+    assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]  # KEDA creates an autoscaler
     scaled = of(objects, "ScaledObject")["spec"]
     assert scaled["scaleTargetRef"] == {"name": "memoire-proxy"}
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
@@ -218,7 +218,7 @@ def test_keda_scales_proxies_in_place_of_an_autoscaler_and_has_something_to_fall
     behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior == {"scaleDown": {"stabilizationWindowSeconds": 300}}
     least = render(values=KEDA, sets=("proxy.autoscaling.keda.fallback.replicas=null",))
-    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # too many are better than too few
+    assert of(least, "ScaledObject")["spec"]["fallback"]["replicas"] == 8  # the larger number of replicas is safer
     query = scaled["triggers"][1]["metadata"]["query"]
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert set(re.findall(r"memoire_\w+", query)) <= set(re.findall(r"memoire_\w+", page))
@@ -238,7 +238,7 @@ def test_pods_begin_anew_when_their_settings_change_and_only_then():
 
     plain, more, other = checksums(), checksums("server.replicas=3"), checksums("server.parameters.multi_step=3")
     changed = {name for name in plain if plain[name] != more[name]}
-    assert changed == {"memoire-dashboard"}  # its settings include the number of servers; proxies read the list again
+    assert changed == {"memoire-dashboard"}  # only the dashboard's settings have the number of servers
     assert {name for name in plain if plain[name] != other[name]} == {"memoire-server"}
 
 
@@ -469,7 +469,7 @@ def probed(container):
 def test_every_node_is_started_kept_and_sent_clients_by_the_probes_of_the_page(values):
     objects = render(values=values)
     kept, sent = documented("livenessProbe"), documented("readinessProbe")
-    # A stopped node is killed at most 10 s and 5 times 15 s later, with 30 s to end; a slow one has 75 s.
+    # The kubelet kills a stopped node after at most 10 s, 5 times 15 s, and 30 s to end; a slow node has 75 s.
     assert kept == asks("/livez", 10, timeout=15, failureThreshold=5) and sent == asks("/readyz", 5)
     # The other programs of a relay's Pod wait until the relay is connected.
     started = {"relay": asks("/readyz", 1, failureThreshold=600)}
@@ -489,7 +489,7 @@ def test_a_program_may_have_other_probes():
     how = {"values": FULL, "sets": (mine, 'actors.probes={"startupProbe":{"exec":{"command":["up"]}}}')}
     learner, get = container("learner", **how), {"path": "/livez", "port": "probes"}
     assert learner["livenessProbe"] == documented("livenessProbe") | {"httpGet": get, "failureThreshold": 60}
-    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # without the default path
+    asked = {"exec": {"command": ["ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}  # the command has no default path
     assert learner["readinessProbe"] == asked
     assert container("actor", **how)["startupProbe"] == {"exec": {"command": ["up"]}}
 
@@ -505,12 +505,12 @@ def test_a_proxy_that_goes_waits_until_nobody_is_sent_to_it_and_then_has_time_to
             behind = {"proxy", *("inference" for kind, name in pairs if kind == "Deployment" and "-inference" in name)}
             assert held(values=values) == dict.fromkeys(behind, {"preStop": {"sleep": {"seconds": 5}}}), values
     assert held(values=FULL, kubernetes="1.30.0") == held(values=FULL)
-    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # this version has no sleep action
+    assert held(values=FULL, kubernetes="1.29.0") == held(values=DIAGNOSTIC) == {}  # 1.29 has no sleep action
     grace = {name.partition("/")[2]: spec.get("terminationGracePeriodSeconds") for name, spec, _ in
              pods(render(values=FULL))}  # fmt: skip
-    without = [grace.pop(f"memoire-{name}") for name in ("drain", "roundtrip", "check")]  # these have no data to save
+    without = [grace.pop(f"memoire-{name}") for name in ("drain", "roundtrip", "check")]  # jobs without data to save
     assert without == [None] * 3
-    assert set(grace.values()) == {30}  # a proxy waits for 5 of these, and a node ends within 10
+    assert set(grace.values()) == {30}  # a proxy waits 5 s, and a node ends within 10 s
 
 
 def test_a_relay_begins_before_the_actor_and_ends_after_it():
@@ -649,7 +649,7 @@ POLICIES = {
 @pytest.mark.parametrize("values", POLICIES, ids=["servers", "embedded", "outside"])
 def test_each_half_of_each_policy_lets_through_what_it_should_by_itself(values):
     objects = render(values=values)
-    kept = [each for each in objects if "annotations" not in each["metadata"]]  # without hooks, which are temporary
+    kept = [each for each in objects if "annotations" not in each["metadata"]]  # hooks are temporary
     for policies in (halves(objects), halves(kept)):
         assert policies.keys() == POLICIES[values].keys()
         for name, (enters, leaves) in POLICIES[values].items():
@@ -697,15 +697,15 @@ def test_a_drain_needs_no_policy_of_the_release_that_it_changes():
         assert annotations["helm.sh/hook"] == job["helm.sh/hook"] == "pre-upgrade,pre-rollback"
         assert int(annotations["helm.sh/hook-weight"]) < int(job.get("helm.sh/hook-weight", 0))
         assert annotations["helm.sh/hook-delete-policy"].endswith("hook-succeeded,hook-failed")
-    # A rollback runs the former chart's drain, perhaps without a policy of its own. The release's policies then allow
-    # it without the hook's policies.
+    # A rollback runs the drain of the former chart, perhaps without a policy for drains. The release's policies then
+    # allow the drain without the hook's policies.
     assert halves(ours) == {"drain": POLICIES[FULL]["drain"], "server": (to("drain", "proxy", "server"), set())}
     for how in ({"sets": ("networkPolicy.enabled=false",)}, {"values": FULL, "sets": ("server.drain.enabled=false",)}):
         assert not any("drain" in name for _, name in kinds(render(**how)) if _ == "NetworkPolicy")
 
 
 def test_prometheus_scrapes_every_node_under_the_names_that_the_rules_know():
-    objects = render(values=FULL)  # without any --api-versions, since the chart does not ask for the operator
+    objects = render(values=FULL)  # no --api-versions: the chart does not ask for the operator
     (endpoint,) = of(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == "probes" and endpoint["path"] == "/metrics"
     labels = {each["targetLabel"]: each for each in endpoint["relabelings"]}

@@ -33,7 +33,7 @@ def test_a_node_listens_with_its_own_keys_and_follows_the_models_at_the_proxies(
     (server,) = pod("StatefulSet", "server", values=VALUES)["containers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert one[probe] == server[probe]
-    assert one["command"] == ["python", "node.py"] and one["name"] == "inference"  # also the name of Prometheus' job
+    assert one["command"] == ["python", "node.py"] and one["name"] == "inference"  # "inference" is a job's name, too
     assert one["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
 
 

@@ -123,7 +123,7 @@ def test_a_secret_of_inference_nodes_has_to_be_there_if_there_are_such_nodes():
 def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
     volumes = [volume for _, spec, _ in pods(render()) for volume in spec["volumes"]]
     mounted = {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
-    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader", "memoire-keys-inference"}  # no Pods for these
+    assert mounted == {*KEYS, "memoire-tokens"} - {"memoire-keys-reader", "memoire-keys-inference"}  # without Pods
     assert not [each for each in render() if each["kind"] == "Secret"], "each upgrade would make them again"
     job = of(render(), "Job", "memoire-keys")
     (one,) = job["spec"]["template"]["spec"]["containers"]
@@ -131,7 +131,7 @@ def test_every_pod_has_keys_and_tokens_that_a_hook_makes():
     assert (args.secrets, args.tokens) == ("memoire-keys", "memoire-tokens")
     assert one["image"] == container("server")["image"]
     attempts, deadline = job["spec"]["backoffLimit"] + 1, job["spec"]["activeDeadlineSeconds"]
-    assert attempts * args.timeout == 120.0 and deadline == 180  # a job that is ended by its deadline leaves no log
+    assert attempts * args.timeout == 120.0 and deadline == 180  # a job that ends by its deadline leaves no log
     assert "--timeout=10" in container("keys", sets=("security.hooks.timeoutSeconds=30",))["args"]
     other = main.parser().parse_args(container("keys", sets=("fullnameOverride=x",))["args"])
     assert (other.secrets, other.tokens) == ("x-keys", "x-tokens")
@@ -202,7 +202,7 @@ def test_secrets_that_are_given_are_looked_at_before_anything_is_installed():
     job = of(render(sets=GIVEN), "Job", "memoire-check")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == HOOK and job["spec"]["backoffLimit"] == 0
     spec = job["spec"]["template"]["spec"]
-    assert spec["serviceAccountName"] == "default"  # the release's own does not exist yet
+    assert spec["serviceAccountName"] == "default"  # the release's own account does not exist yet
     (one,) = spec["containers"]
     args = main.parser().parse_args(one["args"])
     assert (args.secrets, args.tokens, str(args.folder)) == ("mine", "mine-tokens", "/etc/memoire/given")
@@ -211,7 +211,7 @@ def test_secrets_that_are_given_are_looked_at_before_anything_is_installed():
     secrets = [source["secret"] for source in sources]
     seen = {(each["name"], item["key"], item["path"]) for each in secrets for item in each["items"]}
     tokens = {("mine-tokens", name, f"tokens/{name}") for name in ("dashboard", "nodes")}
-    assert seen == {(f"mine-{role}", "own.pub", f"{role}/own.pub") for role in ROLES} | tokens  # no secret key
+    assert seen == {(f"mine-{role}", "own.pub", f"{role}/own.pub") for role in ROLES} | tokens  # secret keys stay out
     own = (*GIVEN, "serviceAccount.create=false", "serviceAccount.name=ours")
     assert pod("Job", "check", sets=own)["serviceAccountName"] == "ours"
     for sets in ((*GIVEN, "security.hooks.check=false"), ()):

@@ -257,7 +257,7 @@ def test_totals_are_exact_and_update_counter_returns_when_they_are():
                 client.update_counter()
                 assert cluster.server.total_episodes == 3 * (count - 1) + k + 1
                 assert cluster.server.total_steps == 5 * cluster.server.total_episodes
-                client.update_counter()  # again: nothing is counted twice
+                client.update_counter()  # a second call counts nothing twice
                 assert cluster.server.total_episodes == 3 * (count - 1) + k + 1
 
 
@@ -295,7 +295,7 @@ def test_of_several_clients_the_one_that_holds_most_gives_its_oldest_cache():
             assert client.push_cache() == 0
             cluster.held(k + 1)
         batch = cluster.server.get_batch(12)
-        # The oldest of all is that of the client that has no other one: it stays.
+        # The oldest cache is the only cache of its client: the server keeps this cache.
         assert set(batch.prev.info[:, 0].tolist()) == {0, 3, 4}
 
 
@@ -361,7 +361,7 @@ def test_batches_without_replacement_are_exactly_what_the_caches_held(monkeypatc
         with pytest.raises(NotEnoughSamples):
             cluster.server.get_batch(1)
     drawn = Counter(number for batch in batches for number in batch.prev.info[:, 1].tolist())
-    assert drawn == pushed and max(pushed.values()) > 1  # an entry may be in a cache twice, and comes out as often
+    assert drawn == pushed and max(pushed.values()) > 1  # an entry may be in a cache twice, and is then drawn twice
 
 
 def test_a_batch_that_cannot_be_filled_takes_nothing():
@@ -541,7 +541,7 @@ def test_the_log_is_written_through_a_buffer_that_a_timer_empties(tmp_path, monk
         client = cluster.client()
         for k in range(20):
             client.write_log(f"line {k}")
-            client.update_counter()  # the server has it
+            client.update_counter()  # the server has the log line
             assert lines_now(path) == 0
     assert lines_now(path) == 20
     monkeypatch.undo()
@@ -590,7 +590,7 @@ def test_write_log_waits_for_room_once_and_then_drops_lines_at_once(monkeypatch)
         waits.clear()
         for k in range(100):
             client.write_log(f"more {k}")
-        assert waits == []  # nothing has left since
+        assert waits == []  # no line has left the client since
         client.write_log("as long as I say", timeout=0.02)
         assert waits and all(0.0 < left <= 0.02 for left in waits)
         stats = client.client.stats()
@@ -625,7 +625,7 @@ def test_a_client_takes_sizes_and_every_parameter_from_the_server():
         "cache_flags": tuple(name != "next_info" for name in FLAGS),
         "start": "repeat",
     }
-    assert set(changed) == set(PROPERTIES)  # a property that is added must be walked here too
+    assert set(changed) == set(PROPERTIES)  # the test must cover each new property
     with Cluster(max_step=123, **changed) as cluster:
         client = cluster.client()
         assert client.rem.max_step == 123
@@ -658,7 +658,7 @@ def test_sync_sizes_starts_a_new_memory_and_totals_go_on():
 def test_a_server_without_max_step_leaves_the_size_to_the_client():
     with Cluster(max_step=0) as cluster:
         client = cluster.client()
-        assert client.rem.max_step >= 1000  # what fits 256 MiB
+        assert client.rem.max_step >= 1000  # entries that fit 256 MiB
         client.sync_sizes(30)
         assert client.rem.max_step == 30
         play(client, 1)
@@ -696,7 +696,7 @@ def test_push_cache_returns_0_or_minus_1_with_the_reason_beside_it():
         client = cluster.client()
         assert client.push_cache() == -1
         assert "draw" in client.push_failure
-        play(client, 1, length=1)  # too short for a step
+        play(client, 1, length=1)  # an episode too short for a step
         assert client.push_cache() == -1
         play(client, 1)
         assert client.push_cache() == 0
@@ -723,7 +723,7 @@ def test_a_full_window_ends_in_minus_1_after_its_timeout():
     with Cluster(cache_size=1000) as cluster:
         client = cluster.client()
         play(client, 1)
-        cluster.server.close()  # nobody takes anything any more
+        cluster.server.close()  # nobody receives caches any more
         started = time.monotonic()
         pushed = 0
         while client.push_cache(timeout=0.2) == 0:
@@ -853,12 +853,12 @@ def test_importance_makes_the_weighted_mean_that_of_all_entries():
             client.update_counter()
         cluster.held(4)
         batch = cluster.server.get_batch(4000)
-        truth = 40 / 50  # of the entries that can be drawn, the share that belongs to the second actor
+        truth = 40 / 50  # the second actor's share of drawable entries
         share = np.average(batch.prev.info[:, 0] == 2, weights=batch.importance)
         assert share == pytest.approx(truth, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------------------------ as large as there
+# ------------------------------------------------------------------------------------------------------ many actors
 
 SMALL = memoire.Schema({"obs": (np.float32, (4,)), "reward": np.float32})
 

@@ -352,7 +352,7 @@ def test_a_wrong_parameter_is_refused_by_name_and_nothing_changes(name, value):
     before = rem.info()
     with pytest.raises(ParameterError, match=name) as error:
         setattr(rem, name, value)
-    shown = [value, *value, tuple(value)] if type(value) is list else [value]  # the whole, or the number that is wrong
+    shown = [value, *value, tuple(value)] if type(value) is list else [value]  # the whole error, or the wrong number
     assert any(f"got {each!r}." in str(error.value) for each in shown)
     assert isinstance(error.value, ValueError)
     assert rem.info() == before
@@ -624,12 +624,12 @@ def test_returns_and_weights_agree_with_slow_python(data, length, reward):
     returns = td_lambda(rewards, values, gamma, lam, bootstrap or 0.0)
     priority = (coeff * np.abs(returns - values)).reshape(length, -1).sum(axis=1)
     weights = init_w * multiplier * priority**alpha
-    weights[-1] = 0.0  # no entry one step later
-    # Returns are kept as float32, and a small difference of two of them has few digits left.
+    weights[-1] = 0.0  # the last entry has no next entry
+    # The memory keeps returns as float32, and a small difference of two returns has few digits left.
     rounding = 3e-7 * (1.0 + np.abs(returns).max()) * coeff.sum()
     least, most = (init_w * multiplier * np.maximum(0.0, priority + sign * rounding) ** alpha for sign in (-1.0, 1.0))
     found = weights_by_position(rem)
-    # what is drawn has the right weight; what is never drawn has next to none
+    # a drawn entry has the right weight; an entry that is never drawn has almost no weight
     for position, weight in found.items():
         assert least[position] * (1.0 - 1e-4) - 1e-5 <= weight <= most[position] * (1.0 + 1e-4) + 1e-5
     for position in set(range(length)) - set(found):
@@ -682,7 +682,7 @@ def test_do_update_weight_off_keeps_init_w_times_the_multiplier():
         episodic_weight_multiplier=3.0,
         do_update_weight=False,
     )
-    expected = {0: 1.5, 1: 3.0, 2: 6.0}  # the last two have no entry two steps later
+    expected = {0: 1.5, 1: 3.0, 2: 6.0}  # the last two entries have no entry two steps later
     assert weights_by_position(rem) == pytest.approx(expected)
     rem.priority_exponent = 0.3
     assert weights_by_position(rem) == pytest.approx(expected)
@@ -809,7 +809,7 @@ def test_drawing_from_an_empty_memory_is_an_error():
     with pytest.raises(EmptyMemory, match="0 entries") as error:
         rem.get_batch(4)
     assert isinstance(error.value, RuntimeError)
-    fill(rem, [1.0])  # too short for one step
+    fill(rem, [1.0])  # an episode too short for one step
     with pytest.raises(EmptyMemory, match="frame_stack"):
         rem.get_batch(4)
 

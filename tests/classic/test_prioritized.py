@@ -63,7 +63,7 @@ def test_sums_minima_and_prefixes_are_the_notebooks(capacity, alpha, steps, pref
         if step is None or max(step)[0] >= buffer.size:
             assert buffer.add(i) == slow.added
             slow.add(i)
-        else:  # a slot may repeat; its last priority counts
+        else:  # the last priority of a repeated slot counts
             slots, priorities = zip(*step, strict=True)
             buffer.update_priorities(slots, priorities)
             slow.update(slots, priorities)
@@ -149,7 +149,7 @@ CALLS = {
 
 def state_of(buffer):
     state = buffer.__getstate__()
-    del state["_rng"]  # an interrupted draw does not repeat its random numbers
+    del state["_rng"]  # an interrupted draw uses up random numbers
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 
@@ -319,7 +319,7 @@ def test_what_is_not_replayed_keeps_the_priority_that_it_had():
     buffer = buffer_of(ERRORS, memoire.Greedy(), ends=True)
     for _ in range(20):
         batch = buffer.sample(2)
-        assert set(batch.obs[:, 0]) == {5.0, 1.0}  # the largest two: 8 and 4
+        assert set(batch.obs[:, 0]) == {5.0, 1.0}  # priorities 8 and 4 are the largest two
         buffer.update_priorities(batch.ids, np.where(batch.obs[:, 0] == 5.0, 8.0, 4.0))
     buffer.update_priorities(buffer.sample(2).ids, np.zeros(2))
     assert set(buffer.sample(2).obs[:, 0]) == {7.0, 4.0}  # the next entries kept their priorities

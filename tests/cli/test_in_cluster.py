@@ -173,8 +173,8 @@ def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
     assert_whole(api, tmp_path)
     assert all(one["metadata"]["labels"] == {"app.kubernetes.io/part-of": "memoire"} for one in api.secrets.values())
     text = "\n".join(lines)
-    assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # no secret is printed
-    # The command writes the same files as a person creates by hand.
+    assert "BEGIN" not in text and api.files("t")["nodes"] not in text  # the output has no secret
+    # The command writes exactly the files that a person creates by hand.
     by_hand = {role: secret_files(role, files) for role, files in cluster_files().items()}
     for role in ROLES:
         assert by_hand[role].keys() == api.files(f"k-{role}").keys()
@@ -204,7 +204,7 @@ def test_a_secret_that_is_missing_is_made_anew_and_the_others_keep_their_keys(ap
     assert_whole(api, tmp_path)
     now = {role: api.files(f"k-{role}")["own.key"] for role in ROLES}
     assert {role for role in ROLES if now[role] != own[role]} == set(gone)
-    for role in set(ROLES) - set(gone):  # the others keep their entries, so that no node is locked out
+    for role in set(ROLES) - set(gone):  # the other roles keep their entries, so that no node is locked out
         for name, text in before[role].items():
             assert api.files(f"k-{role}")[name].startswith(text.rstrip("\n")), (role, name)
     order = [method for method, _ in api.asked if method != "GET"]
@@ -449,7 +449,7 @@ def test_keys_from_before_there_were_inference_nodes_are_enough(mounted, capsys)
 
 def test_every_secret_that_is_missing_or_wrong_is_said_at_once(mounted, capsys):
     shutil.rmtree(mounted / "actor")
-    (mounted / "reader" / "own.pub").unlink()  # an optional volume without its Secret is an empty folder
+    (mounted / "reader" / "own.pub").unlink()  # without its Secret, an optional volume is an empty folder
     (mounted / "proxy" / "own.pub").write_text(keypairs.make("learner").text())
     (mounted / "tokens" / "nodes").write_text("too-short")
     status, output = check(mounted, capsys)

@@ -63,7 +63,7 @@ def test_a_step_of_an_episode_has_the_bytes_that_its_container_has_more_for_one_
 
 def test_compression_takes_its_share_of_frames_alone():
     whole, half = (plan.sample_bytes(schema(), memoire.Parameters(**STACKS), compressed=share) for share in (1.0, 0.5))
-    assert whole - half == 0.5 * 5 * 36  # 3 frames of the stack and 2 after them
+    assert whole - half == 0.5 * 5 * 36  # 3 frames of the stack and 2 next frames
     assert plan.entry_bytes(schema()) - plan.entry_bytes(schema(), compressed=0.5) == 0.5 * 36
 
 

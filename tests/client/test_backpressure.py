@@ -17,7 +17,7 @@ from tcpkit import CutWay, place
 
 pytestmark = pytest.mark.slow
 
-CACHE = 4_106_240  # of 256 samples of WIDE, which share every other frame
+CACHE = 4_106_240  # 256 samples of WIDE, which share every other frame
 SIZE = CACHE // 16
 
 
@@ -87,7 +87,7 @@ def settle(clients, server):
 def actors(cluster, node, count, **options):
     clients = [cluster.client(node, **{"limits": QUICK} | options) for _ in range(count)]
     for client in clients:
-        client.memory  # noqa: B018 - created here, before threads use it
+        client.memory  # noqa: B018 - creates the memory before threads use the memory
         record(client, length=60)
     return clients
 

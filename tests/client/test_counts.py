@@ -24,7 +24,7 @@ enters = st.tuples(st.just("enter"), st.integers(1, 3))
 def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
     counts, run, is_over = RunCounts(), 1, False
     counts.enter_run(run)
-    expected, later = Counter(), 0  # by run; and entries recorded after the end of a run
+    expected, later = Counter(), 0  # counts by run; entries recorded after a run's end
     for what, number in history:
         if what == "record":
             at_once(counts.recording(number, 8))
@@ -75,7 +75,7 @@ def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
 
 
-# --- The byte window of a client: its sums agree in spite of faults, at each home
+# --- The byte window of a client: sums agree in spite of faults, at each home server
 
 CLIENT = b"\0" * 16
 
@@ -89,7 +89,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.way = []
         self.home = 1
-        self.since = {1: 1, 2: 1, 3: 1}  # by home: the start of the client's account
+        self.since = {1: 1, 2: 1, 3: 1}  # start of the client's account, by server
         self.accounts = {home: Account(CLIENT, 0.0, 0.0, 1) for home in self.since}
         self.windows.belong(7, 1, 1)
         self.pushed = [0, 0]
@@ -183,7 +183,7 @@ def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
     assert windows.now.pushed_caches == 3
     windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # the caches arrived after all
     assert (windows.sums().accepted_caches, windows.sums().lost_bytes) == (3, 0)
-    windows.belong(7, 1, since=6)  # the home lost its state
+    windows.belong(7, 1, since=6)  # the home server lost its state
     assert (windows.now.pushed_caches, windows.sums().accepted_caches) == (0, 3)
 
 

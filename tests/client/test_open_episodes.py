@@ -55,7 +55,7 @@ def test_open_episodes_are_stored_at_close_and_later_steps_are_refused(cluster, 
             step(writer, t, environments=environments)
     memory = client.memory
     assert client.close(DEADLINE)
-    assert (server.total_steps, server.total_episodes) == (5 * count, 0)  # as after `reset`: the returns are incomplete
+    assert (server.total_steps, server.total_episodes) == (5 * count, 0)  # returns are incomplete, as after `reset`
     if storage == "episodes":
         until(lambda: held(server) == (count, 5 * count))
         assert set(server.get_batch(100).next_obs[:, 0].tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
@@ -65,7 +65,7 @@ def test_open_episodes_are_stored_at_close_and_later_steps_are_refused(cluster, 
         for call in (lambda each: step(each, 5, environments=environments), lambda each: each.reset()):
             with pytest.raises(Closed, match="this client is closed"):
                 call(writer)
-        writer.close()  # as at the end of a with statement
+        writer.close()  # the end of a with statement calls close
     for count_it in (lambda: client.on_entries(1), lambda: client.on_episode(0, 1, 1.0)):
         with pytest.raises(Closed):
             count_it()
@@ -84,7 +84,7 @@ def test_an_episode_whose_writer_is_gone_is_stored_too(cluster):
 
     play()
     gc.collect()
-    play()  # reuses the lane of the first writer and must not discard its episode
+    play()  # the new writer reuses the first writer's lane and must not discard the episode
     until(lambda: held(server) == (1, 4))
     gc.collect()
     assert client.close(DEADLINE)

@@ -126,7 +126,7 @@ def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home)
     assert (session.schema, session.welcome.storage) == (SCHEMA, "caches")
 
 
-# A home that restarts, or another home
+# A home server that restarts, or another home server
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     assert not session.is_between
 
 
-# Leaving a home
+# Leaving a home server
 
 
 def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
@@ -379,7 +379,7 @@ def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_fi
     assert session.welcomed(reply(welcome), 0.0).parameters == Parameters()
 
 
-# --- Reports that a home is away, and that it is back
+# --- Reports that a home server is away, and that the home server is back
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 8.0), st.booleans()), max_size=60))
@@ -424,7 +424,7 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
         assert inserts.remaining == granted - inserted >= 0
 
 
-# --- A client's log lines until its home has them
+# --- A client's log lines until the client's home server has the lines
 
 
 @given(st.text(), st.integers(0, 40))

@@ -120,7 +120,7 @@ def test_all_tabs_get_the_same_bytes_of_one_poll(board, monkeypatch):
         heard = []
         for _, _, frames in tabs:
             assert next(frames) == b"retry: 2000\n"
-            # Frames from the moment on when all tabs listened.
+            # Frames after the moment when all tabs listened.
             later = (frame for frame in frames if int(frame.split(b"\n")[0].removeprefix(b"id: ")) > begin + 1)
             heard.append([next(later) for _ in range(3)])
         assert all(each == heard[0] for each in heard)
@@ -340,7 +340,7 @@ def test_who_guesses_at_the_dashboard_has_to_wait(guarded, times):
     times(wrong_token=0.0)
     cookie = log_in(guarded)[1].partition(";")[0]
     before = guarded.gate.refused["http_guessing"]
-    for number in range(MAX_WRONG_TOKENS):  # logins and headers count together
+    for number in range(MAX_WRONG_TOKENS):  # logins and headers share a count
         if number % 2:
             assert log_in(guarded, f"wrong-{number}")[0] == 403
         else:
@@ -361,9 +361,9 @@ def test_who_guesses_under_changing_addresses_of_a_proxy_has_to_wait_and_disturb
     assert give(TOKEN, "198.51.100.7") == 200
     answers = [give("wrong", f"203.0.113.{number}") for number in range(MAX_WRONG_OF_PROXY + 1)]
     assert answers == MAX_WRONG_OF_PROXY * [401] + [429]
-    assert give(TOKEN, "198.51.100.8") == 429  # indistinguishable from the guesses
+    assert give(TOKEN, "198.51.100.8") == 429  # answers equal those to guesses
     assert give(TOKEN, "198.51.100.7") == 200
-    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # not by a proxy
+    assert get(guarded, "/api/overview", Authorization=f"Bearer {TOKEN}")["run"] == "r-1"  # sent without the proxy
     assert [give("wrong", "198.51.100.7") for _ in range(MAX_WRONG_TOKENS + 1)] == MAX_WRONG_TOKENS * [401] + [429]
 
 
@@ -394,13 +394,13 @@ def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_o
                 assert heard.readline() == b"retry: 2000\n"
                 path.write_text(new)
                 while heard.readline():
-                    pass  # until the stream ends
+                    pass  # read until the stream ends
             assert ask(board, "/api/overview", headers={"Cookie": cookie})[0] == 401
             assert log_in(board)[0] == 403 and log_in(board, new)[0] == 204
-            node_path.write_text(new)  # at both ends at once
+            node_path.write_text(new)  # the token changes at node and dashboard
             number = board.aggregator.newest.number
             until(lambda: board.aggregator.newest.number > number + 2 and not board.aggregator.newest.missing)
-            # Probes and metrics have a port of their own; at the dashboard's port, metrics need the token then.
+            # Probes and metrics have their own port; with that port, the dashboard's port asks for a token for metrics.
             for name, status in (("/readyz", 200), ("/metrics", 200), ("/api/overview", 404)):
                 assert ask(board.probes_url, name)[0] == status
             assert [ask(board, name)[0] for name in ("/livez", "/metrics")] == [200, 401]
@@ -446,7 +446,7 @@ def test_who_connects_and_says_nothing_is_cut_off(server, times):
             with socket.create_connection((parts.hostname, parts.port), timeout=100.0) as silent:
                 silent.sendall(data)
                 while silent.recv(4096):
-                    pass  # until the server closes the connection
+                    pass  # read until the server closes the connection
         assert ask(board, "/api/session")[0] == 200
 
 

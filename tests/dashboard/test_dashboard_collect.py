@@ -133,7 +133,7 @@ def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actor
     for now, epoch, number in ((0.0, 1, 4), (5.0, 1, 8), (10.0, 2, 6)):
         delay = {"seconds": 2.0 * number, "counts": [0, number // 2, number // 2]}
         counters.count(server(epoch=epoch, feedback_delay=delay))
-        counters.count(server("of a former version"))  # without this figure
+        counters.count(server("of a former version"))  # a report without this figure
         counters.remember(now, Totals(steps=round(10 * now)), [], [])
     assert counters.gained("feedback", 60.0) == (10, 10.0)
     assert counters.feedback(500) == (2.0, 50.0)
@@ -314,7 +314,7 @@ def test_shares_of_actors_that_skip_are_of_all_their_caches_together():
     )
     rows = rows_of(1, pushed_caches=1030, skipped=510), rows_of(2, home="b", pushed_caches=20, skipped=140)
     overview = watched.look(10.0, status_of("a"), status_of("b"), *rows)
-    assert overview.rates.skipped_share == pytest.approx(60 / 100)  # of ten seconds, not the mean of 25 % and 83 %
+    assert overview.rates.skipped_share == pytest.approx(60 / 100)  # share of ten seconds, no mean of 25 % and 83 %
     assert (overview.totals.pushed_caches, overview.totals.skipped_caches) == (1050, 650)
 
 
@@ -323,18 +323,18 @@ def test_of_learners_the_one_that_waits_most_is_told_and_of_freshness_the_worst(
 
     def status(now):
         far = reader("r1", seen=now, waited=50.0 + 0.7 * now, batches=5.0 * now, **FAR)
-        former = reader("r1", seen=now - 9.0, waited=0.0)  # an older report by another server
+        former = reader("r1", seen=now - 9.0, waited=0.0)  # another server sent an older report
         figures = {"batches": int(10 + 3 * now), "waited": 100.0 + 0.1 * now, "learners": [former]}
         return status_of("a", tables={"t": table(freshness=FRESH)}, **figures), status_of("b", learners=[far])
 
-    for now in (0.0, 10.0, 20.0):  # shares describe the looks before
+    for now in (0.0, 10.0, 20.0):  # shares describe the earlier looks
         overview = watched.look(now, *status(now))
     shares = {row.learner: row.waiting_share for row in overview.learners}
     assert shares == {"server:a": pytest.approx(0.1), "r1": pytest.approx(0.7)}
     assert overview.rates.waiting_share == pytest.approx(0.7) and overview.rates.batches == pytest.approx(8.0)
     worst = {name: getattr(overview.freshness, name) for name in FRESH}
     assert worst == {name: max(FRESH[name], FAR[name]) for name in FRESH} | {"effective": 0.4}
-    assert overview.freshness.effective == 0.4  # the least, since more is better for this figure alone
+    assert overview.freshness.effective == 0.4  # the least: of this figure, more is better
 
 
 def test_means_are_over_all_episodes_and_clients_and_not_over_servers():
@@ -364,11 +364,11 @@ def test_what_a_server_counted_before_it_began_anew_is_kept_also_where_the_new_c
     quiet = status_of("b", samples=1_000_000)
     watched.look(0.0, counted("a", 1, 100), quiet)
     watched.look(5.0, counted("a", 1, 200), quiet)
-    overview = watched.look(10.0, counted("a", 2, 900), quiet)  # 100 in its first life, 900 in the next
+    overview = watched.look(10.0, counted("a", 2, 900), quiet)  # 100 entries in its first life, 900 in the next
     rates = overview.rates
     assert (rates.samples, rates.log_lines, rates.refused, rates.batches) == (100.0, 100.0, 100.0, 100.0)
-    (row,) = watched.look(15.0, counted("a", 2, 900), quiet).learners  # shares describe the looks before
-    assert row.waiting_share == pytest.approx(0.1)  # a second of the ten, not 0.8 of one
+    (row,) = watched.look(15.0, counted("a", 2, 900), quiet).learners  # shares describe the earlier looks
+    assert row.waiting_share == pytest.approx(0.1)  # the learner waited a second of the ten
 
 
 def test_tables_add_up_and_what_holds_them_up_is_told_of_any_server():
@@ -399,7 +399,7 @@ def test_latency_is_of_all_requests_and_a_disk_is_the_first_to_be_full():
     for now in range(0, 100, 10):
         overview = watched.look(float(now), *status(now))
     assert BOUNDS[1] < overview.latency.p50 <= BOUNDS[2] and BOUNDS[8] < overview.latency.p99 <= BOUNDS[9]
-    assert overview.forecast.disk_full == pytest.approx((900 - 5 * 90) / 5)  # of b, at half the rate of a
+    assert overview.forecast.disk_full == pytest.approx((900 - 5 * 90) / 5)  # the disk of b fills at half the rate of a
 
 
 class Look:

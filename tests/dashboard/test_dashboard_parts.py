@@ -57,7 +57,7 @@ def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added
 
 def test_a_history_goes_on_in_its_file(tmp_path):
     path = str(tmp_path / "history.db")
-    for value in (1.0, 3.0):  # two values in one second are merged, not replaced
+    for value in (1.0, 3.0):  # the ring merges two values in one second
         with History(path) as history:
             history.add("r", NOW, {"x": one(value), "steps": one(10 * value)})
             history.keep_run("r", NOW + value, {"n": value}, b"rows")

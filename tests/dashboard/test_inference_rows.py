@@ -59,7 +59,7 @@ def watched(seconds, node=inference, server=rollouts, settings=None, **changes):
 
 def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_is_not_shown():
     overview, _ = watched(30, lambda now: inference(now if now < 20 else now - 20, pid=1 + (now >= 20)))
-    assert overview.inference[0].rows_per_second == 800.0  # not below 0
+    assert overview.inference[0].rows_per_second == 800.0  # the rate never falls below 0
     cluster = Cluster(Settings(nodes=(NODE,)))
     cluster.listed([NODE], 0.0)
     cluster.apply(NodeAnswer(NODE, 0.0, status=inference(0)))
@@ -99,9 +99,9 @@ def test_missing_nodes_of_each_kind_are_counted():
     ("models", "scalars", "newest", "expected"),
     [
         ({"policy": 3}, {}, {"policy": 5}, (3, 2)),
-        ({"policy": 6}, {}, {"policy": 5}, (6, 0)),  # the actor received the model before the server reported it
+        ({"policy": 6}, {}, {"policy": 5}, (6, 0)),  # the actor has the model before the server's report
         ({"a": 9, "b": 1}, {}, {"a": 9, "b": 4}, (1, 3)),
-        ({}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),  # from an inference node
+        ({}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),  # the version comes from an inference node
         ({"policy": 1}, {"model_version": 4.0}, {"policy": 5}, (4, 1)),
         ({}, {"model_version": 4.0}, {"a": 5, "b": 5}, (None, None)),  # the topic is ambiguous
         ({"policy": 3}, {}, {}, (3, None)),

@@ -87,7 +87,7 @@ def test_a_step_that_no_event_file_has_is_refused(tmp_path):
 def test_functions_of_other_tools_are_a_logger_in_one_line():
     calls = []
 
-    def log(data, step=None, commit=None):  # like wandb.log, mlflow.log_metrics and trackio.log
+    def log(data, step=None, commit=None):  # signature of wandb.log, mlflow.log_metrics and trackio.log
         calls.append((data, step))
 
     logger = loggers.Functions(log, lambda: calls.append("end"))

@@ -198,7 +198,7 @@ def replayed(name):
 def test_a_recorded_cluster_has_the_verdicts_that_a_person_wrote_down_first(name):
     seen = replayed(name)
     for moment, wanted in CASES[name]["verdicts"].items():
-        second = min(seen, key=lambda each: abs(each - float(moment)))  # noqa: B023  it is asked at once
+        second = min(seen, key=lambda each: abs(each - float(moment)))  # noqa: B023  asked at once
         assert abs(second - float(moment)) < 5.0
         assert set(codes(seen[second])) == set(wanted), (second, seen[second].verdicts)
     assert all(path.stat().st_size < 40_000 for path in RECORDINGS.glob("*.xz"))

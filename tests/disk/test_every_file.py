@@ -241,7 +241,7 @@ def in_store(folder, at, group_of):
     except StateUnusable as error:
         raise OSError(errno.ENOSPC, "No space left on device") from error
     if isinstance(at, FailAt) and len(at.steps) >= at.number > 0:
-        raise at.error  # failed while the store was closed: everything was saved
+        raise at.error  # the close failed after everything was saved
 
 
 def body_of(number):
@@ -642,7 +642,7 @@ def test_files_of_prompts_become_smaller_while_nothing_comes(kind, folder):
 @pytest.mark.parametrize("damaged", [120, 1_000], ids=["keys", "payload"])
 def test_a_file_of_prompts_that_is_damaged_stays_and_is_named(kind, folder, damaged, caplog):
     with open_state(folder) as store:
-        path = min((folder / "rows").iterdir(), key=lambda path: path.stat().st_ctime_ns)  # four of five are not needed
+        path = min((folder / "rows").iterdir(), key=lambda path: path.stat().st_ctime_ns)  # five files hold rows
         content = bytearray(path.read_bytes())
         content[damaged] ^= 1
         path.write_bytes(content)

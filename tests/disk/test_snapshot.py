@@ -86,7 +86,7 @@ def test_what_was_not_drawn_comes_back_and_nothing_else(tmp_path, drawn):
     if left:
         ids += again.get(left).gathered.ids["number"].tolist()
         rows = {bytes(row["client"].tobytes()): row for row in again.reserve(name(9), 1)}
-        for row in pool.reserve(name(9), 1):  # the sums, too
+        for row in pool.reserve(name(9), 1):  # the sums are equal, too
             same = rows.get(bytes(row["client"].tobytes()), row)
             for fact in ("total_weight", "sequence", "positives", "minimum", "drawn_between"):
                 assert same[fact] == row[fact], fact
@@ -152,7 +152,7 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
             continue
         held = containers.check(payload, pool.layout)
         seen.append((clients[-1], np.frombuffer(held.part(Part.NUMBER), "<i8")[0]))
-        for i in range(3):  # everything that was held at the beginning is soon overwritten
+        for i in range(3):  # new entries soon overwrite all entries of the start
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
         pool.limit(max(1, pool.stats().bytes * 3 // 4))
     assert clients == [name(0), name(1), name(2)]
@@ -470,7 +470,7 @@ def test_damage_is_refused_or_skipped_with_exact_counts(tmp_path):
         try:
             done = load([path], *tables, skip_damaged=True)
         except DataError:
-            verdicts["useless"] += 1  # nothing tells what the file holds
+            verdicts["useless"] += 1  # no part tells the content of the file
             continue
         assert not done.refused, number
         there = done.caches + done.episodes

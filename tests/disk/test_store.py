@@ -65,7 +65,7 @@ def test_epochs_grow_whatever_the_clock_does(tmp_path):
         with Store(tmp_path / "state", clock=lambda now=now: now) as store:
             epochs.append(store.epoch)
     assert all(former < epoch for former, epoch in pairwise(epochs))
-    # Epochs are not before the clock: those of a folder that replaces a lost one continue above its last epoch.
+    # Epochs are not before the clock: a folder that replaces a lost folder continues above the lost epochs.
     assert all(epoch >= now * 1e9 for epoch, now in zip(epochs, clocks, strict=True))
 
 
@@ -145,7 +145,7 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         try:
             keeper.store.settings()
         except Closed:
-            os.read(reading, 1)  # until the parent is done
+            os.read(reading, 1)  # wait until the parent is done
             del keeper
             gc.collect()
             os._exit(7)
@@ -162,7 +162,7 @@ def test_a_forked_child_neither_holds_the_folder_nor_writes_it(tmp_path):
         assert store.settings()["n"] == "2"
 
 
-# --- A store against slow models: its content after any order of saves and restarts
+# --- A store against slow models: the store's content after any order of saves and restarts
 
 LETTERS = "aAbB%_\\\n\0é€."
 texts = st.text(LETTERS, max_size=6)
@@ -303,7 +303,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
             if fails:
                 failing.append("database or disk is full")
                 with pytest.raises(sqlite3.OperationalError):
-                    file.save([], [], prompts, accounts)  # swapped: no row of the failed save may be remembered
+                    file.save([], [], prompts, accounts)  # swapped arguments: the store forgets rows of a failed save
             was = there["table_rows"]
             gone = [was[name] for name in prompts if name in was]
             assert sorted(file.save([], [], accounts, prompts)) == sorted(body for body in gone if len(body) <= 64)
@@ -333,7 +333,7 @@ def test_a_search_is_a_condition_of_all_that_is_wanted():
         "client = ?", "label = ?", "received >= ?", "received < ?", "text LIKE ? ESCAPE '\\'",
     ]  # fmt: skip
     assert values[2:6] == [b"c", 0, 1.0, 2.0] and values[6].startswith("%50\\%\\_\\\\")
-    condition(3, LineFilter(text="\ud800" * MAX_TEXT))[1][2].encode()  # UTF-8 has no such letter
+    condition(3, LineFilter(text="\ud800" * MAX_TEXT))[1][2].encode()  # UTF-8 cannot encode this letter
     for never in (LineFilter(text="x" * (MAX_TEXT + 1)), LineFilter(label=1 << 32), LineFilter(label=-1)):
         assert condition(3, never) is None
     assert condition(3, LineFilter(text="x" * MAX_TEXT, label=(1 << 32) - 1)) is not None

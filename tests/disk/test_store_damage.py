@@ -273,7 +273,7 @@ def test_a_flipped_bit_of_a_line_or_an_account_is_refused_and_no_number_is_wrong
                 try:
                     rows_of(copy, (f"UPDATE {table} SET {column} = {change} WHERE {where}", [flipped(value, bit)]))
                 except sqlite3.IntegrityError:
-                    continue  # SQLite refuses a second row of the same key
+                    continue  # SQLite refuses a second row of one key
                 wrong = [result for result, right in zip(all_reads(copy), truth, strict=True) if result != right]
                 assert wrong and all(re.search(DAMAGE, str(result)) for result in wrong), (column, bit, wrong)
                 tried += 1

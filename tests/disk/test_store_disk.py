@@ -127,7 +127,7 @@ class Users:
     def check_refused(self, trouble):
         """Check that each call that has to save is refused with the trouble and the folder."""
         for name, call in self.calls.items():
-            for timeout in (0.3, 3.0, 30.0):  # a busy machine may not say in time why
+            for timeout in (0.3, 3.0, 30.0):  # a busy machine may report the cause late
                 with pytest.raises((Refused, MemoireTimeout, StateLost)) as caught:
                     call(timeout)
                 if match := re.search(trouble, str(caught.value)):
@@ -441,7 +441,7 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(in_memory, poin
 
 
 def test_every_point_of_the_store_is_tried():
-    others = ("replay/files.py", "tq/interface.py")  # test_every_file.py kills at each of their points
+    others = ("replay/files.py", "tq/interface.py")  # test_every_file.py kills the process at each point of these files
     package = TESTS.parent / "memoire"
     paths = [path for path in package.rglob("*.py") if path.relative_to(package).as_posix() not in others]
     sources = "".join(path.read_text() for path in paths)

@@ -33,7 +33,7 @@ WITH_TORCH = "stable_baselines3"
 
 def run(block, names):
     _, _, line, code = block
-    exec(compile("\n" * line + code, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+    exec(compile("\n" * line + code, str(PAGE), "exec"), names)  # noqa: S102 - code of our own page
     return names
 
 
@@ -48,7 +48,7 @@ def rows_of(side, names):
     if side == "memoire":
         return batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
     if side == "cpprb":
-        is_whole = batch["rew"] > 2.0  # what is behind a window of fewer than three steps is not there
+        is_whole = batch["rew"] > 2.0  # windows of fewer than three steps have no later entry
         return batch["obs"], batch["act"][:, 0], batch["rew"][:, 0], None, np.where(is_whole, batch["next_obs"], np.nan)
     if side == "reverb":
         keys = sorted(("obs", "action", "reward", "discount", "next_obs"))
@@ -122,7 +122,7 @@ def test_whoever_writes_the_other_word_is_told_ours(call, wanted):
     names = {name: getattr(memoire, name) for name in memoire.__all__}
     names["buffer"] = memoire.Buffer({"obs": (np.float32, (2,)), "reward": np.float32}, 100)
     with pytest.raises(TypeError) as caught:
-        eval(call, names)  # noqa: S307 - our own page
+        eval(call, names)  # noqa: S307 - code of our own page
     assert any(word in str(caught.value) for word in wanted), str(caught.value)
     assert len(WORDS) > 40
 

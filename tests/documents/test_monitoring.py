@@ -59,11 +59,11 @@ def test_rules_name_only_metrics_that_exist():
 def test_every_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on():
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
-    assert list(sections) == list(alerts())  # each alert has a section, in the same order, and no section is left over
+    assert list(sections) == list(alerts())  # alerts and sections match, in one order
     for name, rule in alerts().items():
         notes = rule["annotations"]
         assert name.startswith("Memoire") and rule["labels"]["severity"] in ("critical", "warning", "info"), name
-        assert notes["summary"].endswith(".") and "{{" not in notes["summary"], name  # the same for all, to group by
+        assert notes["summary"].endswith(".") and "{{" not in notes["summary"], name  # a constant text, to group by
         assert notes["description"].endswith(".") and "{{" in notes["description"], name
         assert notes["runbook_url"] == f"docs/alerts.md#{name.lower()}"
         assert all(f"**{word}:**" in sections[name] for word in ("Means", "Look at", "Do")), name
@@ -91,7 +91,7 @@ def test_a_board_can_be_imported_anywhere(file):
     assert read["id"] is None and read["uid"] == BOARDS[file] and read["tags"] == ["memoire"]
     variables = {variable["name"]: variable for variable in read["templating"]["list"]}
     assert list(variables) == ["datasource", *chosen(file)]
-    # A cluster without these labels is found, too: nothing matches .*
+    # A cluster without these labels is found, because the value .* matches all clusters
     assert all(variables[name]["allValue"] == ".*" for name in chosen(file))
     assert "${DS_" not in json.dumps(read)
     ids = [panel["id"] for panel in read["panels"]]
@@ -111,7 +111,7 @@ def test_queries_of_a_board_name_only_metrics_that_exist_and_follow_the_variable
     matched = ", ".join(f'{label}=~"${label}"' for label in chosen(file))
     for query in queries(file):
         found = NAME.findall(query)
-        assert found and set(found) <= catalogue(), query  # no recording rules: a board works without them
+        assert found and set(found) <= catalogue(), query  # a board works without recording rules
         for name in (*found, *re.findall(r"\bprocess_\w+", query)):
             assert f"{name}{{{matched}" in query, query
         assert set(re.findall(r"\[(.*?)\]", query)) <= {"$__rate_interval"}, query

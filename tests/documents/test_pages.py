@@ -55,7 +55,7 @@ def test_the_python_of_a_page_runs_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    monkeypatch.setenv("MEMOIRE_TQ", "")  # a page that connects by memoire.tq sets it
+    monkeypatch.setenv("MEMOIRE_TQ", "")  # a page that connects by memoire.tq sets MEMOIRE_TQ
     if page == "docs/transferqueue.md":
         pytest.importorskip("tensordict", reason="tensordict is not installed: memoire.tq gives TensorDicts")
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -251,7 +251,7 @@ def test_running_text_names_no_tests(page: Path) -> None:
         )
 
 
-# --- The contract, and what the old README promised
+# --- The contract, and promises of the old README
 
 
 def rows_of_contract():
@@ -297,12 +297,12 @@ def test_the_diagram_is_a_vector_drawing_for_light_and_dark_that_shows_every_par
     light, dark = "".join(drawing.find(f"{SVG}style").itertext()).split("@media (prefers-color-scheme: dark)")
     coloured = re.compile(r"([.\w][^{}]*?)\{ (?=[^{}]*#[0-9a-f]{6})")
     named = [{name.strip() for found in coloured.findall(half) for name in found.split(",")} for half in (light, dark)]
-    assert named[0] == named[1] and len(named[0]) > 5  # every colour has one for the dark
+    assert named[0] == named[1] and len(named[0]) > 5  # every colour has a dark counterpart
     assert "architecture.svg" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 
 
 def test_documentation_is_complete_and_can_be_found():
-    for page in sorted((ROOT / "docs").rglob("*.md")):  # a test of the site looks whether each is in its menu
+    for page in sorted((ROOT / "docs").rglob("*.md")):  # another test checks that the site's menu has each page
         name, text = page.relative_to(ROOT / "docs").as_posix(), page.read_text(encoding="utf-8")
         assert (
             text.startswith("# ") and len(text) > 500 and not re.search(r"\bTODO\b|\bFIXME\b|see the source", text)
@@ -358,7 +358,7 @@ def test_the_vignettes_formulas_make_the_corrected_mean_that_of_all_entries():
         [np.array([1.0, 2.0, 5.0]), np.array([0.5, 4.0])],
         [np.array([3.0, -1.0, 2.0]), np.array([7.0, 9.0])],
     )
-    newest, shares = [6, 2], [0.3, 0.7]  # N_c: the first has three entries more than in its cache
+    newest, shares = [6, 2], [0.3, 0.7]  # N_c: the first client has three entries more than its cache
     mean = 0.0
     for w, f, now, share in zip(weights, values, newest, shares, strict=True):
         p = eval(chance, {"pi_c": share, "w_i": w, "S_k": w.sum()})
@@ -378,6 +378,6 @@ def test_a_crash_in_the_core_leaves_a_trace():
 
 
 def test_every_test_run_would_tell_of_a_crash_or_a_hang(request):
-    assert faulthandler.is_enabled()  # pytest has it in each of its runs
+    assert faulthandler.is_enabled()  # pytest enables faulthandler in each run
     seconds = float(request.config.getini("faulthandler_timeout"))
     assert 0.0 < seconds < float(request.config.getini("timeout"))  # the stacks come before the end

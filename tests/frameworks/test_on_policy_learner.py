@@ -184,7 +184,7 @@ def test_settings_that_do_not_fit_are_refused():
         OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), policy="Remote")
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), 64, world=World(0, 3))
-    # Ranks on other machines use the same ports.
+    # Ranks on different machines use equal ports.
     assert [World(3, 4).place, World(3, 4, local_rank=1).place] == [3, 1]
     with pytest.raises(ParameterError, match="below .WORLD_SIZE"):
         World.from_environment({"RANK": "2", "WORLD_SIZE": "2"})

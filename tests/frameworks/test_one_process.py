@@ -44,9 +44,9 @@ def test_the_program_of_the_page_prints_its_figures_and_continues_where_it_was(p
 def test_a_start_after_the_last_step_and_one_without_the_learners_file_continue(program, tmp_path):
     program(40)
     learner = tmp_path / "run" / "learner.pt"
-    assert "continues at step 40 with 40 entries" in program(40)  # no step is left
+    assert "continues at step 40 with 40 entries" in program(40)  # all steps are done
     assert torch.load(learner, weights_only=True)["step"] == 40
-    learner.unlink()  # as if it was killed within its first checkpoint
+    learner.unlink()  # as after a kill within the first checkpoint
     assert "continues at step 0 with 40 entries" in program(30)
     assert torch.load(learner, weights_only=True)["step"] == 30
     assert len(memoire.Buffer.load(tmp_path / "run" / "replay.npz")) == 70

@@ -63,7 +63,7 @@ def values(critic: torch.nn.Module, which: int, inputs: Any) -> np.ndarray[Any, 
 def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() -> None:
     agent, entries = new_agent(polyak=0.9, alpha=0.5), batch()
     entries.discount[::4] = 0.0  # terminal states
-    with torch.no_grad():  # targets that are not the critics
+    with torch.no_grad():  # targets that differ from the critics
         for parameter in agent.target.parameters():
             parameter.add_(0.1)
     critic, target, policy = (copy.deepcopy(each) for each in (agent.critic, agent.target, agent.policy))
@@ -82,7 +82,7 @@ def test_a_step_has_the_losses_of_its_equations_and_moves_targets_as_they_say() 
     assert float(figures["loss_critic"]) == pytest.approx(np.mean(errors[0] ** 2 + errors[1] ** 2), rel=1e-4)
     assert figures["priorities"].numpy() == pytest.approx((errors[0] + errors[1]) / 2, abs=1e-4)
 
-    beside = np.hstack([numbers["obs"], action.double().numpy()])  # by the critics after their step
+    beside = np.hstack([numbers["obs"], action.double().numpy()])  # the actor's loss uses the updated critics
     least = np.minimum(values(agent.critic, 0, beside), values(agent.critic, 1, beside))
     assert float(figures["loss_actor"]) == pytest.approx(np.mean(0.5 * logp.double().numpy() - least), rel=1e-4)
     mine, before, now = (list(each.parameters()) for each in (agent.critic, target, agent.target))

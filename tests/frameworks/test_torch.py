@@ -218,7 +218,7 @@ def test_what_is_no_network_is_refused():
         memoire.torch.load(None, network(1))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch itself warns while it compiles
+@pytest.mark.filterwarnings("ignore")  # torch warns while torch compiles
 def test_the_wrapper_of_compile_is_looked_through():
     net, there = network(1), network(2)
     memoire.torch.load(memoire.torch.body_of(torch.compile(net)), torch.compile(there))
@@ -378,7 +378,7 @@ class TestStableBaselines:
                 after = fresh
             infos = [{"TimeLimit.truncated": bool(each)} for each in cut]
             for each in (ours, theirs):
-                # Copies: theirs gives arrays of the dicts that it gets another shape.
+                # Copies, because Stable-Baselines3 reshapes the arrays of the dicts that it receives.
                 each.add(copy(now), copy(after), action, rewards, done.astype(np.float32), infos)
             now = self.chosen(done, fresh, after)
         drawn, expected = (self.table(each.sample(6000)) for each in (ours, theirs))
@@ -418,7 +418,7 @@ class TestStableBaselines:
         for one, other in zip(go_on(model), go_on(again), strict=True):
             assert torch.equal(one, other)
         assert len(again.replay_buffer.memory) == len(model.replay_buffer.memory) == again.replay_buffer.size() > 290
-        again.learn(9, reset_num_timesteps=False)  # a reset environment, which ends the open episode
+        again.learn(9, reset_num_timesteps=False)  # the reset ends the open episode
 
     @pytest.mark.filterwarnings("ignore")
     def test_the_file_of_another_replay_buffer_is_refused_and_changes_nothing(self, tmp_path):
@@ -517,7 +517,7 @@ class TestStableBaselines:
         "gamma": 0.5, "multi_step": 2, "n_envs": 2, "n_steps": 2, "observation_space": None,
         "optimize_memory_usage": True,
     }  # fmt: skip
-    OF_THE_BUFFER = {  # no algorithm has these; the buffer's seed is that of other draws
+    OF_THE_BUFFER = {  # no algorithm has these settings; the buffer's seed is for other draws
         "burn_in", "cache_size", "compression", "fields", "frame_stack", "handle_timeout_termination",
         "importance_batches", "importance_exponent", "importance_final", "is_corrected", "max_age", "max_episode",
         "max_model_lag", "max_times_sampled", "min_size", "mix_lambda", "model_topic", "next", "normalize", "prev",
@@ -539,7 +539,7 @@ class TestStableBaselines:
             with pytest.raises((ParameterError, TypeError), match=name.removesuffix("_factor")):
                 memoire.sb3.DQN("MlpPolicy", env, **options, replay_buffer_kwargs={name: value})
         source = Buffer(memoire.sb3.schema_of(env), 100)
-        kept = {"multi_step", "discount"}  # compared, as the test of each way shows
+        kept = {"multi_step", "discount"}  # the test of each way compares the values
         for name in (NAMES | {"seed", "sampler"}) - kept:
             with pytest.raises(ParameterError, match=f"{name} must be left out with `source`"):
                 replay = {"writer": object(), "source": source, name: 1}

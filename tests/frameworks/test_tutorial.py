@@ -59,7 +59,7 @@ def test_the_script_of_the_tutorial_runs_unchanged_in_three_processes(tmp_path: 
 @pytest.mark.parametrize("which", ["ready", "own"])
 def test_a_script_of_tmrl_0_7_runs_by_the_substitution_of_the_page_and_unchanged(which: str, tmp_path: Path) -> None:
     script, command = SCRIPT.with_name("tutorial_07.py"), [sys.executable, "-m", "memoire.tmrl", "run"]
-    if which == "own":  # the other one runs unchanged
+    if which == "own":  # the other tutorial runs unchanged
         line = next(each for each in PAGE.read_text().splitlines() if each.startswith("sed "))
         script, command = Path(shutil.copy(script, tmp_path / "my_script.py")), [sys.executable]
         subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=20.0)

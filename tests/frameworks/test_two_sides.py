@@ -149,7 +149,7 @@ def with_default(observation_space: Any, action_space: Any, device: Any, gamma: 
     return Plain(gamma=gamma)
 
 
-DISCOUNTS = [  # agent, settings of the table, discount of both
+DISCOUNTS = [  # agent, settings of the table, discount of agent and table
     (rl.partial(SAC, gamma=0.8), {}, 0.8), (SAC, {"discount": 0.8}, 0.8), (SAC, {}, 0.99),
     (rl.partial(SAC, gamma=0.8), {"discount": 0.8}, 0.8), (with_default, {}, 0.7), (with_default, {"discount": 0.8}, 0.8),
     (lambda **spaces: Plain(gamma=None), {"discount": 0.8}, 0.8),
@@ -195,7 +195,7 @@ def test_an_agent_that_draws_by_itself_refuses_batches_of_another_discount(multi
 
 # -------------------------------------------------------------------------------------------------- worker and learner
 
-OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # the name at the table or learner, by the name here
+OF_THE_LEARNER: dict[Any, dict[str, str]] = {  # name at the table or learner, by the name in this test
     rl.RolloutWorker: {"env": "action_space", "policy": "policy", "topic": "topic", "is_paced": "samples_per_insert_tolerance"},
     rl.Collector: {"envs": "env", "policy": "net", "topic": "model_topic"},
 }  # fmt: skip
@@ -312,7 +312,7 @@ class Second(World):
         return list(values)
 
 
-OVERRIDES: dict[Any, dict[str, Any]] = {  # values other than the defaults, which stay; the log names both
+OVERRIDES: dict[Any, dict[str, Any]] = {  # values that differ from the defaults; the log names each pair
     SAC: {"gamma": 0.5, "polyak": 0.9, "rate": 1e-2, "target_entropy": -7.0},
     PPO: {
         "rate": 1e-2, "epochs": 9, "minibatch": 7, "clip": 0.4, "value_coef": 2.0, "entropy_coef": 0.1, "gamma": 0.5,
@@ -434,7 +434,7 @@ def test_what_an_agent_is_told_stays_beside_its_checkpoint(cls: Any, name: str, 
     assert all(each in line for each in (CALLED.get(name, name), f" = {value!r}, as set on this", f" has {former!r}"))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        Run(cls, tmp_path, {name: value})  # the same setting as before
+        Run(cls, tmp_path, {name: value})  # a repeated setting changes nothing
     assert not [line for line in caplog.messages if line.startswith("going on with ")]
 
 

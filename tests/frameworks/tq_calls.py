@@ -20,7 +20,7 @@ from tensordict import NonTensorStack, TensorDict
 RECORD = Path(__file__).parents[1] / "recordings" / "transfer_queue.json"
 
 CALLS = [
-    # rows one by one
+    # calls that put and get single rows
     'tq.kv_put("a", "p", {"x": torch.tensor([1, 2, 3])}, {"s": 1})',
     'tq.kv_put("a", "p", {"y": torch.tensor(2.5)})',
     'tq.kv_put("a", "p", tag={"t": [1, None, "two"], "s": 2})',
@@ -38,7 +38,7 @@ CALLS = [
     'tq.kv_batch_get("e", "p")',
     'tq.kv_put("h", "p", {"x": torch.ones(2, dtype=torch.bfloat16), "z": torch.tensor([True])})',
     'tq.kv_batch_get("h", "p")',
-    # what is missing
+    # calls for missing rows
     'tq.kv_batch_get("zz", "p")',
     'tq.kv_batch_get("zz", "nowhere")',
     'tq.kv_batch_get(["a", "zz"], "p")',
@@ -78,7 +78,7 @@ CALLS = [
     'tq.kv_list()',
     'tq.kv_list("p")',
     'tq.kv_list(partition_id="nowhere")',
-    # with the metadata that a put returned
+    # calls with the metadata that a put returned
     'setattr(box, "meta", tq.kv_batch_put(["k1", "k2"], "q", tags=[{"z": 9}, {"z": 8}]))',
     'box.meta',
     'tq.kv_batch_get_by_meta(box.meta)',
@@ -86,7 +86,7 @@ CALLS = [
     'tq.kv_batch_get_by_meta(box.meta, ["f", "h"])',
     'tq.kv_batch_get_by_meta(tq.KVBatchMeta(keys=["k1"], tags=[{}]))',
     'tq.kv_batch_get_by_meta(tq.KVBatchMeta(keys=["k1"], tags=[{}], partition_id="q"))',
-    # a parser of references
+    # calls of a parser of references
     'tq.kv_put("u", "p", {"x": torch.ones(2), "u": "there"}, data_parser=lambda d: {**d, "u": [each.upper() for each in d["u"]]})',
     'tq.kv_batch_get("u", "p")',
     # checkpoints
@@ -111,7 +111,7 @@ CALLS = [
     'tq.kv_put("n1", "n", {"f": torch.arange(2)})',
     'tq.kv_list("n")',
     'tq.kv_batch_get("n1", "n")',
-    # the same, awaited
+    # calls that await asynchronous functions
     'run(tq.async_kv_put("z", "as", {"x": torch.arange(3)}, {"s": 1}))',
     'run(tq.async_kv_batch_put(["y", "x"], "as", TensorDict({"x": torch.arange(2)}, batch_size=2), [{"t": 1}, {"t": 2}]))',
     'run(tq.async_kv_batch_get(["x", "y"], "as"))',
@@ -120,7 +120,7 @@ CALLS = [
     'run(tq.async_kv_clear(["x", "y"], "as"))',
     'run(tq.async_kv_list("as"))',
     'run(tq.async_kv_batch_get("x", "as"))',
-    # metadata of a batch
+    # calls with metadata of a batch
     'tq.KVBatchMeta(keys=["a"], tags=[])',
     'tq.KVBatchMeta(keys=["a", "a"], tags=[{}, {}])',
     'tq.KVBatchMeta(keys=["a"], tags=[{}], fields=["f", "f"])',
@@ -175,8 +175,8 @@ def answers(tq: Any, folder: Path) -> list[Any]:
     results = []
     for call in CALLS:
         try:
-            results.append(shown(eval(call, known)))  # noqa: S307 (the calls above)
-        except Exception as error:  # the errors are what is compared
+            results.append(shown(eval(call, known)))  # noqa: S307 (the calls of this file)
+        except Exception as error:  # the test compares errors
             results.append({"raises": message_of(error, folder)})
     return results
 

@@ -138,7 +138,7 @@ actor_module_cls = partial(MyActorModule)
 
 def my_sample_compressor(act, obs, rew, done, info):
     act_mod, obs_mod, rew_mod, done_mod, info_mod = act, obs, rew, done, info
-    obs_mod = obs_mod[:4]  # here we remove the action buffer from observations
+    obs_mod = obs_mod[:4]  # the tutorial removes the action buffer from observations
     return act_mod, obs_mod, rew_mod, done_mod, info_mod
 
 

@@ -102,10 +102,10 @@ class MyMemory(TorchMemory):
 
     def get_transition(self, item):
         item += 1
-        while self.data[6][item]:  # behind it is a reset
+        while self.data[6][item]:  # a reset follows this item
             item -= 1
         act, obs, rew, terminated, truncated, info, _ = (column[item + 1] for column in self.data)
-        # The reset that began this episode has the device's action; each other sample the one that led to it.
+        # A reset that began the episode has the device's action; another sample has the action that led to the sample.
         return (self.data[1][item], self.data[0][item]), act, rew, (obs, act), terminated, truncated, info
 
 

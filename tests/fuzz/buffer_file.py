@@ -155,7 +155,7 @@ def _go_on(buffer: memoire.Buffer, which: int, is_as_recorded: bool) -> None:
         _draw(buffer, is_as_recorded)
         try:
             writer = buffer.writer(resume=number < 2, check=False, **layout)
-        except ParameterError:  # too many lanes, or other writers were saved
+        except ParameterError:  # too many lanes, or other saved writers
             continue
         for step in range(100, 140):
             try:

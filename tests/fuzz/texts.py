@@ -67,7 +67,7 @@ def key_file(data: bytes) -> str:
     try:
         keys = read_blocks(data[1:])
     except ValueError as error:
-        # A word that looks like a key may be one, or most of one.
+        # A word that looks like a key may be a key, or most of a key.
         text = re.sub(rb"Name: .*", b"", data[1:])  # names are no secret
         assert not [word for word in re.findall(rb"[A-Za-z0-9+/]{20,}", text) if word.decode() in str(error)]
         return "no key"
@@ -163,7 +163,7 @@ def schema_text(data: bytes) -> str:
     try:
         layout_of(schema, Parameters(frame_stack=4, sequence_length=2))
     except ParameterError:
-        pass  # a row may become too long
+        pass  # the row may become too long
     if schema.entry_bytes <= SMALL:
         Memory(schema, 2)
     return "taken"
@@ -194,7 +194,7 @@ def seeds_of_table_file() -> list[bytes]:
 def table_file(data: bytes) -> str:
     """Read a server's file of tables: ParameterError with a readable text, or tables."""
     if b'"env"' in data:
-        return "names an environment"  # which imports a module: authors of the file may do that
+        return "names an environment"  # authors of the file may import modules
     PATH.write_bytes(data)
     try:
         tables = read_tables(str(PATH))

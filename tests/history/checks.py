@@ -280,7 +280,7 @@ def rollouts(events: Iterable[Event], histories: Mapping[str, Story]) -> Iterato
         if max(counts) >= max((story.done[1] for story in whose), default=0):
             yield f"rollouts: entry {max(counts)} of tag {tag} was taken, but never recorded"
     if any(event["do"] in ("killed", "ended") and event["target"].startswith("server") for event in _torment(events)):
-        return  # a server that ends without a snapshot loses what it held
+        return  # a server that ends without a snapshot loses its entries
     for tag, counts in taken.items():
         missing = sorted(set(range(max(counts))) - counts.keys())
         if missing and len(owners[tag]) == 1 and owners[tag][0].delivered and not owners[tag][0].amiss:

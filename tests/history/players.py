@@ -227,7 +227,7 @@ def is_whole(batch: object) -> np.ndarray:
     tag, number = obs[:, 0].astype(int), obs[:, 1].astype(int)
     fits = (obs[:, 2] == (tag * 31 + number) % (1 << 20)) & (obs[:, 3] == 1)
     fits &= np.asarray(batch["action"]) == number
-    goes_on = np.asarray(batch["discount"]) > 0  # no next state was recorded after a terminal step
+    goes_on = np.asarray(batch["discount"]) > 0  # a terminal step has no next state
     return fits & (~goes_on | ((next_obs[:, 0] == tag) & (next_obs[:, 1] == number + 1)))
 
 
@@ -267,7 +267,7 @@ def torn_entries(rollouts: Rollouts) -> int:
     after = np.append(obs[1:, :2], [[0, 0]], axis=0)  # [N, 2] tag and number of the following state
     after[ends - 1] = np.asarray(rollouts.final["obs"])[:, :2].astype(int)
     terminal = np.zeros(len(obs), bool)
-    terminal[ends - 1] = rollouts.terminated  # no state was recorded after a terminal step
+    terminal[ends - 1] = rollouts.terminated  # a terminal step has no next state
     fits &= terminal | ((after[:, 0] == tag) & (after[:, 1] == number + 1))
     return int((~fits).sum())
 

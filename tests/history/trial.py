@@ -48,12 +48,12 @@ SETTLE = 1.0
 class Fault:
     """A fault of one process, with its beginning and duration."""
 
-    at: float  # seconds after the beginning
+    at: float  # seconds after the trial's beginning
     kind: str
     """"kill" (SIGKILL, then started again), "term" (SIGTERM, then started again), "stop" (SIGSTOP, then SIGCONT) or
     "cut" (its address is unreachable, then back).
     """
-    target: str  # such as "server-1"
+    target: str  # name such as "server-1"
     seconds: float  # duration
 
     @property
@@ -116,8 +116,8 @@ class Settings:
     servers: int = 2
     proxies: int = 1
     actors: int = 3  # processes
-    clients: int = 4  # of each actor
-    rate: float = 10.0  # operations a second, of each client
+    clients: int = 4  # clients of each actor
+    rate: float = 10.0  # operations per second and client
     kills: int = 6
     stops: int = 2
     terms: int = 0
@@ -238,7 +238,7 @@ class Trial:
                     self.record("died", target=name, status=child.status, tail=list(child.tail)[-8:])
             left = until - time.monotonic()
             idle = min([left, 0.1, *(at - time.monotonic() for at, _, _ in self.undo)])
-            with contextlib.suppress(ChildDied):  # a child may die now; the next turn records it
+            with contextlib.suppress(ChildDied):  # a child may die; the next pass of the loop records the death
                 self.launcher.pump(max(0.0, idle))
             if left <= 0:
                 return
@@ -340,7 +340,7 @@ class Trial:
 
     def _ended(self, name: str, took: float) -> None:
         child = self.running[name]
-        self.launcher.stop([child], 0.0)  # reads the last output
+        self.launcher.stop([child], 0.0)  # the method reads the last output
         facts = {"target": name, "life": self.lives[name], "status": child.status}
         self.record("ended", took=took, grace=self._grace(TERM_GRACE), tail=list(child.tail)[-8:], **facts)
 

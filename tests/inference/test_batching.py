@@ -111,7 +111,7 @@ def test_requests_for_a_later_version_leave_the_room_of_those_that_can_be_answer
         batches.ask(query(5, 1, 0.0), 5)
     assert taken(batches.take(0.0, 5)) == ("full", [(1, 2)])
     batches.ask(query(5, 1, 0.0), 5)
-    for version in (6, 7):  # newly answerable requests make no room for unanswerable ones
+    for version in (6, 7):  # requests that become answerable make no room for others
         batches.take(0.0, version)
         batches.ask(query(5, version, 0.0, min_version=version), version)
         batches.check_invariants()

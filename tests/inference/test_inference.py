@@ -112,7 +112,7 @@ def test_many_threads_share_batches_or_a_policy_and_each_gets_its_own_rows(open_
     assert not wrong and stats.batched_rows == 240 and (is_shared or sum(stats.batches.values()) < 100)
     answered = {reason: timing.count for reason, timing in stats.durations.items()}
     assert sum(answered.values()) == 120 and all(stats.batches[reason] for reason, count in answered.items() if count)
-    for reason, timing in stats.durations.items():  # an answer takes its wait and the function
+    for reason, timing in stats.durations.items():  # an answer's time is its wait and the function's time
         assert timing.count == stats.waits[reason].count and timing.seconds >= stats.waits[reason].seconds
     assert stats.waited_seconds == sum(timing.seconds for timing in stats.waits.values()) and stats.topic == ""
 
@@ -243,14 +243,14 @@ def test_an_overdue_request_never_reaches_the_function(open_node, open_policy):
     until(lambda: seen == [1])
     late, tries = open_policy(node, timeout=0.1), []
 
-    def has_come():  # on a busy machine a client may give up before its request is on its way
+    def has_come():  # a client may give up early on a busy machine
         with pytest.raises(MemoireTimeout):
             late.act(obs([2, 0]))
         tries.append(True)
         return node.stats().queue_rows or node.stats().expired
 
     until(has_come)
-    due = time.monotonic() + 0.1  # the node counts the patience of a request from its arrival
+    due = time.monotonic() + 0.1  # the node measures patience from a request's arrival
     until(lambda: time.monotonic() > due)
     go.set()
     assert first.result()["value"][0] == 1

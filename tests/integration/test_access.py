@@ -92,7 +92,7 @@ STRANGERS = {
 
 
 def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, times):
-    times(handshake=1.0)  # for silent peers
+    times(handshake=1.0)  # the time limit for silent peers
     options = {"keys": keys, "context": context, "limits": QUICK}
     with (
         server_of("tcp://127.0.0.1:0", SCHEMA, **options) as server,
@@ -106,7 +106,7 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, tim
             waiting = [in_thread(raw, at, STRANGERS[name]) for at, name in tried]
             for (thread, box), (at, name) in zip(waiting, tried, strict=True):
                 thread.join(100.0)
-                # Only the greeting, which asks for keys; the messages of a stranger get no answer.
+                # The stranger receives only a greeting, which asks for keys; messages of the stranger get no answer.
                 assert len(box["value"]) <= 64, f"{name} heard {box['value']!r} at {at}"
             for node, count in zip((server, proxy), before, strict=True):
                 until(lambda: refused(node).total() >= count + 3 * len(STRANGERS))  # noqa: B023
@@ -143,7 +143,7 @@ def test_a_relay_that_is_not_let_in_says_why(server, keys, context, tmp_path, ca
     options = {"context": context, "limits": QUICK}
 
     def sent_away(node):
-        with pytest.raises((Refused, MemoireTimeout)) as raised:  # the latter before the first answer
+        with pytest.raises((Refused, MemoireTimeout)) as raised:  # MemoireTimeout comes before the first answer
             connect(node.endpoint, timeout=1.0, **options)
         return str(raised.value)
 
@@ -191,7 +191,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         server.publish("policy", b"1")
         for client in (staying, leaving):
             assert client.model("policy").wait(100.0).body == b"1"
-        until(lambda: server.total_episodes == 2)  # a cache may be there before the counts
+        until(lambda: server.total_episodes == 2)  # a cache may arrive before the counts
         key_writer.revoke(keys / "server", "actor/other")
         until(lambda: leaving._io.channel.link.denied)
         server.publish("policy", b"2")
@@ -203,7 +203,7 @@ def test_a_revoked_key_is_cut_off_also_where_it_is_only_listening(server, keys, 
         assert server.total_episodes == 2 and refused(server)["revoked"] >= 3 and not server.stats().faults
         push(staying)
         until(lambda: server.total_caches == 3)
-        key_writer.authorize(keys / "server", Keys(folder).own)  # authorized again: its work is not lost
+        key_writer.authorize(keys / "server", Keys(folder).own)  # after a new authorization, no work is lost
         until(lambda: server.total_episodes == 4)
         until(lambda: leaving.model("policy").newest().body == b"2")
         push(leaving)
@@ -217,12 +217,12 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
         connect(proxy.endpoint, keys=mine, context=context, limits=QUICK) as actor,
     ):
         push(actor)
-        for role in ("actor", "proxy"):  # a new key is authorized and used, and the old one revoked
+        for role in ("actor", "proxy"):  # the new key is authorized and used, the old key revoked
             former, new = Keys(keys / role).own, keypairs.make(role)
             for folder in (keys / "server", keys / "proxy"):
                 key_writer.authorize(folder, new)
             until(lambda: all(node.keys.peer(new.public) for node in (server, proxy)))  # noqa: B023
-            if role == "proxy":  # other roles know a proxy by its key
+            if role == "proxy":  # other roles know a proxy by the proxy's key
                 for other in roles.ROLES:
                     with (keys / other / "server.pub").open("a") as known:
                         known.write(new.text())
@@ -237,7 +237,7 @@ def test_keys_are_replaced_while_everybody_works(server, keys, context):
             push(actor)
         actor.update(100.0)
         assert server.total_episodes == 5 and server._dispatcher.ledger.find(actor.client_id).owner == "actor/actors"
-        push(actor)  # the home learns of caches that were on the way when connections ended
+        push(actor)  # the home server learns of caches that were on the way when connections ended
         until(lambda: server.total_caches + server.totals().lost_caches == 6)
         assert server.stats().faults == proxy.stats().faults == 0
 
@@ -295,8 +295,8 @@ def test_each_role_may_do_what_the_table_says(server, keys, context):
             assert is_refused == (role not in kind.sent_by), (role, kind.name, answer)
         answer = sender.ask(messages.Feedback(), payload=b"x")
         assert (isinstance(answer, messages.Refusal) and answer.code == "role") == (role != "learner")
-    assert server.finished  # by the learner
-    server.resume()  # else its close would wait until all clients know
+    assert server.finished  # the learner finished the run
+    server.resume()  # otherwise close waits until all clients know
     wrong = sum(role not in kind.sent_by for role in roles.ROLES for kind in BODIES)
     assert refused(server)["role"] == wrong + 4
 

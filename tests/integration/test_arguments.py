@@ -59,8 +59,8 @@ ODD = [
 ]  # fmt: skip
 SKIPPED = {"close", "__init__", "wait_closed"}
 LOOPS = {"run_request_proxy", "run_pull_proxy", "rep_worker_main", "pull_worker_main", "rep_proxy_main", "pull_proxy_main"}  # fmt: skip
-PATHS = {"set_logfile", "save", "snapshot"}  # anything is a path
-REPORTED = {"on_entries", "on_episode"}  # called by a writer with its own counts
+PATHS = {"set_logfile", "save", "snapshot"}  # parameters that take any path
+REPORTED = {"on_entries", "on_episode"}  # a writer calls these with its own counts
 CALLS_EACH = 40
 
 
@@ -112,7 +112,7 @@ def test_odd_arguments_are_taken_or_refused_with_an_error_of_ours(nodes, case):
         }
         waits = "timeout" in inspect.signature(call).parameters
         if waits and not isinstance(args.get("timeout"), (str, bytes, list, dict)):
-            args["timeout"] = 0.0  # no call waits here
+            args["timeout"] = 0.0  # no call of this test waits
         began = time.monotonic()
         try:
             result = call(**args)

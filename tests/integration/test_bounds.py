@@ -33,7 +33,7 @@ def test_a_window_grows_by_one_with_each_quick_answer_and_a_slow_one_makes_it_on
     node.now += 2 * fetcher.QUICK_TIME
     for place in range(5):
         node.now += 1.1 * fetcher.ALONE_TIME if place == 4 else 0.0
-        node.answer()  # earlier requests are slow, too
+        node.answer()  # earlier requests are slow
         at_once.append(len(node.asked))
     node.answer_all()
     assert at_once == [2, 3, 4, 4, 4, 4, 3, 2, 1, 1, 2] and node.newest.body == body
@@ -56,7 +56,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
     assert [turned(free) for free in (begin + 1, begin, end, end + 1)] == [False, True, True, False]
     assert (system.filters, guard.times, guard.reserved) == ([(5, True), (5, False)], 1, reserved)
     assert turned(begin)
-    guard.add(6, watched)  # an address that begins to listen meanwhile
+    guard.add(6, watched)  # the address begins to listen meanwhile
     assert system.filters[2:] == [(5, True), (6, True)] and turned(end + 1) is False
     watched.closed = True
     assert not turned(begin) and guard.due_at == float("inf") and system.soft == allowed

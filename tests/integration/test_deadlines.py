@@ -50,7 +50,7 @@ class Alone:
 
     def __init__(self):
         self.cluster = Cluster()
-        stalled = self.cluster.context.socket(zmq.PULL)  # receives a cache and acknowledges none
+        stalled = self.cluster.context.socket(zmq.PULL)  # the socket receives a cache and acknowledges none
         port = stalled.bind_to_random_port("tcp://127.0.0.1")
         push = f"tcp://127.0.0.1:{port}"
         self.server = self.cluster.server(limits=FEW_LINES, parameters=Parameters(cache_size=8))
@@ -60,7 +60,7 @@ class Alone:
         self.reader = self.cluster.reader([self.way.endpoint])
         self.proxy = self.cluster.proxy([self.way.endpoint])
         record(self.client, length=20)
-        assert self.client.push_cache(100.0)  # the window is full from now on
+        assert self.client.push_cache(100.0)  # the window is full from this step on
         self.episodes = self.cluster.server(limits=FEW_LINES, storage="episodes", capacity=1000)
         self.rollouts = self.cluster.server(storage="rollouts", capacity=1000)
         self.taker = self.cluster.reader([self.rollouts])

@@ -67,7 +67,7 @@ def test_a_reply_leaves_when_what_it_says_is_on_disk_and_not_before(cluster, dur
     assert server.total_episodes == 1, "it has heard of it"
     assert durable.saved(client.client_id) is None
     client.log("a line")
-    assert reader.stats() and server.model("topic") is None  # requests that need no disk are served
+    assert reader.stats() and server.model("topic") is None  # the server serves requests that need no disk
     durable.disk.may_save.set()
     client.update()
     assert durable.saved(client.client_id).report.episodes == 1
@@ -125,7 +125,7 @@ def test_a_run_that_is_over_stays_over_and_the_one_that_was_begun_goes_on(durabl
     assert runs == [("a", False, True), ("b", True, False)]
     server.resume()
     server.close()
-    server = durable.start(run="c")  # another run than before
+    server = durable.start(run="c")  # the run is another than before
     assert (server.run, server.finished, [facts.name for facts in server.runs()]) == ("c", False, ["a", "b", "c"])
     assert [facts.ended > 0 for facts in server.runs()] == [True, True, False]
     server.begin_run("d")
@@ -278,7 +278,7 @@ def test_every_reply_that_promises_something_waits_for_the_disk(cluster, durable
         client = b"m" * 16 if what.startswith(("UPDATE", "WELCOME")) else bytes([number]) * 16
         held.append((what, ask(client, number, body, payload)))
     last = ask(b"r" * 16, len(held) + 1, messages.Hello(role="reader"))
-    last.recv_multipart()  # this reply promises nothing
+    last.recv_multipart()  # the last reply promises nothing
     for what, asker in held:
         assert not asker.poll(0), f"{what} left before the disk"
     assert len(durable.disk.saved) == before

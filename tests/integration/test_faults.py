@@ -93,7 +93,7 @@ def test_feedback_of_a_batch_of_any_size_arrives(cluster):
     assert client.push_cache()
     reader = cluster.reader([server], limits=Limits.of(resend_after=300.0, resend_most=300.0))  # nothing was cut off
     batch = reader.get_batch(128)
-    ids = np.tile(batch.ids, 1000)  # 2 MB of them: more than the longest request
+    ids = np.tile(batch.ids, 1000)  # 2 MB of ids: more than the longest request
     assert reader.update_priorities(ids, np.ones(len(ids))).sent == 128_000
     until(lambda: server.stats().feedback_given == 128_000)
     assert reader.stats().resends == 0

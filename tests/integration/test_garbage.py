@@ -159,4 +159,4 @@ def test_a_message_that_never_ends_reaches_nobody_and_is_given_back(chain):
             connection.close()
         sizes.append(resident())
     assert not sum(refused(nodes))
-    assert sizes[-1] - sizes[1] < 48_000_000  # one round's bytes; three more rounds have come
+    assert sizes[-1] - sizes[1] < 48_000_000  # bytes of one round; three rounds came

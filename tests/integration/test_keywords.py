@@ -263,7 +263,7 @@ def test_what_is_set_can_be_read_or_is_refused(objects):
             except AttributeError:
                 assert public_names(node) == before
                 continue
-            except MemoireError:  # such as of multi_step of the classic memory, which is set by it
+            except MemoireError:  # such as multi_step of the classic memory
                 continue
             is_setting = isinstance(getattr(type(node), name, None), property) or name in before
             if not (is_setting and getattr(node, name) == 0.25):

@@ -329,13 +329,13 @@ def test_writers_whose_episodes_are_cut_shorter_than_samples_are_refused_by_name
     for writer in (near.writer, far.writer):
         with refused:
             writer(num_envs=7, **vector)
-        kept = [writer(num_envs=6, **vector)]  # eight entries each suffice
+        kept = [writer(num_envs=6, **vector)]  # eight entries per environment suffice
         with refused:
             writer()
         with refused:
-            writer(longest=50)  # the first one would cut earlier
+            writer(longest=50)  # the first writer would cut earlier
         kept.clear()
-        kept.append(writer(num_envs=6, **vector))  # in the same lanes
+        kept.append(writer(num_envs=6, **vector))  # writers in the same lanes
         assert kept[0].longest == 8
     explicit = memoire.Buffer(schema, 100)
     kept.append(explicit.writer(num_envs=7, longest=30, **vector))

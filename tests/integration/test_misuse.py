@@ -117,7 +117,7 @@ def test_everything_used_in_a_forked_process_says_so_and_the_parent_goes_on(clus
                 assert not node.close()
         with client as entered, server:
             assert entered is client and isinstance(client, type(client)) and "forked" in repr(client)
-        fresh = Server("tcp://127.0.0.1:0", SCHEMA)  # new nodes can be created
+        fresh = Server("tcp://127.0.0.1:0", SCHEMA)  # a child can create new nodes
         fresh.close()
         return wrong
 
@@ -229,7 +229,7 @@ def test_a_line_that_was_taken_arrives_and_one_that_was_not_is_said(cluster, cap
     assert time.monotonic() - began < DEADLINE
     with caplog.at_level(logging.WARNING, "memoire.client.client"):
         assert not client.log("one more", 0.0)
-    assert len([each for each in caplog.records if "log()" in each.getMessage()]) == 1  # once a minute is enough
+    assert len([each for each in caplog.records if "log()" in each.getMessage()]) == 1  # one warning a minute
     waiting, box = in_thread(client.log, "waited for", 20.0)
     waiting.join(0.1)
     assert waiting.is_alive()
@@ -323,5 +323,5 @@ def test_a_program_ends_soon_and_with_no_word_but_of_what_is_lost_with(body):
     if "made" not in body:
         script += '\nprint("made", flush=True)\n'
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)  # its threads wait for longer
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)  # threads would wait longer
     assert (done.returncode, done.stdout, LOSS.sub("", done.stderr)) == (0, "made\n", "")

@@ -93,7 +93,7 @@ CALLS = {
         lambda _, lag, version: memory(max_model_lag=lag).add(0, list(ONE), 1.0, version),
     ],
 }
-INNER = {  # called by those above, or statistics of draws
+INNER = {  # functions called by public calls, or statistics of draws
     "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.waiting.HandedModels.stamp",
     "memoire.replay.conversion.version_of", "memoire.replay.memory.Memory.checked_version",
     "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
@@ -138,7 +138,7 @@ VERSIONS_OF_PROMPTS = {
     "memoire.prompts.trainer.TrainerCalls.rewind": lambda p, lease, v: p.rewind(-1, version=v),
     "memoire.prompts.trainer.TrainerCalls.resume": lambda p, lease, v: p.resume(-1, version=v),
 }
-OPTIONAL = ("lease", "rewind", "resume")  # whose version may be None
+OPTIONAL = ("lease", "rewind", "resume")  # calls whose version may be None
 
 
 def test_every_call_for_prompts_with_a_version_is_tested_here():

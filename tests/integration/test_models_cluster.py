@@ -83,9 +83,9 @@ def test_a_model_crosses_the_way_behind_a_proxy_once_however_many_take_it(cluste
     models = [client.model("policy") for client in clients]
     for number in (1, 2):
         body = body_of(number)
-        server.publish("policy", body)  # clients learn of the model from their server's replies before the proxy has it
+        server.publish("policy", body)  # server replies name the model before the proxy has the model
         assert all(model.wait(100.0, after=number - 1).body == body for model in models)
-    # Once, plus chunks that were requested before the proxy had the model. Separate fetches would make eight.
+    # The proxy fetches once, plus chunks requested before the proxy had the model. Separate fetches would be eight.
     shares = {version: sent / len(body) for version, sent in served.items()}
     assert shares.keys() == {1, 2} and all(1.0 <= share <= 4.0 for share in shares.values()), shares
     crossed = dict(served)
@@ -122,12 +122,12 @@ def test_a_subscription_that_was_lost_is_made_again(cluster, times):
     receiver = client.subscribe("policy")
     server.publish("policy", "first")
     assert receiver.receive(100.0) == "first"
-    # As if the socket, connected again, had no room for the subscription.
+    # The reconnected socket behaves as if it had no room for the subscription.
     client._io.worker.post(lambda: client._io.data.feed.subscribe(topic_frame("policy"), False))
     count = 1
     while not client.stats().resubscribed:
         count += 1
-        client.scalars({"count": count})  # news, so that the client asks soon
+        client.scalars({"count": count})  # news makes the client ask soon
         server.publish("policy", f"{count}")
         assert receiver.receive(100.0) == f"{count}"  # a reply names the version without a notice
     heard = client._io.topics._topics["policy"]
@@ -163,7 +163,7 @@ def test_one_subscriber_that_reads_nothing_hurts_no_other(cluster):
     thread.join(100.0)
     assert received == sorted(set(received)) and received[-1] == count + 1
     assert len(received) + receiver.skipped == count
-    # The stalled subscriber's queue is bounded: it skipped versions, and receives the newest at last.
+    # The stalled subscriber's queue is bounded: the subscriber skips versions, and receives the newest at last.
     heard = []
     while stalled.poll(200):
         heard.append(parse_notice(stalled.recv_multipart()).body.version)
@@ -190,7 +190,7 @@ def test_versions_go_on_over_a_restart_of_a_server_with_a_state_folder(cluster, 
         assert server.publish("policy", body_of(number)) == number
         assert number_of(model.wait(100.0, after=number - 1).body) == number
         until(lambda number=number: watcher.versions[-1] == number)
-        # The known version was not fetched again: at most one chunk confirmed it.
+        # The client did not fetch the known version again: at most one chunk confirmed the version.
         assert client.stats().fetched_bytes - fetched <= len(body_of(number)) + 2 * CHUNK
     assert watcher.end() == [3, 4, 5, 6]
 

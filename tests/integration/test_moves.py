@@ -109,7 +109,7 @@ def test_a_drained_server_gives_its_clients_and_its_accounts_away_under_load(clu
 
 def test_servers_numbered_above_those_that_stay_are_drained_to_these(cluster, resolve_by):
     port = cluster.ports.enter_context(held(3))
-    known = {f"s-{number}.test": [f"127.0.0.1{number}"] for number in (0, 1, 3)}  # number 2 has never been there
+    known = {f"s-{number}.test": [f"127.0.0.1{number}"] for number in (0, 1, 3)}  # number 2 has never existed
     resolve_by(NameResolver(Book(**known), fresh=0.0))
     servers = {number: cluster.server(f"tcp://127.0.0.1{number}:{port}", name=f"s-{number}") for number in (0, 1, 3)}
     clients = [cluster.client(server, limits=QUICK) for server in servers.values()]
@@ -152,7 +152,7 @@ def test_every_run_of_a_drained_server_is_kept_by_its_heir(cluster):
     record(client, episodes=3)
     client.close(100.0)
     assert drained(old, [heir], cluster.context)[0] == 2
-    assert drained(old, [heir], cluster.context)[0] == 2  # again: nothing is doubled
+    assert drained(old, [heir], cluster.context)[0] == 2  # a second drain doubles nothing
     reader = cluster.reader([heir])
     assert [reader.totals(run).totals.episodes for run in ("one", "two", "three")] == [2, 3, 0]
     assert reader.totals("one").finished and not reader.totals("two").finished
@@ -187,7 +187,7 @@ def test_a_drain_needs_one_server_and_another(cluster):
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):
-    times(heartbeat=300.0)  # longer than the test
+    times(heartbeat=300.0)  # a pause longer than the test
     server = cluster.server(name="one")
     proxy = cluster.proxy([server])
     clients = [cluster.client(node) for node in (server, proxy)]
@@ -248,7 +248,7 @@ def check_caches(server, client, pushed):
 def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_its_caches(cluster, tmp_path):
     """In an upgrade, an actor and its home may begin and end at the same time."""
     server = cluster.server(name="one", state=tmp_path)
-    client = cluster.client(server, limits=QUICK)  # the client has said HELLO only
+    client = cluster.client(server, limits=QUICK)  # the client has only sent HELLO
     server.close()
     record(client)
     push(client, 4)
@@ -261,7 +261,7 @@ def test_a_home_that_went_before_it_had_saved_anything_of_a_client_counts_all_it
 
 def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_else(cluster, tmp_path, times):
     """If clients moved, their former home would never learn of the last caches that they pushed."""
-    times(channel_renewed=0.2)  # each time, the client says HELLO again
+    times(channel_renewed=0.2)  # the client sends HELLO again each time
     homes = [cluster.server(name=name, state=tmp_path / name) for name in ("a", "b")]
     proxy = cluster.proxy(homes)
     until(lambda: set(proxy.servers) == {"a", "b"})
@@ -274,7 +274,7 @@ def test_a_proxy_that_began_while_a_home_was_away_gives_its_clients_to_nobody_el
     proxy = cluster.proxy(homes, front=proxy.endpoint)
     until(lambda: proxy.servers == (other.name,))
     newcomer = cluster.client(proxy, limits=QUICK)
-    assert newcomer.home == other.name  # the proxy no longer waits for the absent home
+    assert newcomer.home == other.name  # the proxy no longer waits for the absent server
     resends = client.stats().resends
     until(lambda: client.home != away.name or client.stats().resends > resends + 8)
     back = cluster.restart(away, state=tmp_path / away.name)

@@ -115,7 +115,7 @@ def test_whole_episodes_wait_or_are_skipped_and_none_is_half_counted(cluster):
 
 def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(cluster):
     """An actor learns of the need for caches before its next report, which may come long after the stock is used up."""
-    more = dataclasses.replace(QUICK, credit=1 << 16)  # so few bytes that a few caches on the way bring no report
+    more = dataclasses.replace(QUICK, credit=1 << 16)  # few bytes, so that a few caches on the way bring no report
     server = cluster.server(parameters=Parameters(cache_size=8), limits=more)
     rarely = more.replace(update_every=1000.0)
     client = cluster.client(server, on_full="skip", limits=rarely)
@@ -140,7 +140,7 @@ def test_an_actor_that_leaves_caches_out_hears_soon_that_they_are_wanted_again(c
 
     def draw_until_wanted():
         draw_if_there()
-        step(writer)  # a step to report, so that the news comes without a heartbeat
+        step(writer)  # the step makes the news come without a heartbeat
         return client.push_cache(timeout=0.0)
 
     until(draw_until_wanted)

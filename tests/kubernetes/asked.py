@@ -25,7 +25,7 @@ from memoire.rl.demo.qlearning import LearningSettings, Network
 
 INPUTS = {"obs": (np.float32, (4,))}
 OUTPUTS = {"action": np.int64, "value": np.float32}
-STEPS = 20  # of an episode
+STEPS = 20  # steps of an episode
 PATIENCE = 120.0
 """Seconds for a client to connect, and for the first answer."""
 
@@ -104,7 +104,7 @@ def act(patience):
         memoire.connect(os.environ["MEMOIRE_ENDPOINT"], timeout=PATIENCE, capacity=2000) as client,
         memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, patience) as policy,
     ):
-        with memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, PATIENCE) as first:  # while the cluster starts
+        with memoire.RemotePolicy(nodes, INPUTS, OUTPUTS, PATIENCE) as first:  # the cluster is starting
             first.act({"obs": np.zeros((1, 4), np.float32)})
         actor, reported_at = Actor(client, policy, patience), 0.0
         while not stop.wait(0.02):

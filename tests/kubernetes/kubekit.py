@@ -38,8 +38,8 @@ KEYS, TOKENS = "demo-keys", "demo-tokens"
 """Names of the Secrets in values.yaml."""
 UNACKNOWLEDGED = re.compile(r"ends before (\d+) steps, (\d+) episodes and \d+ log lines were acknowledged")
 """Report of an actor whose home was away at its end for longer than the grace period of a Pod (docs/guarantees.md)."""
-# Fetches a page of a node or dashboard inside its own container, which no NetworkPolicy blocks; the token stays in the
-# container.
+# The command fetches a page of a node or dashboard inside of the node's own container, which no NetworkPolicy blocks;
+# the token stays in the container.
 PAGE = """
 import os, pathlib, sys, urllib.request
 port, path, token = sys.argv[1], sys.argv[2], pathlib.Path("/etc/memoire/tokens") / sys.argv[3]
@@ -321,7 +321,7 @@ class Release:
                 continue
             missing = [did[name] - has[name] for name in ("steps", "episodes")]
             fits = all(0 <= less <= most for less, most in zip(missing, report.get("unacked", (0, 0)), strict=True))
-            # After an incomplete end, servers may lack the last caches, or have them neither accepted nor lost.
+            # After an incomplete end, servers may lack the last caches, which count as neither accepted nor lost.
             if fits and "unacked" in report and has["settled"] <= has["pushed"] <= did["pushed"]:
                 continue
             rows = self._rows_of(client)
@@ -344,7 +344,7 @@ class Release:
         words, followed, over = {}, {}, threading.Event()
 
         def follow(process):
-            with process:  # the thread closes the process, also after another one has replaced it
+            with process:  # the thread closes the process, even if another process has replaced it
                 report = {}
                 for line in process.stdout:
                     if steps_and_episodes := UNACKNOWLEDGED.search(line):
@@ -356,7 +356,7 @@ class Release:
         def look():
             label = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=actor"
             for pod in self.kubectl("get", "pods", "-l", label, "-o", "name", check=False).split():
-                if pod not in followed or not followed[pod][1].is_alive():  # not followed yet, or the connection broke
+                if pod not in followed or not followed[pod][1].is_alive():  # a new Pod, or a broken connection
                     command = ["kubectl", "-n", self.namespace, "logs", "-f", pod, "-c", "actor", "--tail=3"]
                     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                     followed[pod] = (process, threading.Thread(target=follow, args=(process,), daemon=True))
@@ -616,7 +616,7 @@ def replace_tokens(release):
     former = json.loads(release.kubectl("get", "secret", TOKENS, "-o", "json"))["data"]
     old = {name: base64.b64decode(text).decode() for name, text in former.items()}
     new = {name: secrets.token_hex(24) for name in old}
-    # Nodes must accept both tokens before the dashboard sends the new one; the dashboard sends the first of its file.
+    # Nodes must accept old and new token before the dashboard sends the new token, the first in the dashboard's file.
     for tokens in ({name: f"{old[name]}\n{new[name]}" for name in old}, new):
         release.apply_tokens(tokens["dashboard"], tokens["nodes"])
         taken_up(release, "/etc/memoire/tokens", dict.fromkeys(("server", "proxy", "dashboard"), TOKENS))

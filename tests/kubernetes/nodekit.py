@@ -282,7 +282,7 @@ class Trial(Report, Release):
             self.compare(client[:8], report, counted.get(client))
         for client in counted.keys() - self.words.keys():
             # An actor that was lost before its first report was read: it counts nothing for NOTICE seconds after that
-            # report.
+            # the first report.
             self.check(counted[client]["steps"] == 0, f"client {client[:8]} is counted and never said a word")
         total = self.totals()["steps"]
         summed = sum(each["steps"] for each in counted.values())

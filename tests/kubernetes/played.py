@@ -22,7 +22,7 @@ import numpy as np
 import memoire
 from memoire.errors import MemoireError
 
-STEPS = 20  # of an episode
+STEPS = 20  # steps of an episode
 NOTICE = 10.0
 """Seconds between the announcement of a limit and its use, so that the line is read by then."""
 LAST_REPORTS = 6.0

@@ -38,7 +38,7 @@ class Life(WithInference, Release):
 @pytest.fixture(scope="module")
 def release():
     with Life() as life:
-        # Traffic that no policy of the chart allows is cut off.
+        # The network cuts off traffic that no policy of the chart allows.
         life.apply(
             "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny-all}, "
             "spec: {podSelector: {}, policyTypes: [Ingress, Egress]}}"
@@ -231,7 +231,7 @@ def test_what_actors_have_counted_is_what_the_cluster_has_counted(release):
 
 
 def test_an_upgrade_of_settings_and_a_roll_back_keep_the_totals(release):
-    if release.pods("actor"):  # if this test runs alone
+    if release.pods("actor"):  # Pods exist if this test runs alone
         release.install("--set", "actors.replicas=0")
     before = {client: one["steps"] for client, one in release.accounts().items()}
     release.install("--set", "actors.replicas=0", "--set-json", "server.parameters.priority_exponent=0.7")

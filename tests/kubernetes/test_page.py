@@ -274,7 +274,7 @@ def test_programs_of_ones_own_run_and_a_learner_that_is_killed_goes_on(page, min
     release.kill(learner)
     until(lambda: uid not in release.kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}"), 60.0, "gone")
     release.await_ready(120.0, learner=1)
-    assert steps_and_samples()[0] >= before  # on its volume
+    assert steps_and_samples()[0] >= before  # the learner's volume keeps counts
     await_more(steps_and_samples)
 
 
@@ -288,7 +288,7 @@ def test_servers_come_and_go(page, release):
 
 @pytest.mark.long
 def test_a_release_is_backed_up_taken_away_and_restored(page, release):
-    known, former = release.accounts(), release.totals()  # of the demo that ran before
+    known, former = release.accounts(), release.totals()  # accounts of the demo that ran before
     with Visitor(release, "friend", CLIENT, mounts=["my-keys-actor"]) as friend:
         friend.python(RECORD, release.endpoint, "/keys/my-keys-actor")
     before = until(lambda: (now := release.accounts()) != known and now, 30.0, "an account")
@@ -301,7 +301,7 @@ def test_a_release_is_backed_up_taken_away_and_restored(page, release):
     assert not release.kubectl("get", "pvc", "-o", "name") and not release.secrets()
     release.kubectl("delete", "secret", "my-tokens", *(f"my-keys-{role}" for role in ROLES))
     page.next("kubectl create namespace rl")
-    release.await_ready(server=2)  # as the values say
+    release.await_ready(server=2)  # the values name two servers
     assert release.accounts() == before
     now = release.totals()
     assert (now["steps"], now["episodes"]) == (totals["steps"], totals["episodes"])

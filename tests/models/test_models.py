@@ -149,7 +149,7 @@ def test_a_body_with_another_sum_or_size_is_refused():
         ModelAssembly("t", 1, 1, _bytes.checksum(b"\xff"), True, byte_limit=10).add(0, b"\xff")
 
 
-# --- A notice carries its body once; repetitions without the body go to newcomers, and to all every few seconds
+# --- A notice carries its body once; newcomers get repetitions without the body, and all clients every few seconds
 
 
 def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
@@ -299,7 +299,7 @@ def test_a_node_may_send_less_than_was_asked_for():
     node = following()
     body = node.publish(size=95)
     node.answer()
-    node.limits = Limits.of(model_chunk=4)  # the rest comes from another node
+    node.limits = Limits.of(model_chunk=4)  # another node sends the remaining chunks
     node.answer_all()
     assert node.newest.body == body
 
@@ -329,7 +329,7 @@ def test_a_slow_client_ends_with_the_newest_and_skips():
     bodies = [node.publish() for _ in range(20)]
     node.answer_all()
     assert node.newest.body == bodies[-1]
-    assert [version for version, _ in node.got] == [1, 21]  # a transfer in progress is finished, though old
+    assert [version for version, _ in node.got] == [1, 21]  # a client finishes an old transfer in progress
     assert node.topics.skipped == 19
 
 
@@ -349,14 +349,14 @@ def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node.publish()
     node.now += fetcher.STALL_TIMEOUT
     node.topics.turn()
-    assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # nothing newer: the fetch keeps waiting
+    assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # the fetch waits for a newer version
     late = node.asked.pop()
     body = node.publish()
     node.topics.turn()
     node.answer()
     waiting = [asked.version for asked, _ in node.asked]
     node.asked.append(late)
-    node.answer(-1)  # in the middle of the newer transfer
+    node.answer(-1)  # the answer comes in the middle of the newer transfer
     assert [asked.version for asked, _ in node.asked] == waiting and set(waiting) == {2}
     node.answer_all()
     assert node.newest.body == body and node.got == [(2, False)]
@@ -383,7 +383,7 @@ def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
         node.publish()
         node.answer_all()
     node.store, node.epoch = ModelStore(1000), 2
-    node.publish(fill=99)  # older than version 5, which this client has from another server
+    node.publish(fill=99)  # the client has version 5 from another server
     node.topics.announced(node.store.versions())
     node.answer_all()
     assert node.newest.version == 5
@@ -456,7 +456,7 @@ def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last
         elif step in ("answer", "damage") and node.asked:
             node.answer(rng.randrange(len(node.asked)), damage=step == "damage")
         elif step == "lose" and node.asked:
-            rng.shuffle(node.asked)  # a lost request or reply is a resend, later
+            rng.shuffle(node.asked)  # a lost request or reply leads to a resend later
         elif step == "restart":
             node.restart()
         elif step == "forget":

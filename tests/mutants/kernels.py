@@ -245,7 +245,7 @@ def build(folder: Path, texts: Mapping[str, str]) -> str:
         [sys.executable, "-m", "cython", "-3", "-o", "build/kernel.c", file] for file in texts if file[-3:] == "pyx"
     ]
     (folder / "build").mkdir(exist_ok=True)
-    # Cython alone finds in seconds which mistakes it refuses; the C of all modules takes minutes to compile.
+    # Cython alone finds the mistakes that Cython refuses in seconds; compiling the C of all modules takes minutes.
     commands.append([sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"])
     output = next(filter(None, (_output_of_failed(command, folder) for command in commands)), "")
     (folder / SWITCH_FILE).unlink()

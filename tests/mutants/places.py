@@ -157,7 +157,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if all(isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) for child in node.body):
-            return  # a method of a protocol or an overload, which is never called
+            return  # nobody calls a method of a protocol or an overload
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._constant("default", default)
         self._names.append(node.name)
@@ -213,7 +213,7 @@ class Finder(ast.NodeVisitor):
         self._constant("constant", node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg != "strict":  # of zip, where it changes nothing if lengths are equal
+        if node.arg != "strict":  # `strict` of zip changes nothing if lengths are equal
             self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:

@@ -179,7 +179,7 @@ def record(tree: Tree, workers: int, marks: str) -> Recording:
         status, output = tree.pytest(more, 3600, MEMOIRE_RECORD=str(folder))
         (FOLDER / "recording.txt").write_text(output)
         say(output[-1000:])
-        if status not in (0, 1, 5):  # failed tests are left out; 5: no test has these marks
+        if status not in (0, 1, 5):  # pytest leaves out failed tests; 5: no test has these marks
             raise SystemExit(f"the tests could not be recorded: see {FOLDER / 'recording.txt'}")
         former |= {name: now[name] for name in some}
         noted.write_text(json.dumps({name: value for name, value in former.items() if name in now}))
@@ -307,7 +307,7 @@ def jobs_of(seed: int) -> list[Job]:
     named: dict[str, list[str]] = {}
     for row in toml("by_hand.toml", "mistake"):
         place = place_by_hand(row)
-        if place is not None and place.file in kernels.FILES:  # built, and so among the kernels' places
+        if place is not None and place.file in kernels.FILES:  # the file is compiled, and so among the kernels' places
             named |= {row["why"]: row["tests"]} if "tests" in row else {}
             continue
         if place is None:
@@ -356,7 +356,7 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     trees = set_up(args.workers, args.seed)
     for tree in trees:
-        if tree.try_tests([SOUND], 10.0).found:  # otherwise every mistake would seem found
+        if tree.try_tests([SOUND], 10.0).found:  # otherwise every mistake seems found
             raise SystemExit(f"{SOUND} fails without any mistake in {tree.folder}: see build/output.txt there")
     recording = record(trees[0], args.workers, MARKS + QUICK * args.quick)
     results = Results(FOLDER / "results.json")

@@ -74,7 +74,7 @@ def test_a_request_has_an_envelope_and_a_message(probe):
     ("frames", "is_first"),
     [
         ([b"way", b""], True),
-        ([b"way", b"proxy's way", b""], False),  # without keys, a proxy shows by its own address
+        ([b"way", b"proxy's way", b""], False),  # without keys, a proxy shows its own address
         ([b"way", passport(ACTOR), b""], False),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_request_that_the_gate_refuses_is_counted_there_and_here(probe):
     ("peer", "body", "code"),
     [
         (READER, messages.Publish(topic="x", size=1, checksum=0), "role"),  # a type that a reader may not send
-        (ACTOR, messages.Hello(role="reader"), "role"),  # another role than the key's
+        (ACTOR, messages.Hello(role="reader"), "role"),  # another role than the role of the key
         (Peer("actor", "thief"), messages.Hello(role="actor"), "owner"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(probe, peer,
 def test_a_proxy_asks_for_the_role_by_the_header_alone(probe):
     asked = frames_of(messages.Hello(role="reader"))
     header = probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
-    assert header.type is types.HELLO and probe.owners == []  # the server behind looks at the rest
+    assert header.type is types.HELLO and probe.owners == []  # the server behind checks the other parts
     asked = frames_of(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
         probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
@@ -143,7 +143,7 @@ def test_a_plain_proxy_drops_and_counts_what_is_refused(probe):
     assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
-# --- Replies wait until their connection has room, and dropped replies are counted
+# --- Replies wait until a connection has room, and the queue counts dropped replies
 
 REPLIES = 60
 
@@ -169,7 +169,7 @@ class Crowded:
             self.queues.send(self.router, [b"peer%d" % peer, b"%8d" % number], 0.0)
 
     def turn(self):
-        sockets.receive(self.router)  # as each owner does: ZeroMQ looks at nothing else meanwhile
+        sockets.receive(self.router)  # owners receive, too: ZeroMQ looks at nothing else meanwhile
         self.queues.turn(next(self.clock))
 
     def hear(self, peer, count):

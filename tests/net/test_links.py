@@ -113,7 +113,7 @@ def test_addresses_that_all_fail_are_not_tried_in_a_spin(context, poller, book):
     _, link = dial(context, poller, f"tcp://proxy:{port}", book)
     began = time.monotonic()
     turning(poller, lambda: time.monotonic() - began > 1.5 and link.failures >= 2)
-    seconds = time.monotonic() - began  # more than asked for, where the machine is busy
+    seconds = time.monotonic() - began  # more than requested on a busy machine
     assert link.failures <= 20 * seconds
     assert len(book.asked) <= 2 + 4 * seconds
 
@@ -147,7 +147,7 @@ def test_a_name_that_hangs_stalls_no_other_socket_of_the_context(context, poller
     echoes(poller, client, answering)
     assert time.monotonic() - began < 8.0
     assert its_link.address == "" and "no answer from the name server" in its_link.explain()
-    poller.drop(hung)  # its late answer is dropped, too
+    poller.drop(hung)  # the poller drops a late answer
     book.known["dead"] = ["127.0.0.1"]
     book.released.set()
     echoes(poller, client, answering)
@@ -280,7 +280,7 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
     answering.close()
     until(lambda: channel.turn(poller.wait(time.monotonic() + 0.01)) or channel.link.is_down)
     answering = Answering(context, port=answering.port)
-    assert requests() == expected  # at once: other resends wait a minute
+    assert requests() == expected  # resends come now; other resends wait a minute
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
 
 
@@ -306,7 +306,7 @@ def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_
 
 
 def test_a_killed_server_is_away_for_its_proxy_at_once(cluster, times):
-    times(server_away=300.0)  # longer than the test
+    times(server_away=300.0)  # longer than the test takes
     servers = [cluster.server(name="a"), cluster.server(name="b")]
     proxy = cluster.proxy(servers)
     until(lambda: len(proxy.servers) == 2)
@@ -379,7 +379,7 @@ def test_batches_go_on_at_once_without_a_server_that_was_killed(cluster, times):
     reader.get_batch(64)
     servers[1].close(0.0)
 
-    def goes_on():  # a reader finds out when it asks, and it asks when a batch is taken
+    def goes_on():  # a reader learns of changes when a call takes a batch
         assert len(reader.get_batch(64, timeout=100.0).ids) == 64
         return reader.stats().away == ("b",)
 
@@ -468,7 +468,7 @@ def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_
     assert calls.due(3.0) == [before]
 
 
-# --- The feed of one node: published messages arrive whole, and damaged ones are counted
+# --- The feed of a node: published messages arrive whole, and the feed counts damaged messages
 
 LIMITS = Limits()
 NEWS = [NEWS_FRAME, *encode(messages.News())]

@@ -166,7 +166,7 @@ except SystemExit:
     assert effects(source) == ["kept", "hook", "guard"]
 
 
-# --- A process that may open few files: it warns at its start, and bears more clients than it has room for
+# --- A process that may open few files warns at its start, and bears more clients than its files allow
 
 
 def in_child(code, *arguments):
@@ -322,7 +322,7 @@ def test_a_flood_of_connections_leaves_descriptors_for_the_pages_and_clients_go_
         client.on_entries(5)
         client.update()
         until(lambda: load(process.pid) < 0.1)
-        assert load(process.pid) < 0.1  # and it stays so
+        assert load(process.pid) < 0.1  # the load stays low
         leaving.close()
         until(lambda: answer(f"{pages}/readyz")[0] == 200)
         late = cluster.client(client.endpoint)

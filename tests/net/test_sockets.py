@@ -215,7 +215,7 @@ def check(opened, row, usual=(0,)):
 def test_the_page_names_every_role_and_every_option():
     source = (ROOT / "memoire" / "net" / "sockets.py").read_text(encoding="utf-8")
     roles = set(re.findall(r"^def (\w+)\(context: Context.*\) -> Socket:", source, re.M))
-    assert roles == set(ROLES) | {"authenticator"}  # only ZeroMQ talks to it, inside the process
+    assert roles == set(ROLES) | {"authenticator"}  # only ZeroMQ uses "authenticator", inside the process
     options = set(re.findall(r"zmq\.([A-Z0-9_]+): ", source))
     assert options == set(COMMON) | {"SNDHWM", "RCVHWM", "MAXMSGSIZE", "IMMEDIATE", "TCP_MAXRT"}
 
@@ -261,7 +261,7 @@ def test_no_other_module_makes_a_socket_or_sets_its_options():
     assert counts == {}
 
 
-# --- The path of a Unix socket is examined first, since ZeroMQ would remove a file there
+# --- The server examines the path of a Unix socket first, since ZeroMQ would remove a file at the path
 
 
 def server(path: Path) -> memoire.Server:

@@ -55,7 +55,7 @@ def test_a_caller_that_waits_takes_the_turns_itself(turned):
     done = []
     turned.worker.run(lambda: done.append(threading.current_thread()))
     until(lambda: done)
-    turned.next_time = 0.0  # a turn is always due
+    turned.next_time = 0.0  # a turn of the loop is always due
     before = len(turned.turns)
     assert turned.worker.wait_for(lambda: len(turned.turns) >= before + 50, time.monotonic() + PATIENCE)
     assert threading.current_thread().name in turned.turns[before:]
@@ -119,7 +119,7 @@ def test_what_comes_soon_needs_no_turn_and_turns_are_still_taken_now_and_then():
     turned = Turned(soon)
     turned.worker.start()
     began, waited, without = time.monotonic(), 0, 0
-    while time.monotonic() < began + 4 * TURN_INTERVAL:  # a caller that is back at once each time
+    while time.monotonic() < began + 4 * TURN_INTERVAL:  # the caller comes back at once each time
         wanted, turns = len(answers) + 3, len(turned.turns)
         assert turned.worker.wait_for(
             lambda wanted=wanted, turns=turns: len(answers) >= wanted or len(turned.turns) > turns, began + PATIENCE
@@ -161,7 +161,7 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
         return len(looks) < 3
 
     turned = Turned(soon)
-    turned.next_time = 0.0  # so that the newest turn is never long ago
+    turned.next_time = 0.0  # the newest turn of the loop is never long ago
     turned.worker.start()
     deadline, calls = time.monotonic() + PATIENCE, 0
     while not turned.worker.errors:
@@ -174,7 +174,7 @@ def test_who_asks_and_looks_takes_in_what_comes_soon_and_a_fault_there_is_counte
     assert turned.worker.stop(PATIENCE)
 
 
-# --- A stuck thread differs from a slow one: by a clock and waits that tests set, and with real threads
+# --- A stuck thread differs from a slow thread: by a clock and waits that tests set, and with real threads
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_thread_that_takes_no_turn_is_stuck_or_slow(looks):
 def test_without_the_figures_of_the_system_the_clock_alone_counts(tmp_path):
     assert waited_for_cores(str(tmp_path / "nowhere")) == 0.0
     (tmp_path / "17").mkdir()
-    assert waited_for_cores(str(tmp_path)) == 0.0  # a kernel that does not count this
+    assert waited_for_cores(str(tmp_path)) == 0.0  # the kernel does not count waiting times
     (tmp_path / "17" / "schedstat").write_text("5000000000 3000000000 12\n")
     assert waited_for_cores(str(tmp_path)) == 3.0
     assert waited_for_cores() > 0.0 or not os.path.exists("/proc/self/schedstat")

@@ -214,7 +214,7 @@ def test_the_first_signal_is_kept_and_wakes_whoever_waits():
         assert select.select([watch], [], [], 60.0)[0]
         watch.drain()
         assert not select.select([watch], [], [], 0.0)[0]
-        os.kill(os.getpid(), signal.SIGTERM)  # at once, as for a group and its leader
+        os.kill(os.getpid(), signal.SIGTERM)  # one signal for the group and one for the leader
         assert (watch.first, watch.is_urgent) == (signal.SIGHUP, False)
         watch.forget()
         assert watch.first is None
@@ -242,14 +242,14 @@ def test_signals_go_back_to_whoever_had_them(number):
     threading.Thread(target=watch.wake).start()
     assert select.select([watch], [], [], 60.0)[0]
     watch.close()
-    watch.wake()  # without a waiter
+    watch.wake()  # no thread waits for the wake
     assert signal.getsignal(number) is before and signal.set_wakeup_fd(wakeup) == -1
 
 
 def worked(seconds: float = 0.0) -> Restarts:
     restarts = Restarts()
     restarts.ready(0.0)
-    restarts.ready(seconds)  # again changes nothing
+    restarts.ready(seconds)  # a second call changes nothing
     return restarts
 
 

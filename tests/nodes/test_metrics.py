@@ -115,7 +115,7 @@ def test_metrics_are_what_stats_say(cluster):
     assert samples["memoire_model_version", ("topic", "policy")] == 1
     assert samples["memoire_feedback_samples_total", ("outcome", "given")] == 32
     assert 0.0 <= samples["memoire_sample_age_median_seconds", ("table", "default")] < 60.0
-    assert samples["memoire_refused_total", ("code", "schema")] == 0.0  # present at 0, as rate() needs
+    assert samples["memoire_refused_total", ("code", "schema")] == 0.0  # rate() needs a metric at 0
 
 
 def test_a_scrape_is_openmetrics_where_that_is_asked_for(cluster):

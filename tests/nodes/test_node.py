@@ -118,7 +118,7 @@ def test_closed_episodes_are_read_page_by_page_and_what_was_forgotten_is_counted
         second = ask(pages, "/episodes?after=3")[2]
         assert [row["number"] for row in second["rows"]] == [4, 5]
         assert ask(pages, "/episodes?after=5")[2]["rows"] == []
-        record(client, episodes=1100, length=1)  # a thousand are kept
+        record(client, episodes=1100, length=1)  # the node keeps a thousand lines
         client.update(100.0)
         until(lambda: server.totals().returns_count == 1105)
         later = ask(pages, "/episodes?after=5")[2]
@@ -210,12 +210,12 @@ def test_a_token_that_changes_in_its_file_lets_in_at_once_and_the_old_one_no_mor
 
 def test_who_guesses_tokens_has_to_wait_and_is_counted(server):
     with NodePages("127.0.0.1:0", server, token=OLD) as pages:
-        pages._guesses = WrongTokens(lambda: 1000.0)  # no guess is forgiven meanwhile
+        pages._guesses = WrongTokens(lambda: 1000.0)  # a stopped clock forgives no guess
         for number in range(MAX_WRONG_TOKENS):
             assert fetch(pages, "/status", {"Authorization": f"Bearer wrong-{number}"})[0] == 401
-        status, headers, reply = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # even with the right token
+        status, headers, reply = ask(pages, headers={"Authorization": f"Bearer {OLD}"})  # the right token fails, too
         assert status == 429 and int(headers["Retry-After"]) >= 1 and OLD not in json.dumps(reply)
-        assert fetch(pages, "/status")[0] == 401  # no token is no guess
+        assert fetch(pages, "/status")[0] == 401  # a request without a token is no guess
         assert fetch(pages, "/readyz")[0] == 200
         counted = {f'memoire_refused_peers_total{{reason="{reason}"}} {count}' for reason, count in
                    (("http_token", f"{MAX_WRONG_TOKENS}.0"), ("http_guessing", "1.0"), ("http_name", "0.0"))}  # fmt: skip
@@ -328,7 +328,7 @@ def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
 def test_a_stuck_thread_makes_a_node_neither_alive_nor_ready(server, pages, times):
     go_on, inside = threading.Event(), threading.Event()
     requests = server._io.requests.worker
-    requests._progress = ProgressMonitor(0.05, waited=lambda: 0.0)  # on a busy machine it would only be slow
+    requests._progress = ProgressMonitor(0.05, waited=lambda: 0.0)  # on a busy machine the thread would be slow
     times(thread_runnable=0.05, thread_idle=0.01)
     requests.post(lambda: (inside.set(), go_on.wait(DEADLINE)))
     try:
@@ -495,7 +495,7 @@ def test_a_page_that_hangs_holds_up_no_probe():
         for connection in waiting:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: pages._page_requests.qsize() == node.MAX_WAITING)
-        status, headers, reply = ask(pages, "/")  # one more would only wait
+        status, headers, reply = ask(pages, "/")  # one more request would only wait
         assert (status, headers["Retry-After"]) == (503, "1") and "16 requests wait" in reply["error"]
         go_on.set()
         assert all(hear(connection).startswith(b"HTTP/1.1 200") for connection in (hanging, *waiting))

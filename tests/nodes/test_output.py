@@ -48,7 +48,7 @@ def test_text_that_a_terminal_lacks_is_shown_as_an_escape(encoding):
 
 
 def test_output_on_a_full_disk_is_lost_which_is_said_once(capsys):
-    full = open("/dev/full", "w")  # noqa: SIM115 (its close fails, too)
+    full = open("/dev/full", "w")  # noqa: SIM115 (closing fails, too)
     shown = ProcessOutput(["a"], terminal=full)
     for number in range(3):
         shown("a", f"line {number}")

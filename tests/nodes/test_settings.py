@@ -41,7 +41,7 @@ def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_
 def test_what_may_be_repeated_adds_up(tmp_path):
     file = written(tmp_path, {"server": {"env": "X", "set": {"multi_step": 3}}})
     args = parsed(["server", "--settings", file, "--set", "multi_step=7"], {"MEMOIRE_SET": "multi_step=5 beta=0.4"})
-    assert args.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last one holds
+    assert args.set == ["multi_step=3", "multi_step=5", "beta=0.4", "multi_step=7"]  # the last value of a name holds
 
 
 def test_a_parameter_that_is_text_is_read_as_on_the_command_line(tmp_path):

@@ -85,7 +85,7 @@ def test_pages_without_end_are_given_up():
 
 def test_the_terminal_does_not_hang_on_a_node_that_answers_a_byte_at_a_time(times, capsys):
     times(node_answer=0.3, page_asked=0.3)
-    times(top_answer=ENOUGH)  # for all nodes to answer, or to be given up
+    times(top_answer=ENOUGH)  # time for each node to answer, or to be given up
     with drip(*BODY) as node:
         assert main.main(["logs", node.address, "--timeout", "0.3"]) == 1
         assert "/status?clients=no did not arrive completely within 0.3 s" in capsys.readouterr().err

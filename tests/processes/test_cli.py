@@ -194,7 +194,7 @@ def test_up_says_which_process_could_not_start_and_why() -> None:
         port = taken.getsockname()[1]
         output = run("up", "--schema", SCHEMA.to_json(), "--port", str(port), status=1)
     assert "memoire: proxy-0 ended with status 1" in output
-    assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in output  # its own, or a neighbour that is taken too
+    assert f"cannot bind 'tcp://127.0.0.1:{str(port)[:3]}" in output  # the server's port, or a taken neighbour
 
 
 def examine(endpoint: str, timeout: float = 1.0) -> tuple[int, str]:
@@ -265,7 +265,7 @@ def test_something_else_listens(greeting: bytes, hangs_up: bool, words: str) -> 
 
         thread, _ = netkit.in_thread(serve)
         status, output = examine(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 0.3)
-        listener.shutdown(socket.SHUT_RDWR)  # which ends the thread
+        listener.shutdown(socket.SHUT_RDWR)  # the shutdown ends the thread
         thread.join(100.0)
     assert status == doctor.NOT_MEMOIRE
     assert any(word in output for word in words.split("|")), output

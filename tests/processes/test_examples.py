@@ -19,7 +19,7 @@ from netkit import program, surroundings, until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-# One line for each example: what its output must have in it.
+# Texts that the output of an example must contain, one line for each example.
 PROMISES = {
     "single_process.py": "return of the greedy policy: 1.0",
     "vector_env.py": "upright ",
@@ -39,15 +39,15 @@ PROMISES = {
     "proxy_and_relay.py": "from 6 actors, 600 steps counted",
 }
 NEED_TORCH = ("sb3_dqn.py", "sb3_cluster.py", "recurrent_torch.py", "ppo.py")
-# Examples that take minutes, or packages that tests lack, each with the command that runs it.
+# Examples that take minutes or need packages that tests lack, with the command that runs each example.
 APART = {
     "double_pendulum.py": "make demo-sac, with MuJoCo",
     "drone.py": "python examples/drone.py, ten minutes under a real clock",
     "door_key.py": "make soak SOAK=door_key, with MiniGrid",
 }
-# Number of adjacent ports of examples that take an address; the first port is their argument.
+# Number of adjacent ports of each example with an address as argument; the argument has the first port.
 PORTS = {"client_mt.py": 3, "durable.py": 3}
-# Programs that run together, each with further arguments and its promise. The first argument is their first port.
+# Programs that run together, with further arguments and the promised output. The first argument is the first port.
 TOGETHER = {
     "actor and learner": [("learner.py", [], "learned ["), ("actor.py", [], "the run is over after")],
     "classic actor and learner": [
@@ -55,7 +55,7 @@ TOGETHER = {
         *(("classic_actor.py", [number], "episodes played") for number in "12"),
     ],
 }
-# Programs that learn, with arguments that shorten them. docs/development/records/curves.md has them whole.
+# Programs that learn, with arguments that shorten the runs. docs/development/records/curves.md has full runs.
 LEARN = {
     "dqn.py": ["--steps", "1500"],
     "sac.py": ["--steps", "1400"],
@@ -254,7 +254,7 @@ def test_several_servers_and_proxies_make_one_cluster() -> None:
 
 @pytest.mark.slow
 def test_a_goal_that_is_not_reached_in_time_is_admitted() -> None:
-    for seconds in ("3", "25"):  # 25 on a machine so busy that 3 are over before the first episode
+    for seconds in ("3", "25"):  # 25 s if a busy machine takes 3 s before the first episode
         status, output = demo("--seconds", seconds, "--goal", "1000", "--actors", "1", timeout=100)
         assert status == 1, output
         if re.search(r"episodes [1-9]", output):

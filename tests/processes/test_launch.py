@@ -139,7 +139,7 @@ def test_a_child_that_ignores_the_request_to_end_is_killed() -> None:
     launcher.close(grace=0.2)
     assert child.status in (-signal.SIGKILL, 0)
     assert not is_alive(child.process.pid)
-    launcher.close()  # again is fine
+    launcher.close()  # a second close changes nothing
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -227,6 +227,6 @@ def test_a_step_that_the_end_interrupts_is_counted_or_not_and_nothing_is_said_of
     with memoire.Server("tcp://127.0.0.1:*", schema, state=folder / "state") as server:
         steps = server.totals().steps
     assert steps >= 100
-    if len(signals) == 1:  # the second one kills
+    if len(signals) == 1:  # the second signal kills
         (count,) = re.findall(r"has made (\d+)", output)
         assert steps in (int(count), int(count) + 1), output

@@ -72,7 +72,7 @@ def test_a_server_that_a_raw_peer_ends_from_outside_goes_on_exactly_when_it_is_s
         client = memoire.connect(server.endpoint, seed=1, capacity=1000, limits=QUICK, timeout=100.0)
         load = Load([client], pause=0.01)
         until(lambda: client.stats().updates > 3)
-        for _ in range(10):  # a libzmq that is mended outlives all of them
+        for _ in range(10):  # a fixed libzmq survives ten rounds
             with contextlib.suppress(OSError):
                 flood(place(server.endpoint), b"DEALER")
         assert server.end(signal.SIGKILL) in (-signal.SIGABRT, -signal.SIGKILL)

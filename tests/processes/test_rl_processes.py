@@ -81,7 +81,7 @@ def test_a_collector_fills_a_learners_table_by_a_node_that_follows_its_models() 
                 for step in range(3):
                     rollouts = server.table("rollouts").take(256, timeout=60.0, release="publish")
                     assert set(rollouts.model_version.tolist()) == {version}
-                    if step < 2:  # after the last one there is no room for further steps
+                    if step < 2:  # the last step leaves no room for further steps
                         version = server.publish("policy", body)
                 server.finish()
                 output, _ = collector.communicate(timeout=60.0)
@@ -121,6 +121,6 @@ def test_a_trainer_begins_anew_if_told(tmp_path: Path, monkeypatch: pytest.Monke
     (former / "old").touch()
     refused = python("train", "tcp://127.0.0.1:9", str(FILE), "--fresh")
     assert refused.returncode == 2 and "--yes" in refused.stderr and former.exists()
-    with program(*RL, "train", "tcp://127.0.0.1:9", FILE, "--fresh", "--yes"):  # waits for a server
+    with program(*RL, "train", "tcp://127.0.0.1:9", FILE, "--fresh", "--yes"):  # the process waits for a server
         assert until((tmp_path / "test" / "checkpoint.former-1" / "old").exists, 60.0)
-        assert not (former / "old").exists()  # the new one is there as soon as the trainer locks it
+        assert not (former / "old").exists()  # the trainer has moved the old folder by now

@@ -179,7 +179,7 @@ def test_long_answers_come_in_pieces_and_old_groups_are_known_by_the_oldest(prom
     prompts.answer(lease, 0, {"tokens": [1, 2]}, version=3, last=False)
     prompts.answer(lease, 0, {"tokens": [3], "reward": 1.0}, version=5)
     huge = np.arange(500_000)
-    prompts.answer(lease, 1, {"tokens": huge, "reward": 0.0}, version=4)  # larger than the limit of one request
+    prompts.answer(lease, 1, {"tokens": huge, "reward": 0.0}, version=4)  # larger than one request may be
     step = prompts.draw(0, 1)
     assert step["tokens"][0].tolist() == [1, 2, 3] and (step["tokens"][1] == huge).all()
     assert step.version.tolist() == [3, 4]
@@ -363,7 +363,7 @@ def test_data_sets_are_leased_and_drawn_in_their_shares(prompts):
     assert Counter(lease.dataset for lease in leases) == {"math": 12, "code": 4}
     prompts.answer_all([(lease, dict.fromkeys((0, 1), {"tokens": [1], "reward": 1.0})) for lease in leases])
     assert Counter(dataset for dataset, _, _ in prompts.draw(0, 8).keys) == {"math": 6, "code": 2}
-    prompts.shares({"code": 1.0})  # other data sets are leased once "code" is empty
+    prompts.shares({"code": 1.0})  # workers lease other data sets after "code" is empty
     assert {lease.dataset for lease in prompts.lease(16)} == {"code"}
 
 
@@ -390,7 +390,7 @@ def test_answers_to_several_prompts_travel_together_and_one_that_is_refused_spoi
         answers = [(lease, {0: one, 1: one}) for lease in leases]
         assert prompts.answer_all(answers) == [[True, True]] * len(leases) == prompts.answer_all(answers, piece=0)
         assert prompts.counts()["ready"] == len(leases)
-        good, bad, last = prompts.lease(3)  # all three of one server
+        good, bad, last = prompts.lease(3)  # one server leases all three prompts
         with pytest.raises(Refused, match="the index of an answer is 2; this prompt takes 0 to 1"):
             prompts.answer_all([(good, {0: one, 1: one}), (bad, {2: one}), (last, {0: one, 1: one})])
         assert prompts.fetch([good.key])[good.key]["answer"] == [0, 1]
@@ -497,7 +497,7 @@ def test_groups_that_are_too_old_are_not_handed_out(on_stale):
                 prompts.lease(timeout=0.05)
             with pytest.raises(MemoireTimeout):
                 prompts.draw(0, 1, timeout=0.05)
-            assert answer_all(prompts, version=1) == 2  # (1 + max_model_lag) steps of one group
+            assert answer_all(prompts, version=1) == 2  # one group for (1 + max_model_lag) steps
             return
         answer_all(prompts, version=1)
         prompts.saw_model(3)

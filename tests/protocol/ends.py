@@ -123,7 +123,7 @@ class Requests(Channel):
         self._client, self._limits, self._numbers = ME, LIMITS, numbers
         self._calls = PendingRequests(LIMITS.tuning.resend_after, LIMITS.tuning.resend_most, Earliest())
         self._introduces = self._is_unknown = False
-        self._asked_at, self._is_blocked = 0.0, True  # so that `pump` sends everything
+        self._asked_at, self._is_blocked = 0.0, True  # `pump` can send everything
         self.sent: list[int] = []
 
     def pump(self) -> None:
@@ -198,7 +198,7 @@ class ClientFacts(NamedTuple):
     """Facts about a client in one state, for the rules and the search."""
 
     is_met: bool
-    home: int  # hash of the home's name
+    home: int  # hash of the home server's name
     is_due: bool
     """True if the client has news and may send an UPDATE."""
     may_speak: bool

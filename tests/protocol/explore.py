@@ -33,11 +33,11 @@ class World:
     """Episodes of each client, each of one step and one log line."""
     pushes: int = 0  # caches that each client pushes
     heartbeats: int = 0  # UPDATEs without news, of all clients together
-    leaves: bool = False  # after a client's work
-    losses: int = 0  # of requests, caches and answers
+    leaves: bool = False  # True: a client leaves after its work
+    losses: int = 0  # lost requests, caches and answers
     doubles: int = 0
     """Requests that are sent again although no message was lost: a request or its answer is late."""
-    kills: int = 0  # of servers, which begin again
+    kills: int = 0  # kills of servers, which begin again
     is_durable: bool = True
     script: tuple[tuple[str, ...], ...] = ()
     """Steps of an operator, in this order, each at any moment: ("run", server, name), ("finish", server), ("drain",
@@ -55,7 +55,7 @@ class State(NamedTuple):
     """Numbers of messages on their way, ascending."""
     left: tuple[int, int, int, int]
     """Losses, doubles, kills and heartbeats that may still come."""
-    step: int  # the next one of the script
+    step: int  # the script's next step
 
 
 class Way(NamedTuple):
@@ -251,7 +251,7 @@ class Search:
         if state.servers[move.server] >= 0:
             after = self._server(state, move.server, (way.kind, way.client, way.content), net)
             return after if way.kind == "ask" or isinstance(after, Broken) else self._hears(after, way.client)
-        if way.kind == "ask":  # the proxy has removed the home of the request
+        if way.kind == "ask":  # the proxy has removed the request's home server
             net.append(self.ways.number("answer", way.client, _homeless(way.content)))
         return state._replace(net=tuple(sorted(net)))
 
@@ -288,7 +288,7 @@ class Search:
         _, _, *arguments = self.world.script[state.step - 1]
         if move.what == "remove":
             servers = (*state.servers[: move.server], ~state.servers[move.server], *state.servers[move.server + 1 :])
-            return self._news(state._replace(servers=servers), move.server)  # as the next heartbeat detects
+            return self._news(state._replace(servers=servers), move.server)  # the next heartbeat detects the change
         if move.what != "hand over":
             return self._server(state, move.server, (move.what, *arguments), net)
         heir, done = SERVERS.index(arguments[0]), state

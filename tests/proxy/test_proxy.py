@@ -87,7 +87,7 @@ def test_actors_that_come_before_the_servers_are_shared_out_when_these_are_there
 @pytest.mark.parametrize("is_behind_proxy", [False, True])
 def test_an_address_that_was_somebody_elses_for_a_moment_is_found_again(cluster, times, is_behind_proxy):
     times(channel_renewed=0.3)
-    stranger = cluster.context.socket(zmq.PULL)  # a PULL's greeting does not fit a DEALER's: ZeroMQ gives up
+    stranger = cluster.context.socket(zmq.PULL)  # a PULL's greeting does not fit a DEALER's greeting: ZeroMQ gives up
     place = f"tcp://127.0.0.1:{stranger.bind_to_random_port('tcp://127.0.0.1')}"
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED)
     node = cluster.proxy([place]) if is_behind_proxy else place
@@ -237,7 +237,7 @@ def test_models_are_handed_out_by_the_proxy_also_without_their_server(cluster, s
         try:
             clients.append(cluster.client(proxy, timeout=0.5))
         except MemoireTimeout:
-            continue  # assigned to the server that was just closed
+            continue  # the proxy assigned the client to the closed server
     late = next(client for client in clients if client.home == NAMES[1])
     assert late.model("policy").wait(100.0).body == body
 

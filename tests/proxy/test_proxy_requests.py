@@ -101,7 +101,7 @@ def header_of(asked):
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Destination of a request: its home, a chosen server, the proxy's own models, or none yet
+# --- Destination of a request: its home server, a chosen server, the proxy's own models, or no server yet
 
 NOW = 100.0
 HELLO = messages.Hello(role="actor")
@@ -199,7 +199,7 @@ def test_a_client_that_asks_for_any_version_has_heard_of_none():
     world = World(back)
     asked = request(fetch(0), home="a")
     assert world.take(asked) == ForwardRequest(back, asked) and not back.topics.announcements
-    assert back.topics.wanted == {"policy"}  # the topic itself is subscribed
+    assert back.topics.wanted == {"policy"}  # the client subscribes to the topic itself
 
 
 def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
@@ -278,7 +278,7 @@ def test_another_run_at_an_address_takes_its_models_away_and_no_others():
     world.put(second, 3, topic="other")
     world.cache.begin_run(first)
     assert world.cache.store.versions() == {"other": 3} and (first.topics.runs, second.topics.runs) == (1, 0)
-    assert world.cache.has_run("policy", OTHER)  # no model of this topic remains
+    assert world.cache.has_run("policy", OTHER)  # the proxy has no model of this topic
     assert world.put(first, 1)[0]
 
 
@@ -437,7 +437,7 @@ def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
     relist(router, 1)
     router.retire(200.0)
     unknown = [router.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
-    assert unknown == [False, True, True]  # tcp://1 has not answered, and may serve the home that the router forgot
+    assert unknown == [False, True, True]  # tcp://1 has not answered, and may serve the forgotten home server
 
 
 def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_limits():

@@ -141,7 +141,7 @@ def test_a_server_whose_disk_is_full_is_asked_again_until_there_is_room_or_the_t
     assert {deadline for _, _, deadline, _ in thread.sent} == {104.0}
     thread.servers["b"] = lambda _: refused("disk") if thread.monitor.now() < began + 3.0 else silent()
     began = thread.monitor.now()
-    with pytest.raises(Refused, match="no") as raised:  # the error is the refusal, not the silence at the end
+    with pytest.raises(Refused, match="no") as raised:  # the error is the refusal, not the later silence
         CALLS[call](admin, 4.0)
     assert raised.value.code == "disk" and 3.0 <= thread.monitor.now() - began <= 4.0
 
@@ -169,7 +169,7 @@ def test_the_end_is_told_to_all_and_awaited_of_those_that_are_away_too(caplog):
     assert "did not answer within 3.0 s: 'b'" in caplog.text
     thread.servers["b"] = None
     with pytest.raises(MemoireTimeout, match="answer"):
-        admin.finish(3.0)  # without this wait, the clients of server b missed the end of the run
+        admin.finish(3.0)  # without a wait, the clients of server b missed the end of the run
 
 
 def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
@@ -245,7 +245,7 @@ def test_a_snapshot_is_asked_for_until_every_server_has_written_it():
         answers["b"].code == "failed" and answers["c"].code == "unexpected" and isinstance(answers["d"], MemoireTimeout)
     )
     orders = {body.order for _, body, _, _ in thread.sent}
-    assert len(orders) == 1 and len(thread.sent) == 5  # one order, because each server writes one file
+    assert len(orders) == 1 and len(thread.sent) == 5  # one order: each server writes one file
 
 
 def test_a_snapshot_that_takes_longer_than_the_call_goes_on():

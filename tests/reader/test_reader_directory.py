@@ -19,7 +19,7 @@ from readerkit import OTHER, RUN, SCHEMA, PoolServer, World, directory_of, learn
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Known servers and their addresses
+# --- Known servers, and the servers' addresses
 
 NEXT = name_hash("next")
 
@@ -138,7 +138,7 @@ def test_servers_are_shown_how_fresh_a_recent_batch_was_and_how_much_was_drawn()
     delivered.batches, delivered.waited = 2, 0.5
     figures = delivered.figures(64)
     assert (figures["batches"], figures["samples"], figures["waited"]) == (2.0, 64.0, 0.5)
-    assert figures["age_max"] == fresh.age_max and "ages" not in figures  # only numbers, no arrays
+    assert figures["age_max"] == fresh.age_max and "ages" not in figures  # figures are numbers, not arrays
 
 
 # --- Models to all servers: version at each server, next chunk, and calls that wait
@@ -297,7 +297,7 @@ def test_a_server_that_takes_shorter_requests_gets_shorter_stretches_until_they_
     assert max(map(len, pieces)) == len(body) // 8
 
 
-# --- TD errors to the servers of their clients: sizes of messages, and counts of lost samples
+# --- TD errors to the servers of the sampled clients: sizes of messages, and counts of lost samples
 
 
 def ids_of(*clients):

@@ -50,7 +50,7 @@ def test_a_batch_is_planned_when_all_have_said_what_they_have_and_whole_when_all
     first, second = world.begin()
     assert kinds([first, second]) == [("a", Sums), ("b", Sums)] and world.begin() == []
     world.answer(first)
-    assert world.begin() == []  # b has not reported its sums
+    assert world.begin() == []  # server b has not reported sums
     world.answer(second)
     draws = world.begin()
     assert kinds(draws) == [("a", Draw), ("b", Draw)]
@@ -254,7 +254,7 @@ def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_
     assert late.name == "b"
     world.rounds.leave_out(late)
     assert late.is_away and world.rounds.late(world.now, []) == []
-    world.begin()  # the sums of a have become too old
+    world.begin()  # the sums of server a are too old
     world.answer(*[ask for ask in world.open if ask is not theirs])
     assert kinds(world.begin()) == [("a", Draw)]
     world.answer()
@@ -382,7 +382,7 @@ def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
     assert again.prev["x"].shape == (8, 5) and again.prev_lengths["x"].tolist() == [*lengths[4:], *lengths[:4]]
 
 
-# --- Samples that a server holds for a reader, without those on their way, compared with a simple count
+# --- Samples that a server holds for a reader, without samples on the way, compared with a simple count
 
 
 def table_of(reserved, flags=None):

@@ -176,7 +176,7 @@ def test_a_server_draws_ahead_until_the_run_is_over(cluster: Cluster) -> None:
     batches = server.batches(32, timeout=100, ahead=2)
     first = next(batches)
     assert first.obs.shape == (32, 4)
-    until(lambda: server.stats().batches == 3)  # one batch was taken, two wait
+    until(lambda: server.stats().batches == 3)  # a call took one batch, and two batches wait
     first.update_priorities(np.ones(32))
     server.finish()
     assert list(batches) == []
@@ -240,7 +240,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert 0 < _core.spare_bytes() <= MAX_SPARE
     too_large = _core.empty((MAX_SPARE + 1,), BYTE)
     del too_large
-    assert _core.spare_bytes() <= MAX_SPARE  # returned to the system
+    assert _core.spare_bytes() <= MAX_SPARE  # the memory goes back to the system
 
 
 def test_a_batch_takes_the_memory_of_the_one_before() -> None:
@@ -253,4 +253,4 @@ def test_a_batch_takes_the_memory_of_the_one_before() -> None:
         assert (batch["obs"] == 1).all()
         places |= {address(batch["obs"]), address(batch["next_obs"])}
         del batch
-    assert len(places) <= 4  # memory of both sides, and blocks that arrays of other sizes left
+    assert len(places) <= 4  # memory of each side, and blocks of arrays of other sizes

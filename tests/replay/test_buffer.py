@@ -221,7 +221,7 @@ def test_an_empty_buffer_says_so() -> None:
 @pytest.mark.slow
 def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     buffer = Buffer(CHAIN, 10)
-    for _ in range(4):  # each writer takes the lanes of the former one
+    for _ in range(4):  # each writer takes the lanes of the former writer
         buffer.writer(num_envs=3, autoreset="disabled")
         gc.collect()
     kept = buffer.writer(num_envs=3, autoreset="disabled")
@@ -250,7 +250,7 @@ def buffer_for_copies(steps=25, **options):
     buffer = memoire.Buffer(SCHEMA, 100, seed=1, **{"sampler": memoire.Prioritized(1.0)} | options)
     with buffer.writer() as writer:
         for step in range(steps):
-            place = step + 1000 * (step // 10)  # no episode begins where another one has ended
+            place = step + 1000 * (step // 10)  # no episode begins where another episode has ended
             obs = np.full(3, place, np.float32)
             writer.step(obs, place, float(step), step % 10 == 9, False, obs + 1)
     return buffer

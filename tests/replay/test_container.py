@@ -116,7 +116,7 @@ def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed
     place = of(tmp_path, 10)
     tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
     others = sum(place.sizes.values()) - 4 * MiB
-    assert others > 1.5 * MiB  # models, and messages on their way
+    assert others > 1.5 * MiB  # other bytes are models, and messages on the way
     for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
         with pytest.raises(ParameterError, match="needs 11.0 MiB"):
             change()
@@ -141,7 +141,7 @@ def test_defaults_are_a_part_of_what_the_limit_leaves(tmp_path):
     assert sizes[0] == pytest.approx([150, messages, models], rel=1e-6)
     assert sizes[1][0] == pytest.approx((150 - beside - 4 * messages - 2 * models) / 2, rel=1e-6)
     left = 300 * MiB - sum(place.sizes.values())
-    memory = Memory(RAGGED, 10, container=place)  # without ragged_limit, values take half of the rest
+    memory = Memory(RAGGED, 10, container=place)  # without ragged_limit, values take half of the memory
     assert memory.ragged_limit == 0
     assert 0 <= sum(place.sizes.values()) - (300 * MiB - left) - left // 2 < MiB
 
@@ -231,7 +231,7 @@ def test_a_program_in_a_real_control_group_is_refused_and_not_killed(request):
         try:
             group.mkdir()
             request.addfinalizer(group.rmdir)
-            with open(group / file_name, "r+") as file:  # made by the kernel, if at all
+            with open(group / file_name, "r+") as file:  # the kernel makes the file, if at all
                 file.write(str(300 * MiB))
             break
         except OSError as error:

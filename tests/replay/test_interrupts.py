@@ -204,8 +204,8 @@ def ways_on(case: Case) -> Iterator[tuple[Call, ...]]:
         name = next(iter(case.columns))
         again = one(12, **{name: 1.0})
     yield start, again, lambda writer: writer.close()  # begin again
-    yield case.call, *case.then, lambda writer: writer.close()  # the same call again
-    yield *case.then, lambda writer: writer.close()  # as if the call had never been made
+    yield case.call, *case.then, lambda writer: writer.close()  # the writer repeats the interrupted call
+    yield *case.then, lambda writer: writer.close()  # the writer never made the call
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_a_change_waits_for_no_lock_that_an_interrupt_could_find_it_at() -> None
     assert store.between == [False, False]
 
 
-# --- Random numbers of forked workers differ from those of their parent and siblings, and repeat in each run
+# --- Random numbers of forked workers differ from those of parent and siblings, and repeat in each run
 
 PACKAGE = Path(memoire.__file__).parent
 SCHEMA = memoire.Schema({"obs": np.int64, "action": np.int32, "reward": np.float32})
@@ -344,7 +344,7 @@ LOCAL = {
     "rl/saving.py",
     "rl/demo/qlearning.py",
     "rl/starts.py",
-}  # generators that are made where they are used, by an explicit seed
+}  # code makes these generators by an explicit seed
 ALL = [(name, n) for name, makes in HOLDERS.items() for n in range(len(makes))]
 
 
@@ -390,7 +390,7 @@ def family(make, seed):
         draw = make(seed)
         return [drawn_in_child(draw)[0], *drawn_in_child(draw, 1), draw()]
 
-    draws = drawn_in_child(run)[0]  # a fresh process: this one counts its former children
+    draws = drawn_in_child(run)[0]  # a fresh process: this process has former children
     return [json.dumps(each) for each in draws]
 
 

@@ -19,7 +19,7 @@ from memoire.replay.sampling import importance
 from memory_checks import with_episode
 from netkit import in_thread
 
-# --- Rank-based and greedy draws: the order of the entries is exact at each draw, and so are the chances
+# --- Rank-based and greedy draws: the order of the entries and the chances are exact at each draw
 
 SCHEMA = Schema({"obs": (np.float32, (1,)), "reward": np.float32})
 
@@ -54,7 +54,7 @@ def test_a_fraction_of_the_total_gives_the_rank_whose_stretch_holds_it(count, al
     assert memory.total_weight == pytest.approx(edges[-1], rel=1e-12)
     got = memory.draw(len(fractions), fractions)
     ranks = np.argsort(-weights).argsort()[got]
-    # Where a fraction lies on an edge, rounding may put it on either side.
+    # Where a fraction lies on an edge, rounding may put the fraction on either side of the edge.
     masses = fractions * edges[-1]
     low = np.where(ranks == 0, 0.0, edges[np.maximum(ranks - 1, 0)])
     assert (low <= masses * (1 + 1e-12) + 1e-12).all() and (masses <= edges[ranks] * (1 + 1e-12) + 1e-12).all()
@@ -170,7 +170,7 @@ def test_parameters_of_samplers_are_checked_and_told():
         Memory(SCHEMA, 10, Parameters(prioritization="greedy")).draw(1)
 
 
-# --- Samplers as settings, and importance by its formula
+# --- Samplers as settings, and the formula of importance
 
 chances = arrays(np.float64, st.integers(1, 20), elements=st.floats(1e-9, 1.0))
 
@@ -268,7 +268,7 @@ def test_any_order_of_updates_leaves_what_was_written_last(size, data):
         indices = data.draw(arrays(np.int64, count, elements=st.integers(0, size - 1)))
         weights = data.draw(arrays(np.float64, count, elements=st.just(0.0) | st.floats(1e-3, 1e3)))
         tree.set(indices, weights)
-        for index, weight in zip(indices, weights, strict=True):  # of duplicates the last counts
+        for index, weight in zip(indices, weights, strict=True):  # the last duplicate counts
             truth[index] = weight
         np.testing.assert_array_equal(tree.get(np.arange(size)), truth)
         assert tree.total == pytest.approx(truth.sum(), rel=1e-12)
@@ -321,7 +321,7 @@ def test_threads_may_share_a_tree():
     assert tree.total == weights.sum() and tree.positive == (weights > 0).sum()
 
 
-# --- Advantages and V-trace targets agree with their definitions, written as sums over all later entries
+# --- Advantages and V-trace targets agree with definitions that the test writes as sums over all later entries
 
 
 def parts_of(arrays: Any, lengths: Any) -> list[Any]:

@@ -58,7 +58,7 @@ def test_the_ratio_stays_in_its_band_at_any_speeds_of_both_sides(seed):
         band.register(client, 0, next(numbers))
     for _ in range(4000):
         for client, speed in zip(clients, speeds, strict=True):
-            if rng.random() < speed:  # at most the granted steps, reported late
+            if rng.random() < speed:  # the client reports the granted steps late
                 done[client] += rng.randint(0, min(through[client] - done[client], 50))
             if rng.random() < speed:
                 band.report_inserts(client, done[client], next(numbers))
@@ -100,7 +100,7 @@ def test_the_limiter_agrees_with_one_that_adds_everything_up_anew(walk, ratio, t
             others = sum(max(0, through[i] - reported.get(i, 0)) for i in through if i != who)
             room = (tolerance - surplus) / ratio
             now = reported.setdefault(who, 0)
-            lasting = (now - asked.get(who, now)) / 1e-3 * GRANT_TIME  # no time passes
+            lasting = (now - asked.get(who, now)) / 1e-3 * GRANT_TIME  # no time passes in the call
             mine = min(room - others, max(1.0, min(room / 2, max(LEAST_ENTRIES, room / LEAST_PART, lasting))))
             expected = max(through.get(who, 0), now + max(0, math.floor(mine + 1e-6)))
             assert band.grant(client, 2)[0] == expected
@@ -203,9 +203,9 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
     names, balance = ["a", "b"], RateTracker()
     parameters = Parameters(samples_per_insert=ratio, samples_per_insert_tolerance=1e6)
     life = dict.fromkeys(names, 100)
-    counts = {name: [0, 0] for name in names}  # inserted and drawn in this life
+    counts = {name: [0, 0] for name in names}  # entries inserted and drawn in this life
     has_band = dict.fromkeys(names, False)
-    known = dict.fromkeys(names, (0, 0))  # inserted and drawn in this life, as reported to the reader
+    known = dict.fromkeys(names, (0, 0))  # entries inserted and drawn that the reader knows
     expected = 0.0
 
     def hear(name):
@@ -415,7 +415,7 @@ def test_beyond_the_band_is_forgiven_only_where_nobody_could_help_it():
         (60, 60, (10.0, 0.0)),  # below min_size: no surplus beyond the tolerance counts
         (100, 100, (0.0, 0.0)),  # drawing may begin, and the surplus starts at 0
         (115, 100, (15.0, 0.0)),
-        (117, 99, (10.0, 7.0)),  # entries have left, so clients have to record beyond the band
+        (117, 99, (10.0, 7.0)),  # entries left, so clients record beyond the band
     ):
         at.entries = entries
         at.limiter.report_inserts(A, inserted, inserted)
@@ -431,7 +431,7 @@ def test_a_learner_that_waits_is_helped_after_its_patience_and_forgotten_when_it
     at.now = STARVING_TIMEOUT - 0.01
     assert limiter.grant(A) == (50, limiter.stats().inserts_wait)
     at.now = STARVING_TIMEOUT
-    limiter.report_wait("learner", 20)  # asks again: the wait counts from the first call
+    limiter.report_wait("learner", 20)  # the second request: the wait counts from the first
     assert limiter.grant(A) == (50 + 20 + 8, "")
     at.now = STARVING_TIMEOUT + FORGET_TIMEOUT
     assert limiter.grant(B)[0] == 28
@@ -567,7 +567,7 @@ def test_a_client_that_dies_with_room_and_open_entries_stalls_a_learner_once():
     for client in (A_ROOM, B_ROOM):
         room.meet(client)
     assert room.grant(A_ROOM, 2, now) == CAPACITY // 2
-    room.report(A_ROOM, 100, 0, now)  # in open episodes, whose entries never arrive
+    room.report(A_ROOM, 100, 0, now)  # entries of open episodes never arrive
     began, inserted = now, {}  # A is dead, and counts as a sharer for a minute
     for _ in range(5):
         now, inserted = rounds_of(room, [B_ROOM], 2, now, inserted)

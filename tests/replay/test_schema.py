@@ -19,7 +19,7 @@ from memoire.replay.conversion import checked_page_rows
 from memoire.replay.parameters import ADDED, NAMES, Parameters
 from memoire.replay.schema import Schema
 
-# --- Schemas: the same description in every process, and refusals of unsuitable columns by name
+# --- Schemas: equal descriptions in each process, and refusals of unsuitable columns by name
 
 SEVEN = {
     "state": (np.float32, (4,)),

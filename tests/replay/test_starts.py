@@ -236,7 +236,7 @@ def test_a_writer_stores_nothing_that_is_not_finite(environments: int | None) ->
         writer.step(obs, None, np.ones(lead)[()], flag | over, flag, after)
 
     go(good[0], good[1])
-    go(good[1], bad)  # stored: only its next_obs is not finite
+    go(good[1], bad)  # the entry is stored: only next_obs is not finite
     with pytest.raises(NotFinite, match="got nan"):
         go(bad, good[3])
     with pytest.raises(

@@ -402,7 +402,7 @@ def test_no_column_is_called_like_a_parameter_of_step_that_is_not_its_own(name: 
                 Writer(Memory(Schema(each), 100), 2)
 
 
-# --- Usual steps take one call of the engine, which stores, counts and refuses exactly as the long way does
+# --- A usual step is one call of the engine, which stores, counts and refuses exactly as the long way does
 
 STATE = (2,)
 

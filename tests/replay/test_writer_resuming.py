@@ -101,7 +101,7 @@ def content_of(buffer):
         parts = {name: archive.read(name) for name in archive.namelist()}
     about = json.loads(parts.pop(f"{ABOUT}.npy")[np.lib.format.MAGIC_LEN :].split(b"\n", 1)[1])
     del about["owner"]["lineage"]
-    for name, dtype in ARRAYS.items():  # without the padding between fields
+    for name, dtype in ARRAYS.items():  # arrays leave out the padding between fields
         part = io.BytesIO(parts[f"{STATE}{name}.npy"])
         parts[f"{STATE}{name}.npy"] = np.load(part).view(dtype).tolist()
     return parts | {"about": about}
@@ -110,7 +110,7 @@ def content_of(buffer):
 def by_file(buffer, path):
     buffer.save(path)
     loaded = memoire.Buffer.load(path, resume=True)
-    loaded.close()  # the former buffer continues here, too
+    loaded.close()  # the former buffer also continues
     return loaded
 
 
@@ -204,7 +204,7 @@ def test_several_writers_go_on_in_their_order_and_others_are_refused():
         assert [each.lanes.tolist() for each in (*again, last)] == [[0], [3], [1, 2]]
         one_step(again[0], 3), one_step(again[1], 5), one_step(last, 4)
         assert {each.longest for each in (*again, last, *kept)} == {400 // 8}
-        fresh = other.writer(resume=True)  # all saved writers are taken
+        fresh = other.writer(resume=True)  # all saved writers are in use
         assert fresh.lanes.tolist() == [4] and other.num_episodes == 0
 
 
@@ -418,7 +418,7 @@ def test_a_buffer_writes_over_its_past_and_over_nothing_else(tmp_path):
     buffer = resume(path)
     add(buffer, 7)
     buffer.save(path)
-    buffer.save(older)  # as a run does that keeps its last two files
+    buffer.save(older)  # a run that keeps its last two files saves so
     buffer.close()
     assert len(resume(older)) == 12
     with pytest.raises(NotItsPast, match="steps that this buffer does not have. Nothing was written. Save to another"):

@@ -21,7 +21,7 @@ from memoire.rl.saving import form_of, load_agent, save_agent, unsaved
 from memoire.rl.trainer import RESUMES, begin_fresh, checked_resume, lock_checkpoint, put_aside
 from memoire.rl.weights import KEPT_FILES, ModelFiles, read_model
 
-# --- State of an agent by its attributes, without torch: trained values are restored, settings stay
+# --- State of an agent by attributes, without torch: trained values are restored, and settings stay
 
 
 class Agent:
@@ -145,7 +145,7 @@ def test_what_is_not_saved_is_named() -> None:
     assert unsaved(Agent()) == ["socket (object)"]
 
 
-# --- Files of models: whole, checked, and each path held by one process; a history keeps each n-th model
+# --- Files of models: whole, checked, and with a lock for each path; a history keeps each n-th model
 
 
 def body(number):
@@ -199,7 +199,7 @@ def test_a_file_of_something_else_is_named(tmp_path):
         read_model(path)
 
 
-# --- Files of a former run are put aside, and never deleted
+# --- The trainer puts files of a former run aside, and never deletes a file
 
 
 def test_a_folder_that_a_trainer_has_is_not_put_aside(tmp_path):
@@ -261,10 +261,10 @@ def test_no_changed_byte_of_a_file_changes_an_array(tmp_path):
             arrays = weights.load(path)
         except DataError:
             continue
-        # If the damage hits the mark of the checksum, the file is read without a check, and its arrays are whole.
+        # Damage may hit the mark of the checksum: the file is then read without a check, and the arrays are whole.
         assert place < 40 and arrays["layer.weight"].tolist() == [[1.0] * 3] * 2, (place, arrays)
     path.write_bytes(whole[:-1])
     with pytest.raises(DataError):
         weights.load(path)
-    path.write_bytes(body(1))  # as other tools of safetensors write it
+    path.write_bytes(body(1))  # other tools write safetensors without a checksum
     assert weights.load(path)["layer.weight"][0, 0] == 1

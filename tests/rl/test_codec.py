@@ -24,7 +24,7 @@ from memoire.wire.values import pack as pack_of_envelope
 from memoire.wire.values import unpack as unpack_of_envelope
 from rlkit import same
 
-# --- Compressor and inverse are one object; samples of another codec are refused; last actions are left out and rebuilt
+# --- Compressor and inverse are one object; samples of another codec are refused; the inverse rebuilds last actions
 
 
 def shrink(act, obs, rew, done, info):
@@ -138,7 +138,7 @@ def test_a_digest_is_of_source_or_of_byte_code():
     first, second = compiled("def f(x): return x + 1"), compiled("def f(x): return x + 2")
     assert digest_of(first).startswith("code-3.") and digest_of(first) != digest_of(second)
     assert digest_of(first) == digest_of(compiled("def f(x):\n    return x + 1  # more"))
-    # Another version of Python compiles other byte code, so no mismatch is reported.
+    # Another version of Python compiles other byte code, so the codec reports no mismatch.
     Codec(first, second).check("f", "code-3.9:1234", "a worker") if Codec(first, second).name == "f" else None
     assert digest_of(functools.partial(shrink, 1)) != digest_of(functools.partial(shrink, 2))
     assert digest_of(functools.partial(first, 1)).startswith("code-3.")
@@ -184,7 +184,7 @@ def test_byte_code_of_another_python_is_told_of_once(caplog: Any) -> None:
     assert len(caplog.records) == 1 and "cannot compare a worker's obs_preprocessor code-3.99:0123" in caplog.text
 
 
-# --- Transitions are compared bit by bit; a different pixel, dtype or shape is reported with its place
+# --- Bitwise comparison of transitions; a different pixel, dtype or shape is reported with its place
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (84, 84), np.uint8)
 HALF = np.float32(0.5)

@@ -25,7 +25,7 @@ from netkit import QUICK, in_thread
 
 pytestmark = pytest.mark.slow
 
-# --- A collector fills a table of rollouts through real sockets, each fragment by one model
+# --- A collector fills a table of rollouts through real sockets, and one model makes each fragment
 
 
 class Counter(gymnasium.Env):
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused(cluster):
         Collector(server.endpoint, envs_of(mode=AutoresetMode.DISABLED))
 
 
-# --- Collectors that ask inference nodes: one address is enough, entries are strict, and two groups overlap
+# --- Collectors that ask inference nodes need one address, keep entries strict, and overlap two groups
 
 
 def strict_server(cluster, envs, *inference):
@@ -237,7 +237,7 @@ def test_what_is_no_list_of_addresses_is_refused(addresses):
         memoire.Server("tcp://127.0.0.1:0", {"obs": np.float32}, inference=addresses)
 
 
-# --- Named arrays as bytes and files, and a policy in NumPy that acts by them
+# --- Named arrays as bytes and files, and a policy in NumPy that acts by named arrays
 
 
 def net(outputs=3, *, value=True, log_std=None, seed=0):

@@ -65,7 +65,7 @@ def test_td_errors_are_added_up_over_servers_and_one_that_is_nowhere_is_found() 
     assert demo.summary(progress)[1] == (
         "  TD errors: 18 given = 10 applied + 0 superseded + 2 gone + 2 stale + 2 lost + 2 waiting; checked 1 times"
     )
-    progress = progress_of(fine, wrong)  # owners are checked one by one: together these add up
+    progress = progress_of(fine, wrong)  # the demo checks owners one by one: the sums are right
     progress.take((SimpleNamespace(reports=fine),), {}, 5.0)
     assert progress.unbalanced.startswith("clients: ") and "'given': 8, 'applied': 9" in progress.unbalanced
 
@@ -149,7 +149,7 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
     ("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")]
 )
 def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
-    monkeypatch.delenv("MAKELEVEL", raising=False)  # `make demo` prints its own name
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # `make demo` sets MAKELEVEL
     run = demo.Demo(demo.DemoOptions(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
@@ -223,7 +223,7 @@ def test_the_gradient_is_what_small_changes_of_the_weights_do(widths: list[int],
         step = np.zeros(len(network.vector))
         step[place] = 1e-6
         (above, one), (below, other) = loss(network.vector + step), loss(network.vector - step)
-        if all((a == b).all() for a, b in zip(one, other, strict=True)):  # no kink between them
+        if all((a == b).all() for a, b in zip(one, other, strict=True)):  # the networks have no kink in between
             assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-3, abs=1e-3)
 
 

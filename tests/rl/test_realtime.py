@@ -61,10 +61,10 @@ def test_the_action_buffer_is_filled_anew_or_goes_on_with_the_default_action():
 def test_breaks_are_no_fault_of_the_policy_and_no_step():
     env, clock, arm = virtual(time_step_duration=0.1, start_obs_capture=0.1)
     env.reset()
-    env.unwrapped.wait()  # as Real-Time Gym calls it
+    env.unwrapped.wait()  # Real-Time Gym calls wait, too
     clock.now += 0.5
     env.step([1.0])
-    clock.now += 1.5  # without a call of `wait`, but no policy computes for 15 steps
+    clock.now += 1.5  # no policy computes for 15 steps
     env.step([1.0])
     assert env.times.late == {"policy": 0, "environment": 0, "pause": 2}
     assert env.times.steps == 0 and env.times.late_share == 0.0
@@ -80,7 +80,7 @@ def test_wait_on_done_has_the_device_wait():
 
 @pytest.mark.parametrize(("is_last_kept", "sent"), [(False, [0.0, 1.0, 0.0, 3.0]), (True, [0.0, 1.0, 2.0, 3.0])])
 def test_the_action_that_ends_an_episode_is_sent_by_the_reset_or_replaced_by_the_default_one(is_last_kept, sent):
-    for length in (0, 2):  # of the action buffer
+    for length in (0, 2):  # lengths of the action buffer
         env, _, arm = virtual(ep_max_length=2, act_buf_len=length, reset_act_buf=False, last_act_on_reset=is_last_kept)
         env.reset()
         env.step([1.0])

@@ -20,7 +20,7 @@ class Slow:
 
     def __init__(self, capacity, history, start):
         self.capacity, self.history, self.start = capacity, history, start
-        self.rows, self.is_open = [], False  # (sample, number in its episode, True if the episode began with a reset)
+        self.rows, self.is_open = [], False  # (sample, number in the episode, True if a reset began the episode)
 
     def append(self, samples, starts, continues):
         for place, each in enumerate(samples):

@@ -107,7 +107,7 @@ def test_what_is_left_of_a_damaged_journal_is_read_only_when_it_is_asked_for(tmp
             journal.commit()
     files = sorted(tmp_path.glob("*.samples"))
     damaged = bytearray(files[1].read_bytes())
-    damaged[100] ^= 1  # in the payload of the first of two records
+    damaged[100] ^= 1  # the change hits the first of two payloads
     files[1].write_bytes(damaged)
     files[3].unlink()
     with pytest.raises(DataError, match=files[1].name):

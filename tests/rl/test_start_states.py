@@ -264,7 +264,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.jobs = Jobs(LEASE, attempts=2)
         self.now = 0.0
         self.submitted = []
-        self.holders = {}  # number -> (worker that holds the job in the model, end of its lease)
+        self.holders = {}  # number -> (worker with the job in the model, end of the lease)
         self.had, self.leases = {}, {}
         self.over = {}
 

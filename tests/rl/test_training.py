@@ -217,7 +217,7 @@ def test_samples_that_came_are_in_memory_journal_and_figures_once_wherever_their
     expected = [(client, step) for client in (1, 2) for step in range(3)]
     for number, interrupted in enumerate(everywhere(every=every)):
         memory: Any = Memory()
-        with SampleJournal(tmp_path / str(number), 2 * JOURNAL_FILES) as journal:  # writes each buffer at once
+        with SampleJournal(tmp_path / str(number), 2 * JOURNAL_FILES) as journal:  # the file writes each buffer at once
             experience = MemoryExperience(taker(), memory, lambda samples, continues: ReceivedBuffer(samples), journal)
             place = interrupted(experience.update)
             experience.update()

@@ -95,7 +95,7 @@ def test_a_worker_that_waits_for_learners_runs_test_episodes_meanwhile(paced: An
         if len(kinds) == 4:
             worker.stop()
 
-    def counted(timeout: float) -> None:  # an expert runs no tests, so the twentieth wait stops it
+    def counted(timeout: float) -> None:  # an expert runs no tests: the twentieth wait stops it
         update(timeout)
         pauses[0] += 1
         if pauses[0] == 20:
@@ -149,7 +149,7 @@ def test_a_compressor_takes_done_or_terminated_and_truncated_and_gives_as_many(q
         seen.append((terminated, truncated, NO_DONE in info))
         return act, obs, rew * 2, terminated, truncated, {}
 
-    # The device terminates after two steps, or is given up after one: both forms of compressor receive the end.
+    # The device terminates after two steps, or the test gives the device up after one: each compressor learns the end.
     of_six = (False, True, False)
     for compressor, flags in ((five, (False, True)), (six, of_six), (functools.partial(six), of_six)):
         for limit, last in ((1, (False, True)), (9, (True, False))):
@@ -238,7 +238,7 @@ def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:
         steps = {"initial_steps": 8, "max_steps_per_update": 8, "nb_steps": 16}
         thread, _ = in_thread(lambda: run_synchronous(worker, **steps))
         assert until(lambda: worker.steps == 8)
-        assert len(taken(queue, 10)) == 10  # sent before the wait
+        assert len(taken(queue, 10)) == 10  # the worker sent samples before the wait
         assert thread.is_alive() and worker.steps == 8
         queue.publish("policy", model(0.25))
         thread.join(10.0)

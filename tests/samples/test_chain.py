@@ -126,7 +126,7 @@ def test_learning_from_a_server_finds_the_true_values(envs, cluster):
     actor, learner = Actor(envs, client.writer(envs)), Learner()
     actor.act(30)
     for _ in range(150):
-        actor.act(32)  # at most 64 entries, for which the writer pushes a cache
+        actor.act(32)  # the writer pushes a cache for at most 64 entries
         batch = server.get_batch(48, 100.0)
         batch.update_priorities(learner.learn(batch))
     client.update(100.0)

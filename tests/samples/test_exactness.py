@@ -181,13 +181,13 @@ class Promise:
         weighed = batch["importance"].astype(float) * batch.divisor * batch["quantity"]
         population = sum(newest.values())
         # A client whose share is below one sample is not in every batch; its next sample would come from its last
-        # cache.
+        # the client.
         means = {name: np.mean(held[name]) if name in held else self.actors[name].caches[-1] for name in newest}
         self.truth.append(sum(newest[name] / population * means[name] for name in newest))
         self.errors.append(weighed.mean() - self.truth[-1])
 
     def holds(self, most=0.005):
-        assert not self.drawn - self.tap.pushed  # each sample at most as often as it was pushed
+        assert not self.drawn - self.tap.pushed  # no sample is drawn more often than pushed
         errors_are_none(self.errors, self.truth, most)
 
 
@@ -226,7 +226,7 @@ def step_all(actors, turn, servers):
     before = {name: server.total_caches for name, server in homes.items()}
     for actor in actors:
         if turn % actor.every == 0 or turn < 3:
-            # Far fewer entries can be drawn when the cache is built than later, when its samples are drawn.
+            # When the client builds the cache, far fewer entries can be drawn than later, when readers draw samples.
             for _ in range(actor.swing):
                 actor.live(none=0.9)
             actor.push()
@@ -275,7 +275,7 @@ def test_each_part_of_a_mix_keeps_the_promise_to_the_clients_of_its_table(cluste
             counted = turn > 20 and not any(part.left_out > 1e-9 for part in batch.values())
             for name, part in batch.items():
                 promises[name].take(part, {actor.id: newest[actor.id] for actor in actors[name]} if counted else None)
-            if counted:  # the whole batch: each table counts by its size, whatever its weights
+            if counted:  # the whole batch: a table counts by its size, not its weights
                 joined = batch.joined
                 whole = (joined.importance.astype(float) * joined.divisor * joined.quantity).sum()
                 truth.append(sum(sizes[name] * promises[name].truth[-1] for name in sizes))
@@ -297,7 +297,7 @@ def draw(reader, count, size):
 def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster, tap):
     servers = [cluster.server(schema=SCHEMA, parameters=EXACT, name=f"s{i}", seed=i, limits=QUICK) for i in range(3)]
     proxies = [cluster.proxy(servers, limits=QUICK) for _ in range(2)]
-    # A plain proxy before two more workers: the first client pushes through it directly to its home.
+    # A plain proxy before two more workers: the first client pushes through the plain proxy to its home server.
     more = f"inproc://more-{id(servers)}"
     front = more + "-front"
     loop, _ = in_thread(servers[0].run_pull_proxy, front, more)
@@ -322,12 +322,12 @@ def test_three_servers_behind_two_proxies_keep_it_also_while_one_is_away(cluster
     here = [actor for actor in actors if actor.client.home != "s1"]
     up = [servers[0], servers[2]]
     step_all(here, 20, up)
-    # Draw one sample at a time: large batches may lack samples until the reader notices that a server is away.
+    # The test draws one sample at a time: large batches may lack samples until the reader sees that a server is away.
     until(lambda: draw(reader, 1, 1) and reader.stats().away == ("s1",))
     turns(14, here, up, 20)
     servers[1] = cluster.restart(gone, parameters=EXACT, limits=QUICK)
     until(lambda: draw(reader, 1, 10) and not reader.stats().away)
-    # Caches that a client pushes before it knows of the restart are held, but not counted: their numbers are old.
+    # The server holds caches that a client pushes before the client knows of the restart, but counts no old number.
     back = [actor for actor in actors if actor.client.home == "s1"]
     until(lambda: all(actor.client._session.welcome.epoch == servers[1].stats().epoch for actor in back))
     turns(20, actors, servers, 34)

@@ -44,7 +44,7 @@ class ExpectedPriorities:
     def about(self, batch):
         """Return random TD errors for a batch that was drawn some time ago, and expect their priorities."""
         errors = self.rng.uniform(0.2, 2.0, len(batch.ids)).astype(np.float32)
-        self.priorities[batch.serial] = errors.astype(float) + EPSILON  # of duplicates the last counts
+        self.priorities[batch.serial] = errors.astype(float) + EPSILON  # the last duplicate counts
         self.samples += len(errors)
         return errors
 
@@ -67,7 +67,7 @@ def test_after_thousands_of_rounds_with_evictions_no_priority_is_on_another_entr
         if turn % 3 == 0:
             expected.record(memory, 5 + turn % 17, lane=turn % 4)
         late.append(buffer.sample(24))
-        if len(late) > 30:  # in random order, 30 rounds late on average: half of the memory is overwritten in between
+        if len(late) > 30:  # updates come 30 rounds late on average
             batch = late.pop(expected.rng.integers(len(late)))
             counts = batch.update_priorities(expected.about(batch))
             applied, stale = applied + counts[0], stale + counts[1]

@@ -268,7 +268,7 @@ def test_a_server_draws_groups_of_the_episodes_that_actors_ship_and_takes_errors
         ship(clients[number % 2], 3 + number, 100 * number, prompt)
     assert list(until(lambda: drawn.get("value")).prompt[:, 0, 0]) in ([4, 4], [6, 6])
     until(lambda: server.stats().tables["default"].held_caches == 4)
-    server.configure(priority_exponent=0.0)  # now both groups weigh the same, and each is drawn once
+    server.configure(priority_exponent=0.0)  # the two groups weigh the same, and each is drawn once
     batch = server.sample_episodes(2, group="prompt", group_size=2)
     assert sorted(batch.action[:, 0]) == [0, 100, 200, 300] and list(batch.group) == [0, 0, 1, 1]
     np.testing.assert_array_equal((batch.reward * batch.mask).sum(axis=1), batch.prompt[:, 0, 0])

@@ -24,7 +24,7 @@ class Actor:
 
     def __init__(self, client, first=0, episode=10**9):
         self.client, self.number, self.episode = client, first, episode
-        self.versions = []  # of each step
+        self.versions = []  # the version of each step
         self.stop, self.policy = threading.Event(), client.model("policy")
         self.writer = client.writer(check=False)
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -81,7 +81,7 @@ def test_everything_that_a_client_does_may_be_done_at_once(cluster):
     assert seen.scalars == {"thread 0": 39.0, "thread 1": 39.0}
     assert client.parameters.importance_exponent == server.parameters.importance_exponent == pytest.approx(0.9)
     assert not client.stats().faults and not server.stats().faults
-    assert set(server.stats().refused) <= {"missing"}  # the fetched model was already replaced by a newer one
+    assert set(server.stats().refused) <= {"missing"}  # a newer model has already replaced the fetched model
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.05])
@@ -115,7 +115,7 @@ def test_whatever_is_going_on_a_close_ends_it_at_once(cluster, first, moment):
 
     threads = [in_thread(again, call) for call in calls]
     started.wait(100.0)
-    threading.Event().wait(moment)  # in the middle of the calls; any moment must do
+    threading.Event().wait(moment)  # calls are running; any moment must do
     node = {"client": client, "server": server, "reader": reader}[first]
     node.close(1.0)
     for thread, box in threads:

@@ -90,7 +90,7 @@ DRAWS = [by_sample, by_places, by_cache, by_reader]
     st.lists(st.integers(1, 9), max_size=4),
     st.integers(0, 9),
 )
-@example([9], "sequences", 1, [], 0)  # all of them at once
+@example([9], "sequences", 1, [], 0)  # all entries in one draw
 def test_by_every_door_the_chance_is_that_among_what_was_left(lengths, form, times, counts, seed):
     for draw in DRAWS:
         memory = with_episodes(Memory(SCHEMA, 64, limited(form, times), seed=seed), lengths, seed)

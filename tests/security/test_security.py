@@ -32,7 +32,7 @@ from memoire.wire.frames import ROUNDTRIP, encode, name_hash, parse, table_numbe
 from netkit import QUICK, in_thread, until
 from poolkit import Clock
 
-# --- Keys as text and files: made, read again while a process runs, and refused if other users may read them
+# --- Keys as text and files: a running process reads files again, and refuses files that other users may read
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 
 
 @given(st.binary(max_size=140))
-@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role beyond the last
+@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role beyond the last role
 @example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
@@ -129,7 +129,7 @@ def test_a_secret_that_others_may_read_is_refused(keys_folder):
         own.chmod(mode)
         with pytest.raises(KeyFileError, match=rf"other users may read \(mode 0{mode:o}\).*chmod 600"):
             Keys(keys_folder / "actor")
-    own.chmod(0o440)  # as a kubelet mounts it for fsGroup: root's, and readable for the group
+    own.chmod(0o440)  # a kubelet mounts keys for fsGroup with mode 440
     real = os.stat(own)
     root, other = (os.stat_result((*real[:4], uid, *real[5:])) for uid in (0, 1000))
     key_files.check_status(own, root)
@@ -218,7 +218,7 @@ def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
 
 
 NAMES = ("actor", "reader", "publisher", "learner", "server", "proxy", "doctor", "client", "king", "inference", "")
-ANYBODY = {"doctor", "client", "proxy"}  # roles that any process may take, for its attempts or as a relay
+ANYBODY = {"doctor", "client", "proxy"}  # roles that any process may take, for an attempt or as a relay
 CALLED = {
     "actor": {"actor"} | ANYBODY,
     "reader": {"reader"} | ANYBODY,
@@ -334,7 +334,7 @@ def test_a_folder_of_keys_is_exported_as_secrets_and_what_is_revoked_is_gone_fro
     capsys.readouterr()
     assert main.main(["keys", "export", folder, "--kubernetes", "ant"]) == 0
     text = capsys.readouterr().out
-    # The file stays, without keys: applying a Secret removes no entry that is missing from its stringData.
+    # The file stays, without keys: applying a Secret removes no entry that stringData does not name.
     assert text.count("authorized-actor.pub: |\n    # no keys\n") == 3
     assert Keys(mounted(text, tmp_path / "after") / "ant-proxy").peer(former.public) is None
 
@@ -444,7 +444,7 @@ def test_some_mistakes_are_free_and_then_each_costs_time():
     assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL)
     clock.now += MAX_WRONG_TOKENS * PENALTY_INTERVAL
     guesses.wrong("10.0.0.1")
-    assert guesses.wait("10.0.0.1") == 0.0  # the old mistakes are forgiven
+    assert guesses.wait("10.0.0.1") == 0.0  # the server forgives the old mistakes
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():

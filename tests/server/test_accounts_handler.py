@@ -123,7 +123,7 @@ def test_a_page_says_how_many_clients_have_counted_nothing_and_may_still_count_h
     assert ends.update().body.leaving
     assert page(handler).guests == 0  # the client was told to leave
     assert ends.update(steps=1).body.leaving
-    assert len(unpack_accounts(page(handler).accounts)) == 1  # steps that the client counts here are kept
+    assert len(unpack_accounts(page(handler).accounts)) == 1  # the handler keeps steps that the client counts here
 
 
 # --- Accounts that leave memory
@@ -171,7 +171,7 @@ def test_who_tried_the_way_there_and_back_is_forgotten_when_silent(ends):
     assert ends.state.probes.totals().steps == 3
 
 
-# --- Priorities that learners set: applied here, or kept for their owners, and counted if they are lost
+# --- Priorities that learners set: applied by this server, kept for owners, or counted if the priorities are lost
 
 
 @pytest.fixture

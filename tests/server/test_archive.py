@@ -121,7 +121,7 @@ def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     kept = file.read_bytes()
     server.get_batch(50)
     server.close(100.0)
-    file.write_bytes(kept)  # as after a kill
+    file.write_bytes(kept)  # the folder looks as after a kill
     half.write_bytes(b"half of the next one")
     again = cluster.server(state=tmp_path, parameters=SMALL, snapshot_every=1000.0)
     assert again.stats().unused_samples == 192 and not half.exists()
@@ -135,7 +135,7 @@ def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
     serving(cluster).snapshot(tmp_path / "a")
     first = cluster.server(state=tmp_path / "s", parameters=SMALL)
     snapshots.put_back(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
-    first.publish("other", b"x")  # saved with the setting, or later
+    first.publish("other", b"x")  # data saved with the setting, or later
     first.close()
     again = cluster.server(state=tmp_path / "s", parameters=SMALL)
     snapshots.put_back(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
@@ -397,7 +397,7 @@ def begun(kind, folder=None):
     kept = {} if folder is None else {"state": folder, "snapshot_caches": True}
     server = server_of(None, **options | kept)
     server.publish("policy", b"x", version=8)
-    pool_in(server).saw_model(8)  # as after the model was saved
+    pool_in(server).saw_model(8)  # the pool sees the saved model
     fill(server, range(40))
     return server, options | kept, drawn(server, 5)
 
@@ -495,7 +495,7 @@ def test_a_snapshot_that_a_start_does_not_hold_again_stays_and_is_named(cluster,
         assert "is of run 'one', and this server counts 'other'" in missing and wrong.stats().held_caches == 0
         until(lambda: "snapshot_every" not in other or wrong.stats().snapshots)
         wrong.close(100.0)
-        if options["snapshot_caches"] or "snapshot_every" in other:  # to make room for a file of the other run
+        if options["snapshot_caches"] or "snapshot_every" in other:  # room for a file of the other run
             (aside,) = (tmp_path / "snapshots").iterdir()
             assert aside.read_bytes() == kept and f"was moved to {aside}" in caplog.text
             aside.replace(tmp_path / MEMORY)

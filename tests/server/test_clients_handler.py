@@ -215,7 +215,7 @@ def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
     assert state.probes.find(ME).report.steps == 3
 
 
-# --- Client ids belong to the key that uses them first
+# --- A client id belongs to the key that uses the id first
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_an_id_keeps_its_owner_when_it_gets_an_account(state):
     refused(owner, ME, "actor/b")
 
 
-# --- Credit of a client: its part of the bytes that all clients may have on their way
+# --- Credit of a client: the client's part of the bytes that all clients may have on the way
 
 LIMITS = Limits(credit=1000, on_way_bytes=100_000, client_timeout=60.0)
 

@@ -19,7 +19,7 @@ from serverkit import ME, NOW, PARAMETERS, READER, YOU, Ends, ask, cache_of, sav
 
 pytestmark = pytest.mark.usefixtures("without_io")
 
-# --- Decisions of learners and operators, and their recipients
+# --- Decisions of learners and operators, and the recipients of decisions
 
 BAND = Parameters(cache_size=8, samples_per_insert=1.0, samples_per_insert_tolerance=30.0, min_size=0)
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_counted_already_does_not_begin_again(ends):
             ends.control.begin_run(wrong, NOW)
 
 
-# --- Models: numbered on arrival, shown once they are on disk
+# --- Models get numbers on arrival, and clients see a model after the model is on disk
 
 LIMITS = Limits.of(model_bytes=1000, model_chunk=10)
 BODY = b"twenty-five bytes of model"

@@ -247,7 +247,7 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(caplog):
     served.ledger.check_invariants()
 
 
-# --- Bytes that a server holds for its peers: reserved before their allocation, and named by holder
+# --- Bytes that a server holds for its peers: reserved before the allocation, and named by holder
 
 CLIENTS, REQUESTS, SMALL_REQUESTS = 4, 40, 600
 LIMITS = Limits.of(message_bytes=1 << 15, held_bytes=1 << 18, model_bytes=1 << 16, expected_clients=CLIENTS)
@@ -300,7 +300,7 @@ def test_what_is_pushed_asks_for_its_unpacked_size_before_it_is_copied(kind):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < packed + 100_000
-    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # for the account that counts the rejection
+    assert dispatcher.budget.used - before <= ACCOUNT_BYTES  # bytes of the account that counts the rejection
     dispatcher.pushes.add(-1)
     assert answer(dispatcher, frames_of(request, 1, 2)) is None
 
@@ -352,7 +352,7 @@ def test_caches_give_way_to_half_of_what_they_may_hold():
     assert pool.stats().bytes <= 10 * payload.nbytes and budget.free >= 0
 
 
-# --- Requests that are granted once, however often they arrive
+# --- Requests that a server grants once, however often a request arrives
 
 
 def header(number, client=ME, body=None, **facts):

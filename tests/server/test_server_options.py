@@ -28,7 +28,7 @@ from memoire.wire.frames import NEWS_FRAME, topic_frame
 from netkit import SCHEMA
 from serverkit import ME, dispatcher_of, server_options, store_of
 
-# --- Options of a server, and the tables that follow from them
+# --- Options of a server, and tables that follow from options
 
 
 def options(**changes):
@@ -155,7 +155,7 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
             sent.append(frames)
 
     announcer, woken, sent = Telling(), [], []
-    announcer.add_model(make("a", b"1", 1))  # no thread sends them yet
+    announcer.add_model(make("a", b"1", 1))  # no thread sends the model yet
     announcer.wake = lambda: woken.append(announcer.next_time() <= time.monotonic())
     announcer.add_model(make("b", b"2", 1))
     announcer.add_news()
@@ -167,7 +167,7 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
     assert len(sent) == 3 and announcer.next_time() > time.monotonic()
 
 
-# --- Queries about the runs of a server, and the figures that follow from them
+# --- Queries about the runs of a server, and figures that follow from runs
 
 ACTORS = [bytes([number]) * 16 for number in (3, 1, 2)]
 
@@ -238,7 +238,7 @@ def test_closed_episodes_come_with_their_client_and_from_a_number_on(dispatcher)
         DispatcherQueries(dispatcher).episodes_after(-1, 1)
 
 
-# --- Uploads of models: they end, and others wait for them
+# --- Uploads of models end, and other uploads wait for an open upload
 
 LIMITS = Limits(model_bytes=1000)
 
@@ -304,7 +304,7 @@ def test_an_upload_without_a_chunk_for_a_while_is_given_up_and_leaves_its_place(
     assert not goes_on(uploads, "dead", 2, 1000) and len(uploads) == 1
 
 
-# --- Orders of snapshots, message by message: one at a time, each carried out once
+# --- Orders of snapshots, message by message: one order at a time, each carried out once
 
 
 def order(number, name="a"):

@@ -44,7 +44,7 @@ from .disk import Disk
 from .rarely import Rarely
 from .world import World
 
-for _kind in registry.known():  # imported by name on demand: an import in the middle of a trial would change it
+for _kind in registry.known():  # imported now: a late import in a trial would change the trial
     _kind.pool_class(), _kind.record_bodies()
     if _kind.answers:
         registry.loaded(_kind.answers)
@@ -96,7 +96,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
             stack.callback(setattr, where, name, getattr(where, name))
             setattr(where, name, what)
 
-        # Logging takes no time of this world.
+        # Logging takes no time of the simulated world.
         put(logging, "time", types.SimpleNamespace(**vars(time)))
         clocks = {time.monotonic: world.monotonic, time.time: world.wall}
         for function, positional, named in _functions_with_clocks():
@@ -123,7 +123,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(np.random, "default_rng", default_rng)
         put(socket, "gethostname", lambda: world.process.name)
         put(os, "getpid", lambda: 1)
-        put(Path, "absolute", lambda path: path)  # errors name folders of a trial; the product never leaves its own
+        put(Path, "absolute", lambda path: path)  # errors name trial folders; the product stays in its folder
         put(process, "tune", lambda: None)
         put(thread, "waited_for_cores", lambda *tasks: 0.0)
         replaced = {
@@ -142,7 +142,7 @@ def installed(world: World, net: network.Network, rarely: Rarely) -> Iterator[No
         put(fcntl, "flock", disk.lock)
         put(os, "fsync", disk.sync)
         _set_memories(world, put)
-        gc.disable()  # finalizers affect the order of events, and their time depends on earlier trials
+        gc.disable()  # finalizers affect the order of events, at times that depend on earlier trials
         try:
             yield
         finally:

@@ -217,7 +217,7 @@ class Connection:
             del receiver.ready[self]
         sender = self.other(receiver)
         if self.is_open and len(way.here) + len(way.on_way) == way.most - 1:
-            sender.changed()  # there is room again
+            sender.changed()  # the sender has room again
         return frames
 
     def end(self, *, graceful: bool, by: Socket | None = None) -> None:

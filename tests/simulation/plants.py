@@ -130,8 +130,8 @@ def doubled_rollouts(give: Any, self: Any, *arguments: Any) -> Any:
     return taken
 
 
-# Entries that are lost with a connection or a server are no fault, and would hide this one. So a server is only
-# stopped, and its clients ask again.
+# Entries that are lost with a connection or a server are no fault, and would hide the planted fault. A server is only
+# stopped, and the server's clients ask again.
 CALM = dict.fromkeys(("kills", "terms", "eio", "power", "resets"), 0)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = {"tokens": (np.int32, (None,)), "reward": np.float32}
 EPOCHS: Final = 2
-PROMPTS: Final = 28  # in each epoch
+PROMPTS: Final = 28  # prompts in each epoch
 GROUP: Final = 2
 STEP: Final = 3  # groups in a step; the last step of an epoch has fewer
 TIMEOUT: Final = 5.0
@@ -126,7 +126,7 @@ class Prompting:
             time.sleep(rng.expovariate(self._trial.settings.rate))
             _, epoch, place = lease.key
             tokens, reward = tokens_of(epoch, place, index), np.float32(index)
-            if len(tokens) > 1 and rng.random() < 0.3:  # in two pieces
+            if len(tokens) > 1 and rng.random() < 0.3:  # the answer has two pieces
                 self._again(process, prompts.answer, lease, index, {"tokens": tokens[:1]}, last=False, piece=0)
                 self._again(process, prompts.answer, lease, index, {"tokens": tokens[1:], "reward": reward}, piece=1)
             else:

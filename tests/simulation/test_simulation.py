@@ -74,7 +74,7 @@ def test_the_same_seed_is_the_same_trial_in_every_process(tmp_path: Path) -> Non
         pytest.param("storage=jobs", id="jobs"),
         pytest.param("seconds=40 kills=0 power=6", id="power failures"),
         pytest.param("seconds=40 kills=0 terms=0 full=4 eio=3", id="full and broken disks"),
-        # No server loses entries here, so every accepted entry of a rollout must arrive, also while nodes are stopped.
+        # No server loses entries in this trial, so every accepted entry of a rollout must arrive, even if nodes stop.
         pytest.param("storage=rollouts seconds=40 stops=8 slow=6 pause=0.5 rate=2 " + NOTHING_ENDS, id="stops"),
     ],
 )

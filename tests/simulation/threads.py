@@ -61,7 +61,7 @@ class Lock:
         task = world.task
         self._waiting.append(task)
         world.park(None if timeout is None or timeout < 0 else timeout)
-        if task in self._waiting:  # no handover in time
+        if task in self._waiting:  # no task handed the lock over in time
             self._waiting.remove(task)
             if self._owner is not None:
                 return False
@@ -75,7 +75,7 @@ class Lock:
         for task in self._waiting:
             if task.process.is_alive and task.is_waiting:
                 self._waiting.remove(task)
-                self._owner = task  # handed over, so that a task that asks meanwhile waits
+                self._owner = task  # handed over: a task that asks meanwhile waits
                 self.world.wake(task)
                 return
 

@@ -267,7 +267,7 @@ class Trial:
 
     def run(self) -> Outcome:
         began = time.process_time()
-        # Servers report paths of state folders, which must be the same for every trial's folder.
+        # Servers report paths of state folders, which must not depend on the trial's folder.
         with warnings.catch_warnings(), installed(self.world, self.net, self.rarely), chdir(self.folder):
             warnings.simplefilter("ignore", InsecureWarning)
             try:
@@ -279,7 +279,7 @@ class Trial:
                     if process.is_alive:
                         self.world.kill(process)
                 digest = self.world.digest
-                kept_at = self.folder / "kept"  # a killed process cleans nothing up, and must not find its files
+                kept_at = self.folder / "kept"  # a killed process cleans nothing up; the next must find no file
                 kept_at.mkdir()
                 for server in self.names["server"]:
                     (self.folder / server).rename(kept_at / server)
@@ -375,11 +375,11 @@ class Trial:
                 self.net.slow = 0.0
             case "full":
                 process.disk = ""
-            case "eio":  # the server acknowledges nothing any more until it starts again
+            case "eio":  # the server acknowledges nothing until it starts again
                 self._kill(name)
                 self.start(name)
             case "power":
-                if process.is_alive:  # nothing was written meanwhile
+                if process.is_alive:  # the process wrote nothing meanwhile
                     self._kill(name)
                 self.start(name)
 

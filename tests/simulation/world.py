@@ -99,7 +99,7 @@ class World:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._trace = hashlib.sha256()
-        self._lines: list[str] = []  # of the trace, not yet hashed
+        self._lines: list[str] = []  # lines of the trace, not yet hashed
         self._tasks: list[Task] = []
         self.outside = Process("outside", "10.0.255.1")
         """The process of tasks that belong to the trial, not to the cluster."""
@@ -209,7 +209,7 @@ class World:
             if task.process is process:
                 task.is_waiting = False
         self._ready = [task for task in self._ready if task.process is not process]
-        calls, process.at_kill = process.at_kill, []  # a process may be killed again before its successor has the name
+        calls, process.at_kill = process.at_kill, []  # a process may be killed before its successor has the name
         for call in calls:
             call()
 

@@ -14,7 +14,7 @@ TESTS = ROOT / "tests"
 CANNOT = 77
 """Exit status of a script that cannot run on this machine; its standard output gives the reason."""
 
-sys.path[1:1] = (str(TESTS / part) for part in ("", "support", "disk", "kubernetes"))  # after this folder
+sys.path[1:1] = (str(TESTS / part) for part in ("", "support", "disk", "kubernetes"))  # the soak folder stays first
 
 
 def run_named(trials: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ def page(former: str, new: dict[str, str]) -> str:
     there = {each.name for each in trials([])}
     kept = {name: text.strip() for name, text in SECTION.findall(former) if name in there}
     sections = sorted({**kept, **new}.items())
-    where = re.sub(r", load [\d.]+", "", machine())  # the load of one moment: sections are written at different times
+    where = re.sub(r", load [\d.]+", "", machine())  # load of a moment: a section has its own time
     return HEAD.format(machine=where) + "".join(f"\n<!-- {name} -->\n{text}\n" for name, text in sections)
 
 

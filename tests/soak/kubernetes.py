@@ -235,7 +235,7 @@ def drain(release: nodekit.Trial, node: str, name: str) -> None:
     release.note(f"{name} has on it", ", ".join(sorted(kinds)))
     (other,) = set(nodekit.nodes()[:2]) - {node}
     began = time.time()
-    # Actors first: an actor whose server is gone, and waits for this node, could not report its last counts.
+    # Actors end first: an actor whose server is gone could not report its last counts, and would wait for this node.
     for mine in (f"{MINE},app.kubernetes.io/component=actor", MINE):
         run("kubectl", *DRAIN, f"--pod-selector={mine}", "--timeout=150s", node, timeout=180.0)
     release.note(f"{name}: drained", f"{time.time() - began:.1f} s")

@@ -30,40 +30,40 @@ TREE = sorted(
     key=lambda kind: kind.__name__,
 )
 FOREIGN = {
-    "sb3.py": {"AttributeError"},  # of a module, as Python's own protocol asks for
+    "sb3.py": {"AttributeError"},  # Python's protocol for a module's attributes
     "__init__.py": {"AttributeError"},  # the same
     "building.py": {"AttributeError"},  # the same
     "tmrl/config/config_constants.py": {"AttributeError"},  # the same
-    "nodes/settings.py": {"NotASize"},  # argparse expects it: becomes argparse's error, or ParameterError
+    "nodes/settings.py": {"NotASize"},  # argparse turns the error into its own, or ParameterError
     "cli/options.py": {"ArgumentTypeError"},  # the same
-    "replay/batch.py": {"AttributeError"},  # as Python's own protocol for attributes asks for
-    "wire/messages.py": {"ValueError"},  # inside of a parser: becomes ProtocolError
+    "replay/batch.py": {"AttributeError"},  # Python's protocol for attributes asks for the error
+    "wire/messages.py": {"ValueError"},  # a parser turns the error into ProtocolError
     "wire/rows.py": {"ValueError"},  # the same
-    "wire/frames.py": {"ValueError"},  # inside of the encoder: a mistake of ours
-    "disk/logs.py": {"OSError"},  # a write that fell short, caught with those that failed
-    "security/keys.py": {"ValueError"},  # inside of the parser of keys: becomes KeyFileError or ParameterError
-    "disk/database.py": {"ValueError"},  # a mistake of ours
-    "disk/records.py": {"ValueError"},  # damage, which becomes StateCorrupt
-    "accounting/packing.py": {"ValueError"},  # inside of a parser: becomes StateCorrupt
-    "client/reports.py": {"ValueError", "PermissionError"},  # caught where they are raised
-    "replay/conversion.py": {"AssertionError", "MemoryError"},  # a mistake of ours; no memory for a ragged value
-    "tables/inspection.py": {"AssertionError"},  # a mistake of ours
-    "net/sockets.py": {"ValueError", "ZMQError"},  # become EndpointError where they were raised
-    "net/addresses.py": {"OSError", "TimeoutError"},  # as the socket raises that it replaces; translated by its callers
-    "replay/steps.py": {"ValueError"},  # inside of a parser: becomes DataError
-    "replay/writing.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "wire/frames.py": {"ValueError"},  # raised in the encoder: a mistake of memoire
+    "disk/logs.py": {"OSError"},  # a short write, caught with failed writes
+    "security/keys.py": {"ValueError"},  # a parser of keys raises KeyFileError or ParameterError
+    "disk/database.py": {"ValueError"},  # a mistake of memoire
+    "disk/records.py": {"ValueError"},  # damage becomes StateCorrupt
+    "accounting/packing.py": {"ValueError"},  # a parser turns the error into StateCorrupt
+    "client/reports.py": {"ValueError", "PermissionError"},  # the file catches the errors
+    "replay/conversion.py": {"AssertionError", "MemoryError"},  # a mistake of memoire; no memory for a ragged value
+    "tables/inspection.py": {"AssertionError"},  # a mistake of memoire
+    "net/sockets.py": {"ValueError", "ZMQError"},  # the caller raises EndpointError instead
+    "net/addresses.py": {"OSError", "TimeoutError"},  # a socket raises these errors; callers translate them
+    "replay/steps.py": {"ValueError"},  # a parser turns the error into DataError
+    "replay/writing.py": {"ValueError"},  # a parser turns the error into DataError
     "replay/writers.py": {"ValueError"},  # the same
-    "wire/values.py": {"ValueError"},  # inside of a parser: becomes DataError
-    "tmrl/__main__.py": {"ModuleNotFoundError"},  # as Python's own protocol for imports asks for
-    "rl/samples.py": {"ValueError"},  # inside of a parser: becomes DataError
+    "wire/values.py": {"ValueError"},  # a parser turns the error into DataError
+    "tmrl/__main__.py": {"ModuleNotFoundError"},  # Python's protocol for imports asks for the error
+    "rl/samples.py": {"ValueError"},  # a parser turns the error into DataError
     "rl/worker.py": {"KeyboardInterrupt"},  # the usual effect of the signal
-    "rl/demo/qlearning.py": {"ValueError"},  # the demo's network, which is not memoire's
-    "cli/doctor.py": {"StepFailed", "EOFError"},  # inside of the doctor, which prints it
-    "tq/client.py": {"ValueError", "RuntimeError"},  # TransferQueue's own, for calls that are written for it; a parser's
+    "rl/demo/qlearning.py": {"ValueError"},  # the demo's network is no part of memoire's face
+    "cli/doctor.py": {"StepFailed", "EOFError"},  # the doctor catches and prints the error
+    "tq/client.py": {"ValueError", "RuntimeError"},  # errors that TransferQueue raises, and a parser's
     "tq/interface.py": {"ValueError", "RuntimeError", "AssertionError", "FileNotFoundError"},  # the same
     "tq/metadata.py": {"ValueError", "RuntimeError"},  # the same
-    "nodes/http.py": {"EarlyAnswer"},  # inside of the pages, which answer with it
-    "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the same; inside of a parser
+    "nodes/http.py": {"EarlyAnswer"},  # the pages answer with the error
+    "nodes/pages.py": {"EarlyAnswer", "ValueError"},  # the pages answer with the error, or a parser catches it
 }  # fmt: skip
 """Further errors that a file may raise, each with its reason in a comment."""
 
@@ -99,7 +99,7 @@ def test_every_error_of_the_package_is_in_the_tree():
         if not info.name.endswith("__main__"):
             try:
                 importlib.import_module(info.name)
-            except ModuleNotFoundError as error:  # of an extra that is not installed
+            except ModuleNotFoundError as error:  # the extra is not installed
                 assert error.name and not error.name.startswith("memoire")
     everywhere, waiting = set(), [MemoireError]
     while waiting:

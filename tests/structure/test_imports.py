@@ -49,7 +49,7 @@ WITHOUT_IO = {"replay", "wire", "tables", "models", "accounting", "prompts", "ke
 """Packages without sockets, files and processes, except in files named io; they may measure time."""
 USE_ZMQ = {"net", "security", "models", *ENDS}  # pairs of CURVE keys are made by ZeroMQ
 NEVER = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
-THIN = {"numpy", "zmq", "msgspec"}  # all that an actor's image has to have
+THIN = {"numpy", "zmq", "msgspec"}  # modules that an actor's image must have
 HEAVY = {
     "minari",
     "torch",
@@ -61,7 +61,7 @@ HEAVY = {
     "tq",
     "trl",
     "dashboard",
-}  # may need extras at import time
+}  # modules that may need extras when imported
 
 
 def sources() -> list[Path]:
@@ -195,7 +195,7 @@ def test_nothing_is_pickled() -> None:
 @pytest.mark.slow
 def test_the_client_library_imports_only_what_it_declares() -> None:
     allowed = THIN | set(sys.stdlib_module_names) | {"memoire"}
-    optional = {"lz4", "gymnasium", "torch"}  # imported where they are used, inside functions
+    optional = {"lz4", "gymnasium", "torch"}  # functions import these packages where needed
     for path in sources():
         if package_of(path) in HEAVY:
             continue

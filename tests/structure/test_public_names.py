@@ -253,4 +253,4 @@ def test_each_public_class_has_an_example_that_runs(kind: Any, tmp_path: Path) -
         if kind is memoire.Rollouts:
             until(lambda: taken.stats().held_caches == 16)
         with warnings.catch_warnings():
-            exec(code, names | {"server": server, "table": taken.table("default")})  # noqa: S102 - our own examples
+            exec(code, names | {"server": server, "table": taken.table("default")})  # noqa: S102 - own examples

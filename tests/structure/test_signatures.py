@@ -85,7 +85,7 @@ def defaults():
 def test_defaults_are_those_of_the_list():
     agreed = AGREED.read_text(encoding="utf-8").splitlines()
     current = defaults()
-    there = tuple(f"{module.__name__}." for module in modules())  # others need a package that is not installed
+    there = tuple(f"{module.__name__}." for module in modules())  # other modules need a package that is not installed
     missing = [line for line in agreed if line not in current and line.startswith(("memoire ", *there))]
     assert (missing, [line for line in current if line not in agreed]) == ([], []), (
         "python tests/structure/test_signatures.py"

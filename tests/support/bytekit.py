@@ -194,11 +194,11 @@ def larger_caches(client, size):
 _caches, _episodes = (functools.partial(_pushes, body) for body in (messages.Cache, messages.EpisodePush))
 _alone = {"samples": 1, "compression": "none"}
 PUSHES = {
-    "packed_caches": _caches,  # take thirty times as much when they are unpacked
-    "plain_caches": functools.partial(_caches, compression="none"),  # of the largest size
+    "packed_caches": _caches,  # unpacked caches take thirty times as much
+    "plain_caches": functools.partial(_caches, compression="none"),  # caches of the largest size
     "smallest_caches": functools.partial(_caches, table="small caches", **_alone),
     "larger_caches": larger_caches,
-    "packed_episodes": functools.partial(_episodes, table="episodes"),  # take a hundred times as much
+    "packed_episodes": functools.partial(_episodes, table="episodes"),  # unpacked episodes take a hundred times as much
     "packed_rollouts": functools.partial(_episodes, table="rollouts"),
     "smallest_rollouts": functools.partial(_episodes, table="small rollouts", **_alone),
 }

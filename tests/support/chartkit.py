@@ -201,7 +201,7 @@ def registry(folder):
         "http": {"addr": server.address},
     }
     file = folder / "registry.json"
-    file.write_text(json.dumps(config), encoding="utf-8")  # which is YAML, too
+    file.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML, too
     with (folder / "registry.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen([PROGRAM, "serve", str(file)], stdout=log, stderr=subprocess.STDOUT)
         try:

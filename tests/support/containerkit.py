@@ -66,7 +66,7 @@ def _values(rng, form, rows, samples, layout, frames, owners, steps) -> Any:
         return rng.normal(size=samples).astype("<f4")
     column = layout.schema[layout.schema.names[form.column]]
     raw = rng.integers(0, 256, (rows, form.row_bytes)).astype("u1")
-    if column.dtype.kind == "f":  # no NaN: arrays are compared
+    if column.dtype.kind == "f":  # no NaN, because tests compare arrays
         raw = rng.normal(size=(rows, *column.element)).astype(column.dtype).reshape(rows, -1).view("u1")
     if column.dtype.kind == "b":
         raw &= 1

@@ -23,13 +23,13 @@ class Disk:
         self.accounts = {}  # bodies by run and key
         self.words = NumberedTexts()
         self.home = name_hash("home")
-        self.epoch = epoch  # counts the stores on this disk and on the lost disk that it replaces
+        self.epoch = epoch  # number of stores on this disk and the lost disk
         self.since = epoch + 1  # the state is complete from this epoch on
         self.saved = []  # groups
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)  # for files outside the database
         self.may_save = threading.Event()  # cleared: the disk is slow
         self.may_save.set()
-        self.is_full = False  # known to the store, which reports it as trouble
+        self.is_full = False  # the store reports a full disk as trouble
         self.error = None  # fails every save
 
     def save(self, group: SavedGroup):

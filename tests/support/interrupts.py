@@ -45,7 +45,7 @@ class _Interrupt:
 def interrupt(call: Callable[[], Any], at: int, *, opcodes: bool = False) -> str:
     """Interrupt a call at place number `at`, from 1 on; return the place, or "" if the call ended before."""
     interrupts, former = _Interrupt(at, opcodes), sys.gettrace()
-    gc.disable()  # callbacks of a collection swallow what is raised in them
+    gc.disable()  # callbacks of the garbage collector swallow exceptions
     sys.settrace(interrupts.enter)
     try:
         call()

@@ -33,7 +33,7 @@ def make_schema(reward_shape: tuple, kind: str, is_ragged: bool) -> Schema:
     if kind != "no reward":
         columns["reward"] = Column(np.float32, reward_shape, "reward")
     if kind == "value":
-        columns["qvest"] = Column(np.float32, reward_shape, "return")  # in the middle on purpose
+        columns["qvest"] = Column(np.float32, reward_shape, "return")  # in the middle of the columns on purpose
         columns["value"] = Column(np.float32, reward_shape, "value")
     if is_ragged:
         columns["words"] = Column(np.int32, (None,))

@@ -57,7 +57,7 @@ def mutate(folder, rng, again=False):
     (path,) = rng.choices(files, weights)
     how = rng.choice(MUTATIONS)
     if again and path.name == "committed":
-        how = flip  # damage goes unnoticed if this counter is removed, too
+        how = flip  # damage goes unnoticed if this counter is also removed
     data = path.read_bytes()
     changed = how(data, rng)
     if changed is None:
@@ -112,12 +112,12 @@ def judge(folder, truth):
         with store:
             try:
                 content = contents(store)
-            except StateError as error:  # models' files and log lines are checked when they are read
+            except StateError as error:  # reads check models' files and log lines
                 text = str(error)
     if content is None:
         assert str(folder) in text and len(text) > 80, text
         return "refused"
-    # The body of a removed file is missing, but its version is known.
+    # The body of a removed file is missing, but the store knows the model's version.
     missing = [model for model in truth["models"] if model not in content["models"]]
     assert {**content, "models": truth["models"]} == truth
     assert len(content["models"]) == len(truth["models"]) - len(missing)

@@ -208,7 +208,7 @@ class KeepingContext(zmq.Context):
     def __init__(self):
         super().__init__()
         self.__dict__["kept"] = []
-        self.__dict__["others"] = set(threading.enumerate())  # older threads, which use no sockets of this context
+        self.__dict__["others"] = set(threading.enumerate())  # older threads use no sockets of this context
 
     def socket(self, *arguments, **options):
         socket = super().socket(*arguments, **options)
@@ -216,12 +216,12 @@ class KeepingContext(zmq.Context):
         return socket
 
     def __exit__(self, *_):
-        # On a busy machine a thread of ours may still use its sockets. Closing them meanwhile ends the process with an
+        # On a busy machine a thread may still use its sockets. Closing the sockets meanwhile ends the process with an
         # assertion of ZeroMQ.
         deadline = time.monotonic() + DEADLINE
         for thread in set(threading.enumerate()) - self.__dict__["others"]:
             if thread.name.startswith(WORKERS):
-                until(lambda: thread.is_alive() or thread not in threading.enumerate())  # noqa: B023  it may be starting
+                until(lambda: thread.is_alive() or thread not in threading.enumerate())  # noqa: B023  it may be new
                 thread.join(max(0.0, deadline - time.monotonic()))
         for socket in self.__dict__["kept"]:
             socket.close(0)
@@ -328,7 +328,7 @@ class Cluster:
         return self.server(server.endpoint, server.schema, name=server.name, **same | options)
 
     def close(self):
-        # Nodes close before those that they report to, as when the interpreter ends.
+        # A node closes before the nodes that receive its reports, as when the interpreter ends.
         self.made.reverse()
         self.made.sort(key=lambda node: getattr(node, "CLOSED_AT_EXIT", 1))
         for node in self.made:

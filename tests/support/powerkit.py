@@ -208,7 +208,7 @@ class File:
         content, lost = bytearray(self.synced), rng.random()
         for kind, offset, data in rng.sample(self.since, len(self.since)) if rng.random() < 0.5 else self.since:
             if rng.random() >= lost:
-                if kind == WRITE and rng.random() < 0.2:  # sectors are whole or not there
+                if kind == WRITE and rng.random() < 0.2:  # the disk writes whole sectors
                     data = data[: max(0, rng.randrange(0, len(data) + SECTOR, SECTOR) - offset % SECTOR)]
                 apply(content, kind, offset, data)
         return bytes(content)
@@ -227,7 +227,7 @@ class Disk:
 
     def __init__(self, root):
         self.root = str(root)
-        self.files = {}  # by inode, as the process sees them
+        self.files = {}  # files by inode
         self.names, self.safe_names = {}, {}  # name -> file (None: a folder)
         self.folders = {}  # folder -> unsynced changes of its names
 
@@ -251,7 +251,7 @@ class Disk:
         """Write the folder to `to` as a failure may leave it."""
         names = dict(self.safe_names)
         for changes in self.folders.values():
-            for change in changes[: rng.randrange(len(changes) + 1)]:  # names change in their order
+            for change in changes[: rng.randrange(len(changes) + 1)]:  # names change in the folder's order
                 rename(names, *change)
         shutil.rmtree(to, ignore_errors=True)
         to.mkdir()

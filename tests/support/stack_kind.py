@@ -156,7 +156,7 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
     ) -> None:
         super().__init__(client_timeout, clock)
         self.parameters, self.byte_limit, self.least_bytes, self._keep = parameters, byte_limit, 1, keep
-        self._heap: list[Held] = []  # this and what follows belong to the lock
+        self._heap: list[Held] = []  # all attributes from here belong to the lock
         self._bytes = self._added = self._replaced = 0
 
     def check(self, body: Body, payload: Any, *, limits: Limits = LIMITS, checksum: int | None = None) -> Held:

@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, and what is on the way is gone
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, and data on the way is lost
 
 
 class CutWay:
@@ -50,7 +50,7 @@ class CutWay:
     def _turn(self, end, events):
         if end is self.listening:
             self._accept()
-        elif end in self._ends:  # not reset meanwhile
+        elif end in self._ends:  # the end was not reset meanwhile
             try:
                 if events & selectors.EVENT_WRITE:
                     self._write(end)
@@ -73,7 +73,7 @@ class CutWay:
     def _read(self, end):
         other = self._ends[end]
         if self.rate is not None and time.monotonic() < self._free_at:
-            time.sleep(self._free_at - time.monotonic())  # as a line of that speed takes
+            time.sleep(self._free_at - time.monotonic())  # the time of a line of that speed
         data = end.recv(1 << 16)
         if not data:
             raise ConnectionResetError
@@ -89,7 +89,7 @@ class CutWay:
             del unsent[: end.send(unsent)]
         except BlockingIOError:
             pass
-        # While one end has no room, the other is not read: no data piles up here.
+        # While one end has no room, the relay does not read the other end: no data piles up in the relay.
         self._selector.modify(end, selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0))
         other = self._ends[end]
         writing = selectors.EVENT_WRITE if self._unsent[other] else 0

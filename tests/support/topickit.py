@@ -20,7 +20,7 @@ class Node:
 
     def __init__(self, limits=LIMITS, *, find=lambda topic, version, checksum: None, rng=None):
         self.limits, self.store, self.epoch = limits, ModelStore(limits.model_bytes), 1
-        self.asked = []  # (body of the request, function that takes the reply)
+        self.asked = []  # (body of the request, function for the reply)
         self.heard = []  # calls of hear
         self.got = []  # (version, is_renewed), in order of arrival
         self.now = 100.0

@@ -151,7 +151,7 @@ def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name
     np.testing.assert_allclose(pool.memory.sums(), actor.reference.sums(), rtol=1e-12)
     assert pool.memory.num_episodes == actor.reference.num_episodes == len(actor.shipped)
     drawn = pool.get(200).gathered
-    numbers = drawn.ids["number"]  # in the order of closing; the reference has the order of adding
+    numbers = drawn.ids["number"]  # ids are in the order of closing; the reference is in order of adding
     weights = [memory.contents()["weights"] for memory in (pool.memory, actor.reference)]
     np.testing.assert_array_equal(*map(np.sort, weights))
     alike(drawn, pool.memory.gather(numbers))
@@ -161,7 +161,7 @@ def test_what_is_shipped_is_stored_as_the_memory_of_its_actor_would_have_it(name
     alone.memory.set_clock(1000.0)
     for shipment in single.shipped:
         received(alone, shipment)
-    drawn = alone.get(200).gathered  # with one lane, both number entries alike
+    drawn = alone.get(200).gathered  # with one lane, pool and reference number entries alike
     alike(drawn, single.reference.gather(drawn.ids["number"]))
 
 

@@ -199,7 +199,7 @@ def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
     assert seen.specimen(SCHEMA, 0, byte_limit=50) is None
 
 
-# --- Kinds of tables: each pool offers exactly what its kind declares
+# --- Kinds of tables: a pool offers exactly the calls that its kind declares
 
 STORAGES = tuple(kind.name for kind in registry.built_in())
 

@@ -192,7 +192,7 @@ def estimates_of(pool: Pool, rounds: int, batch: int, seed: int) -> tuple[Any, A
     newest, estimates, promised, served = [0] * 4, [], [], []
     for turn in range(rounds):
         for i in range(4):
-            if turn % every[i] == 0:  # weights drift, entries come and go, values move on
+            if turn % every[i] == 0:  # weights drift, entries come and go, values change
                 alive = rng.random(size[i]) < 0.75 + 0.2 * np.sin(turn / 17 + i)
                 weight = np.where(alive, base[i] * np.exp(0.8 * np.sin(turn / 29 + 2 * i)), 0.0)
                 values[i] = (values[i] + rng.integers(0, 2, size[i])) % 97
@@ -293,7 +293,7 @@ def test_no_size_wraps_around() -> None:
 def test_an_out_that_does_not_fit_takes_no_sample() -> None:
     pool = pool_of([20])
     with pytest.raises(ValueError, match=r"out\['steps'\] must be an array int32\[5\], got 'float32\[5\]'"):
-        pool.get(5, out={"steps": np.zeros(5, np.float32)})  # of the same size in bytes
+        pool.get(5, out={"steps": np.zeros(5, np.float32)})  # the array has as many bytes
     with pytest.raises(ParameterError, match=r"out\['action'\] must be an array int32\[5\]"):
         pool.get(5, out={"action": np.zeros(6, np.int32)})
     with pytest.raises(ParameterError, match=r"out\['weight'\] cannot be given"):
@@ -311,7 +311,7 @@ def test_named_arrays_are_filled_where_they_are() -> None:
     assert np.shares_memory(gathered.reward, out["reward"])
     assert np.shares_memory(gathered.prev["obs"], out["obs"])
     assert np.shares_memory(gathered.next["obs"], out["next_obs"])
-    assert not np.shares_memory(gathered.prev["action"], out["action"])  # not contiguous: left to Batch.copy_into
+    assert not np.shares_memory(gathered.prev["action"], out["action"])  # the action array is not contiguous
     for ours, theirs in zip(gathered.prev.values(), fresh.prev.values(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

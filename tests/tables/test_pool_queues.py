@@ -34,7 +34,7 @@ def test_samples_below_zero_are_refused() -> None:
 def test_draws_from_other_pools_count_between_two_caches_of_a_client() -> None:
     clock = Clock()
     pool = pool_of([5], clock=clock)
-    for drawn in (500, 600, 550, 900):  # 500 were drawn before the reader came here; 550 is an older message
+    for drawn in (500, 600, 550, 900):  # the reader drew 500 elsewhere before; 550 is an older message
         pool.reserve(ONE, 0, drawn)
     pool.add(name(0), 20, cache_of(5))
     assert pool.clients[name(0)].between == 400.0
@@ -80,7 +80,7 @@ def test_caches_that_leave_between_two_steps_are_passed_by_and_newcomers_do_not_
     pool, _ = walked(4)
     walk = pool.records()
     next(walk), next(walk)
-    for _ in range(2):  # the cache that was given, and the next one
+    for _ in range(2):  # the cache in hand and the next cache
         pool.held.drop_oldest(pool.clients[name(0)])
     for sequence in (20, 21):
         pool.add(name(0), sequence, cache_of(4))
@@ -125,7 +125,7 @@ def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> 
     assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
 
 
-# --- Samples that are too old or used up are not drawn, and the others are weighted correctly
+# --- The queues never draw samples that are too old or used up, and weight other samples correctly
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -208,7 +208,7 @@ def test_what_is_left_of_a_cache_stands_for_the_entries_within_the_limits() -> N
         pool.add(name(2), 1, held([0.0] * 64, [0] * 64, parameters, first=64, total=30.0, positives=30, minimum=1.0))
         others = rng.choice(30, 64)
         clock.now += 5.0
-        pool.sums(name(1), 2, float(weights[40:].sum()), 60, float(weights[40:].min()))  # its memory has the same limit
+        pool.sums(name(1), 2, float(weights[40:].sum()), 60, float(weights[40:].min()))  # the memory has the same limit
         batch = pool.get(16)
         ids = batch.gathered.ids["number"]
         sampled = np.where(ids < 64, values[drawn[ids % 64]], other[others[ids % 64]])

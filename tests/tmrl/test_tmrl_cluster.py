@@ -259,7 +259,7 @@ def test_what_to_go_on_with_is_chosen(resume: str, count: int, epoch: int, has_s
         with trainer(server.port, **options, resume=resume, training_cls=training(epochs=2)) as second:
             seen = list(second.training.memory.seen)
             assert (second.agent.count, second.loop.state.epoch) == (count, epoch)
-            # The memory's own append_buffer has received its samples of the checkpoint, in the same order.
+            # The memory's own append_buffer has received the samples of the checkpoint, in the checkpoint's order.
             assert seen[: len(saved)] == saved if has_samples else saved[0] not in seen
             assert second.loop.gate.updates == 40 * epoch  # the ratio continues
             second.run()
@@ -324,7 +324,7 @@ def test_functions_of_the_user_save_and_load_in_place_of_ours(tmp_path: Path) ->
             assert second.training is first.training
             assert second.loop.is_done and second.loop.state.updates == 40  # the finished epoch is not trained again
         with trainer(server.port, **options, training_cls=training(epochs=3)) as third:
-            assert third.training is first.training and third.loop.plan.epochs == 3  # as set, not as loaded
+            assert third.training is first.training and third.loop.plan.epochs == 3  # set by the caller, not loaded
 
         def updated(old: Any, training_cls: Any) -> Any:
             training_now = training_cls()
@@ -398,7 +398,7 @@ def test_what_training_has_changed_cannot_be_told_beside_functions_of_the_user(i
     with Server(port=0) as server, worker(server.port) as runner, working(runner):
         with trainer(server.port, **options, training_cls=tuned_training()) as first:
             first.run()
-        if not is_marked:  # a user's own training, which does not record its arguments
+        if not is_marked:  # a user's own training does not record its arguments
             del first.training.made_as
         with pytest.raises(ParameterError, match=r"^epsilon must be .*0\.1.*, got 0\.7"):
             trainer(server.port, **options, training_cls=tuned_training(agent={"epsilon": 0.7}, steps=7))

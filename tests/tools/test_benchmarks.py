@@ -53,7 +53,7 @@ class Timed:
 
 def test_ratios_are_taken_in_each_round(modules):
     _, measure, _ = modules
-    theirs = {"slow": Timed(9.0, 2.0, 3.0, 20.0), "quick": Timed(9.0, 0.5, 0.5, 5.0)}  # the first turn is not counted
+    theirs = {"slow": Timed(9.0, 2.0, 3.0, 20.0), "quick": Timed(9.0, 0.5, 0.5, 5.0)}  # the first turn does not count
     contests = measure.contest("x", Timed(9.0, 1.0, 1.0, 10.0), theirs, rounds=3, aims={"slow": "draw-W1-cpprb"})
     assert [(each.baseline, each.ratio.middle, each.ours.middle) for each in contests] == [
         ("slow", 2.0, 4.0),
@@ -70,7 +70,7 @@ def test_a_report_goes_to_a_folder_or_to_a_page_that_says_of_which_machine_it_is
     report.add(measure.Result("draw", "/s", one, one, one, "NumPy", aim="draw-W1-numpy"))
     report.finish("core")
     text = (tmp_path / f"{page}.md").read_text()
-    title = "benchmarks/core.py" + ", 16 cores" * (page != "core")  # no two pages have the same
+    title = "benchmarks/core.py" + ", 16 cores" * (page != "core")  # each page has another title
     assert text.startswith(f"# {title}\n\nHow fast?") and f"![ratios]({page}.svg)" in text
     assert json.loads((tmp_path / f"{page}.json").read_text())["aims"] == {"draw-W1-numpy": [0.9, 1.0, 1.1]}
     files = {f"{page}.{kind}" for kind in ("md", "svg", "json")} | {"results.md"}  # the table of all aims
@@ -121,7 +121,7 @@ def test_every_aim_names_one_bound_and_a_benchmark(modules):
     aims, *_ = modules
     for key, aim in aims.read().items():
         assert (aim.least is None) != (aim.most is None), key
-        script = aim.shown_by.partition("-")[0]  # the rest names the machine
+        script = aim.shown_by.partition("-")[0]  # after the dash comes the machine
         assert (FOLDER / f"{script}.py").exists() or not (PAGES / f"{aim.shown_by}.json").exists(), key
 
 

@@ -75,7 +75,7 @@ def test_every_side_has_its_programs_and_its_environment(modules):
         assert sides[:4] == ["memoire", "sb3", "torchrl", "rllib"], game
         assert {contest.GAMES[game].packages, *(contest.SIDES[side].environment for side in sides)} <= known
     assert contest.sides_of("pong", "") == ["memoire", "sb3", "torchrl", "rllib", "plain"]
-    assert "plain" not in contest.sides_of("pong_gpu", "")  # which learns nowhere else
+    assert "plain" not in contest.sides_of("pong_gpu", "")  # pong_gpu has no plain side
     assert contest.sides_of("breakout", "plain,memoire") == ["memoire", "plain"]
     with pytest.raises(
         SystemExit, match="lander has no side uniform: --sides takes memoire, sb3, torchrl, rllib, inference"

@@ -17,7 +17,7 @@ from memoire.security import keys as keypairs
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
     "memoire/__init__.py": b"",
-    "memoire/_core.abi3.so": b"\x7fELF tcp://127.0.0.1:5560g\0\0\0\0\0\1>@here",  # an address, and what is no text
+    "memoire/_core.abi3.so": b"\x7fELF tcp://127.0.0.1:5560g\0\0\0\0\0\1>@here",  # an address, and bytes without text
     "memoire/wire/_bytes.abi3.so": b"\x7fELF",
     "memoire/py.typed": b"",
     "memoire/dashboard/static/index.html": b"<html>",

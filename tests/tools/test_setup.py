@@ -85,7 +85,7 @@ def test_a_failing_step_shows_what_it_printed(setup: ModuleType, capsys: pytest.
 
 
 def test_a_step_is_done_once_until_what_it_depends_on_changes(setup: ModuleType, tmp_path: Path) -> None:
-    setup.STAMPS = str(tmp_path / "stamps")  # of this test's own copy of the module
+    setup.STAMPS = str(tmp_path / "stamps")  # the test has its own copy of the module
     assert not setup.is_done("build", "a")
     setup.done("build", "a")
     assert setup.is_done("build", "a")

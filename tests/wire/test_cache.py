@@ -75,7 +75,7 @@ def memory_of(parameters: Parameters, episodes: int = 4, steps: int = 15, seed: 
 
     def entry(_: int) -> tuple[Any, ...]:
         image, speed = rng.integers(0, 256, (3, 2)).astype(np.uint8), np.float32(rng.normal())
-        last[:] = image, speed  # an episode ends in the state of its last entry
+        last[:] = image, speed  # the last entry's state ends the episode
         return image, speed, *(rng.normal(size=2).astype(np.float32) for _ in range(3)), True
 
     memory = Memory(SCHEMA, 200, parameters, seed=seed)

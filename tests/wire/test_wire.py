@@ -90,7 +90,7 @@ def test_a_number_and_a_name_belong_to_one_type_and_a_type_has_one_body() -> Non
 
 
 def test_a_type_without_a_body_is_passed_on_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("take", "drawn"):  # without a payload, and with one
+    for name in ("take", "drawn"):  # each message comes without and with a payload
         frames = golden(name)
         header, _ = parse_header(frames)
         monkeypatch.delitem(messages.DECODERS, header.type)
@@ -331,7 +331,7 @@ def test_a_message_that_does_not_say_who_sent_it_gets_no_refusal(frames):
     assert refusal(frames, messages.Refusal(code="frames", text="")) is None
 
 
-# --- HELLO is said one at a time, and only a WELCOME answers it
+# --- A peer sends one HELLO at a time, and only a WELCOME answers HELLO
 
 
 def answered(body):

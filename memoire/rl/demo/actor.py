@@ -119,7 +119,7 @@ def play(
         envs.close()
         try:
             client.update(LAST_UPDATE_TIMEOUT if line.is_launched else LAST_UPDATE_TIMEOUT_ALONE)
-        except MemoireTimeout as error:  # the cluster may end before its actors
+        except MemoireTimeout as error:  # the cluster may end before the actor
             print(f"the last counts could not be reported: {error}", file=sys.stderr)
         stats = client.stats()
         counts = {"episodes": stats.episodes, "steps": stats.steps, "caches": stats.pushed_caches}

@@ -171,7 +171,7 @@ class ClusterProgress:
 def merged(tables: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """Merge the counts of each client over all servers: cumulative ones by maximum, accepted caches by sum.
 
-    A client has one home, and is normally in one table; after a move, the client is in two.
+    A client has one home server, and is normally in one table; after a move, the client is in two.
     """
     clients: dict[str, dict[str, int]] = {}
     for table in tables:
@@ -353,7 +353,7 @@ class Demo:
             )
             return False
         launcher.stop(cluster.proxies)
-        launcher.stop(cluster.servers)  # servers report once more when they end
+        launcher.stop(cluster.servers)  # servers report once more at their end
         self.progress.take(cluster.servers, learner.reports, self.seconds)
         last_reports = [actor.reports for actor in actors if "client" in actor.reports]  # an actor may have died
         self.own_counts = {str(reports["client"]): reports for reports in last_reports}

@@ -62,7 +62,7 @@ class Network:
             inputs = activations[depth]
             np.matmul(inputs.T, slope, out=gradients[depth][0])
             np.sum(slope, axis=0, out=gradients[depth][1])
-            if depth:  # the gradient of the ReLU is 1 at positive outputs, else 0
+            if depth:  # the ReLU's gradient is 1 at positive outputs, else 0
                 slope = slope @ self.layers[depth][0].T
                 slope *= inputs > 0.0
         return flat

@@ -158,7 +158,7 @@ class AccountsHandler:
         committer, runs = self._state.committer, self._state.runs
         for run in runs:
             self._fold_run(run, now, feedback)
-        # Fold the accounts of silent clients that only probed the server: their sums stay.
+        # Silent clients that only probed the server lose their accounts: the sums stay.
         probes, since = self._state.probes, now - self._state.limits.client_timeout
         for account in list(probes):
             if account.last_seen < since:
@@ -352,7 +352,7 @@ class FeedbackHandler:
         self._state = state
         self._waiting: dict[bytes, _Waiting] = {}
         self._merge_due: set[bytes] = set()  # clients whose waiting TD errors should be merged
-        self._number = 0  # of the newest piece sent to any client
+        self._number = 0  # number of the newest piece sent to any client
         self._delays = Timings(["delay"])
         self._warned_at, self._warned_overflow = float("-inf"), 0
         self.given = 0
@@ -391,7 +391,7 @@ class FeedbackHandler:
         """
         pieces = list(pieces)
         known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
-        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # checked once for all clients
+        has_room = len(known) > 1 and self._has_room(_bytes_of(sum(known), len(known)))  # one check covers all clients
         updates = [self._apply(client, numbers, errors, now, has_room) for client, numbers, errors in pieces]
         return PriorityUpdate(*map(sum, zip(*updates, strict=True)))
 

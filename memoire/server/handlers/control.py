@@ -72,7 +72,7 @@ class Uploads:
         try:
             whole = assembly.add(body.offset, chunk)
         finally:
-            if assembly.offset == assembly.size:  # all bytes came, right or wrong: a further chunk cannot repair them
+            if assembly.offset == assembly.size:  # all bytes came, right or wrong: no further chunk can repair them
                 self.drop(*key)
         if whole is None and assembly.offset < assembly.size:
             if (known := self._by_topic.get(key)) is None or known[0] is not assembly:

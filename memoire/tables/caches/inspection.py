@@ -149,7 +149,7 @@ class HeldOnce:
 
     def __init__(self) -> None:
         self._seen: set[tuple[float, ...]] = set()  # summaries of the caches of one client
-        self._of: tuple[HeldClient | None, int] = None, 0  # the client, and its pushed caches at that time
+        self._of: tuple[HeldClient | None, int] = None, 0  # the client, and its count of pushed caches
 
     def is_new(self, client: HeldClient, cache: HeldCache) -> bool:
         """Return True if the client has no cache of the same bytes."""

@@ -180,7 +180,7 @@ class Pool(
                 return False
             client = self._hear(client_id, self._now())
             is_newer = False
-            # With limited draws, a client's weight falls to 0 while its held caches can still be drawn: keep the sums.
+            # With limited draws, a client's weight falls to 0 while held caches can still be drawn: the sums must stay.
             if total_weight > 0.0 or not client.caches or not self._is_limited:
                 is_newer = client.hear(sequence, total_weight, float(positives), minimum)
             self._waiter.tell()  # the client may have had no weight before
@@ -366,7 +366,7 @@ class Pool(
         iteration ends early if the layout of the held caches changes.
         """
         with self._waiter.lock:
-            clients, layout = list(self.held), self.layout  # in the order of a draw
+            clients, layout = list(self.held), self.layout  # clients in the order of a draw
         for client in clients:
             with self._waiter.lock:
                 if self.clients.get(client.id) is not client or not (client.caches or client.positives):
@@ -374,7 +374,7 @@ class Pool(
                 remaining, place = (
                     client.caches,
                     client.pushed - client.caches,
-                )  # place: among all caches that it ever pushed
+                )  # place among all caches that the client has pushed
                 record = ClientRecord.of(client, self.held.since(client))
             yield record, b""
             for _ in range(remaining):
@@ -490,7 +490,7 @@ class Pool(
                 return picks
         self._counts.misses += 1
         waited = time.monotonic() - began if timeout else 0.0
-        # Without samples reserved for readers; 0 with reuse_cache and an unlimited number of draws.
+        # Counts leave out samples reserved for readers, and are 0 with reuse_cache and unlimited draws.
         drawable, caches, clients = (
             max(0, self.held.can_serve(self.parameters.reuse_cache)),
             self.held.caches,
@@ -520,7 +520,7 @@ class Pool(
         """
         with self._waiter.lock:
             now = self._now()
-            has_enough = wanted == 0 and len(self._readers) > part[1]  # and other readers share its clients
+            has_enough = wanted == 0 and len(self._readers) > part[1]  # other readers may share the clients
             keep = self._demand.most_kept(reader, samples) if has_enough else samples
             self._discard_stale(now)
             rows = self._readers.reserve(reader, keep, elsewhere, part, self.parameters.reuse_cache, now)

@@ -82,7 +82,7 @@ class CacheRoom:
         most = self.byte_limit if most is None else most
         wanted = min(held.nbytes, most) + CACHE_BYTES * held.caches
         if budget is not None and not wanted <= budget.count <= wanted + self.byte_limit // CLAIM_PART:
-            missing = wanted - budget.count  # plus a reserve, if the budget has it; a surplus is given back
+            missing = wanted - budget.count  # the queue adds a reserve; a surplus is given back
             if not budget.try_take(missing + self.byte_limit // CLAIM_PART // 2):
                 budget.try_take(missing)
         while (

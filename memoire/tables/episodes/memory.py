@@ -182,7 +182,7 @@ def move_episodes(old: Memory, fresh: Memory) -> dict[int, int]:
     with old.held():
         for number, episode in dataset.walk(old):
             if len(episode) <= fresh.capacity:
-                with suppress(EpisodeTooLong):  # its ragged values do not fit
+                with suppress(EpisodeTooLong):  # the episode's ragged values do not fit
                     numbers[number] = int(dataset.put(fresh, episode)[0])
     return numbers
 
@@ -303,7 +303,7 @@ def drawn_for(
         try:
             container = containers.build_drawn(memory, named.owner, wanted, now=now, compression=compression, page=page)
             return container, wanted
-        except EmptyMemory:  # entries have become too old meanwhile
+        except EmptyMemory:  # all entries became too old
             return None, 0
 
 

@@ -119,16 +119,16 @@ class EpisodePool(
         super().__init__(client_timeout, clock)
         self.schema, self.byte_limit = schema, byte_limit
         self._room = ByteRoom(schema, whole("capacity", capacity, 0, MAX_ROWS))
-        self._rng = random.Random()  # for inspection; any thread may use it
+        self._rng = random.Random()  # generator for inspection, which any thread may use
         self._changing = threading.Lock()  # held by calls that add episodes or replace the memory
         self._seed, self._made = seed, 0
         self.now = self._make(self._room.entries(byte_limit), byte_limit, parameters)
         """Current memory and owner id. A change of the number of entries makes a new memory with a new owner id."""
-        self._put_back: dict[int, int] = {}  # `name_of` each restored episode: its number
+        self._put_back: dict[int, int] = {}  # restored episodes' numbers by `name_of`
         # Everything below belongs to the waiter's lock.
         self._annealing = Annealing()
         self._counts = PoolCounts()
-        self._sequence = 0  # of the newest sums sent to a reader
+        self._sequence = 0  # number of the newest sums sent to a reader
 
     def _make(self, entries: int, byte_limit: int, parameters: Parameters | None) -> NamedMemory:
         limit, seed = self._room.value_bytes(entries, byte_limit), seed_of(self._seed, self._made)
@@ -288,7 +288,7 @@ class EpisodePool(
         with self._waiter.lock:
             self._counts.applied += applied
             self._counts.stale += stale
-            self._waiter.tell()  # no entry may have had a weight before
+            self._waiter.tell()  # updates may give entries their first weight
         return applied, stale
 
     # Snapshots

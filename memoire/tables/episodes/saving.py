@@ -150,7 +150,7 @@ def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], t
     if not isinstance(record.body, EpisodeRecord):
         raise ProtocolError("container", "the record is not of an episode")
     kept = unpack(record.body, record.payload, schema)
-    if record.is_remade:  # without priorities computed at the episode's end
+    if record.is_remade:  # the record has no priorities
         episode = kept.episode
         assert episode.priority is not None
         priority = np.where(episode.learned, episode.priority, np.float32(np.nan))

@@ -5,7 +5,7 @@ clock.
     shares are proportional               TAKE 600 to a, TAKE 200 to b
     received entries are kept until the call is complete; surplus and late entries are for the next call
 
-Calls do not wait for a server that is skipped. Its late entries are kept, too, because the server has handed them out.
+Calls do not wait for a server that is skipped. A skipped server's late entries are kept, because they are handed out.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RolloutTaker:
         self.held(server).is_known = False
 
     def forget(self, server: TableServer) -> None:
-        """Remove a server that is no longer on any list. Its received entries stay."""
+        """Remove a server that is no longer on any list. Entries received from the server stay."""
         self._held.pop(server, None)
 
     def clear(self) -> None:
@@ -175,7 +175,7 @@ class RolloutTaker:
 
     @property
     def clients(self) -> int:
-        """Number of clients with held entries, here or at a server; a client that moved counts at both."""
+        """Number of clients with held entries, here or at a server; a client that moved counts at two servers."""
         here = 0 if self._queue is None else self._queue.clients
         return here + sum(self.held(server).clients for server in self.directory.there)
 
@@ -198,7 +198,7 @@ class RolloutTaker:
         held.is_asked = False
         report = answer.body if isinstance(answer, Message) else None
         if not isinstance(report, fragments.RolloutsReply):
-            # The server does not know this reader's run or table: a HELLO fetches the current state.
+            # The server does not know this reader's run or table: HELLO fetches the state.
             held.is_known, held.again_at = False, now + REFUSED_INTERVAL
             self.directory.ask_soon()
             if isinstance(answer, Refused) and answer.code in TOO_LARGE:

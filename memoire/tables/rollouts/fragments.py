@@ -3,8 +3,8 @@
     a(512) b(512) c(512)      take 800 ──▶ a(512), b(288)         the rest: b(224), c(512)
                               newest model 9, max_model_lag 1     model 7 made c: c is stale, 512 entries
 
-A take splits a fragment to be exact. The rest stays first in the queue, and the taken part ends in the state of the
-rest's first entry.
+A take splits a fragment to be exact. The remainder stays first in the queue; the taken part ends in the state of the
+remainder's first entry.
 
 A ROLLOUTS message has a row for each fragment in its tail, and their containers behind each other:
 
@@ -171,7 +171,7 @@ class RolloutQueue:
         return self._taken(wanted)
 
     def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
-        """Take for a remote learner, which repeats its request for the rest: as many entries as fit into a reply.
+        """Take for a remote learner, which repeats its request for more: as many entries as fit into a reply.
         Return nothing if fewer than `least` entries are held.
 
         Args:
@@ -233,7 +233,7 @@ class RolloutQueue:
         return f"waiting for {steps - self.entries} more entries ({held}){passed}"
 
     def _leaving(self, gone: Sequence[Fragment], stays: Sequence[Fragment] = ()) -> Changes:
-        """Return the changes that remove the oldest fragments, except the rest of the last one."""
+        """Return the changes that remove the oldest fragments, except the remainder of the last fragment."""
         fragments = self._fragments
         changes: Changes = [(fragments.popleft, ())] * len(gone)
         changes += [(fragments.appendleft, (rest,)) for rest in stays]
@@ -284,9 +284,9 @@ class RolloutsReply(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Taken entries, as containers of kind EPISODE one after the other, and the number of entries that remain."""
 
     epoch: Word = 0
-    fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # in order of arrival
+    fragments: Annotated[list[FragmentRow], Meta(max_length=65536)] = []  # fragments in order of arrival
     held: Count = 0  # entries
-    clients: Count = 0  # clients that recorded them
+    clients: Count = 0  # clients that recorded the entries
     capacity: Count = 0  # maximum number of entries
     finished: bool = False
 
@@ -315,7 +315,7 @@ def fitting(page: ReplyPage, fragment: Fragment, schema: Schema) -> int:
     if not page.is_empty or _size(fragment, schema) <= page.most_payload:
         return len(fragment) if _takes(page, fragment, schema) else 0
     entries, ends = _bytes_of_entries(fragment, schema)
-    sizes = np.cumsum(entries)[1:-1] + ends[1:-1] + _overhead(schema)  # of the first 2, 3, ... entries
+    sizes = np.cumsum(entries)[1:-1] + ends[1:-1] + _overhead(schema)  # sizes of the first 2, 3, ... entries
     room = (sizes <= page.payload_room).nonzero()[0]
     count = 2 + int(room[-1]) if len(room) else 1
     _takes(page, fragment if len(fragment) == 1 else fragment.split(count, schema)[0], schema)

@@ -330,7 +330,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         """
         with self._waiter.lock:
             self._queue.pass_over(self.parameters.max_model_lag)
-            self._give_room()  # also if `give` raises
+            self._give_room()  # `give` may have raised
             taken = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
             self._give_room()
             now = self._clock()
@@ -472,7 +472,7 @@ class RoomLimiter(Limiter):
         return 0
 
     def _missing(self, entries: int, now: float) -> int:
-        """Return the entries that a learner waits for while no client sends messages; 0 without such a learner."""
+        """Return the entries that a learner waits for while no client sends messages; 0 if no learner waits."""
         if now - self._news_at < STALLED_TIMEOUT:
             return 0
         wanted = self._starving(now) - self.parameters.cache_size  # rollouts have no caches

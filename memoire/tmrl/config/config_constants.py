@@ -105,7 +105,7 @@ class Constants(Mapping[str, Any]):
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
         self._used: dict[str, Any] = {}
-        self._file: dict[str, Any] | None = None  # content of the file; None before it was read
+        self._file: dict[str, Any] | None = None  # the file's content, or None
 
     def __getitem__(self, name: str) -> Any:
         """Return a constant. Raises KeyError for unknown names, ParameterError or DataError for wrong values."""
