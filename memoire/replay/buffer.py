@@ -407,7 +407,7 @@ class Buffer(StrictAttributes):
             recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
             self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
         except (KeyError, TypeError, ValueError, OverflowError, MemoireError) as error:
-            raise DataError(path, f"does not say how far draws and writers have come: {error!r}") from error
+            raise DataError(path, f"has no valid state of draws and writers: {error!r}") from error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the bytes that `save` writes."""

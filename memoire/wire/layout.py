@@ -221,8 +221,9 @@ class ContainerLayout:
 class SequenceLayout(ContainerLayout):
     """Layout of sequences of `length` entries: kinds SEQUENCES and DRAWN_SEQUENCES.
 
-    States are those of `prev`, with the state after the last entry. The other columns are unique entries and an index;
-    columns in `first` are the values of the first entries alone. The reward is always included, whatever `prev` says.
+    State columns have the states of `prev` and the state after the last entry. The other columns are unique entries and
+    an index; columns in `first` are the values of the first entries alone. The reward is always included, whatever
+    `prev` says.
     """
 
     def __init__(

@@ -407,7 +407,7 @@ def test_nobody_writes_over_a_file_whose_buffer_somebody_resumed(tmp_path):
         memoire.Buffer.load(path).save(tmp_path / "own.npz")
     finally:
         first.kill()
-    buffer.save(path)  # the resumed buffer saved nothing
+    buffer.save(path)
 
 
 def test_a_buffer_writes_over_its_past_and_over_nothing_else(tmp_path):
