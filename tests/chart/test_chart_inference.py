@@ -135,7 +135,7 @@ def test_a_budget_keeps_one_of_several_and_never_a_single_one():
         ([*ON, "inference.autoscaling.enabled=true"], "set inference.resources.requests.cpu"),
         ([*ON, "inference.autoscaling.enabled=true", "inference.autoscaling.targetCPU=0"], "inference.autoscaling has"),
         ([*ON, "inference.autoscaling.keda.enabled=true"], "set inference.autoscaling.enabled=true"),
-        ([*ON, 'inference.rollingUpdate={"maxUnavailable":0,"maxSurge":0}'], "no Pod could ever be replaced"),
+        ([*ON, 'inference.rollingUpdate={"maxUnavailable":0,"maxSurge":0}'], "so no Pod could be replaced"),
         ([*ON, 'inference.resources={"requests":{"cpu":2},"limits":{"cpu":1}}'], "inference.resources: the limit"),
         ([*LEARNERS, "learner.kind=Job", "learner.persistence.enabled=true"], "learner.kind=StatefulSet"),
         ([*ON, "inference.replica=2"], "replica"),

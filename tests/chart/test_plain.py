@@ -252,7 +252,7 @@ def test_requests_alone_keep_the_limits_and_requests_that_follow(name):
     [
         ("server.resources.requests.memory=4Gi", "server.resources: the limit of memory is 2688Mi, below the request of 4Gi"),
         ('proxy.resources={"requests":{"cpu":"1500m"},"limits":{"cpu":1}}', "proxy.resources: the limit of cpu is 1, below"),
-        ('dashboard.resources={"requests":{"memory":"2Gi"},"limits":{"memory":"2G"}}', "limits.memory to 2Gi"),
+        ('dashboard.resources={"requests":{"memory":"2Gi"},"limits":{"memory":"2G"}}', "limits.memory to at least 2Gi"),
         ('learner.resources={"requests":{"cpu":2},"limits":{"cpu":"1999m"}}', "learner.resources: the limit of cpu"),
         ('actors.resources={"requests":{"memory":"1Gi"},"limits":{"memory":1000}}', "actors.resources: the limit of memory"),
         ('actors.relay.resources={"requests":{"cpu":1},"limits":{"cpu":"10m"}}', "actors.relay.resources: the limit"),
@@ -324,8 +324,8 @@ def test_the_example_of_a_large_cluster_takes_what_it_says():
     comment = re.sub(r"\s*\n#\s*", " ", file.read_text(encoding="utf-8").partition("\nimage:")[0])
     server, claims = container("server", values=file), render(values=file)
     asked, most = (mebibytes(server["resources"][each]["memory"]) / 1024 for each in ("requests", "limits"))
-    assert "three with the label node.kubernetes.io/pool=memory" in comment and 16 < asked <= 17 < most <= 18
-    assert "17 GiB of memory to ask for and up to 18 GiB to use, and a quarter of a core" in comment
+    assert "three nodes with the label node.kubernetes.io/pool=memory" in comment and 16 < asked <= 17 < most <= 18
+    assert "17 GiB of memory to request, up to 18 GiB to use, and a quarter of a core" in comment
     assert server["resources"]["requests"]["cpu"] == "250m"
     asked = [container(name, values=file)["resources"]["requests"] for name in ("proxy", "proxy", "dashboard")]
     assert sum(int(one["cpu"].removesuffix("m")) for one in asked) == 500
