@@ -69,7 +69,7 @@ def render(folder: Path = PAGES) -> str:
         if missed and aim.bounded_by:
             bounds.setdefault(aim.bounded_by.strip(), []).append(f"*{aim.what}, against {aim.against}*")
     heading = "\n## Why aims are missed\n\n" if bounds else ""
-    reasons = "\n".join(item(f"* {' and '.join(whats)}: {text}") for text, whats in bounds.items())
+    reasons = "\n".join(item(f"* {' and '.join(names)}: {text}") for text, names in bounds.items())
     parts = {"rows": "\n".join(rows), "contests": contests(folder), "bounds": heading + reasons}
     parts["once"] = "\n".join(item(text) for text in loaded()["once"]["text"].strip().split("\n\n"))
     return PAGE.format(**parts).rstrip() + "\n"
