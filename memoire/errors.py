@@ -46,7 +46,9 @@ class MemoireError(Exception):
 
     @classmethod
     def with_text(cls, text: str) -> Self:
-        """Return an error of this class that has this text, and no facts."""
+        """Return an error with this text and no facts, of a class with several facts (else pickling takes the text as
+        one).
+        """
         error = cls.__new__(cls, text)
         Exception.__init__(error, text)
         error.sentence = text

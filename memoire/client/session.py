@@ -221,10 +221,6 @@ class Session:
         )
         self.schedule = UpdateSchedule(limits.tuning.update_every, rng)
         self.watch = HomeWatch(now)
-        self.has_welcome = False
-        """True if a WELCOME was accepted: always once `connect` has returned."""
-        self.welcome: messages.Welcome
-        """Newest accepted WELCOME; not set before the first."""
         self.put_off: Refused | None = None
         """Refusal of the newest HELLO by a busy home; None otherwise."""
         self.run = self.home = self.table = self.fingerprint = 0
@@ -247,11 +243,23 @@ class Session:
         """Number of received messages that were not accepted, by code."""
         self.limits = limits
         self._table, self._rng = table, rng
+        self._welcome: messages.Welcome | None = None
         self._schema: Schema | None = None
         self._hello = HelloSchedule(due=float("inf"))  # HELLO is due without a call only if a server was busy
         self._is_over = False  # the client cannot go on
         self._is_moving = False  # HELLO for another home server is open
         self._move_at = 0.0  # earliest time of the next HELLO for another
+
+    @property
+    def has_welcome(self) -> bool:
+        """True if a WELCOME was accepted: always once `connect` has returned."""
+        return self._welcome is not None
+
+    @property
+    def welcome(self) -> messages.Welcome:
+        """Newest accepted WELCOME; ask `has_welcome` before the first."""
+        assert self._welcome is not None
+        return self._welcome
 
     @property
     def schema(self) -> Schema:
@@ -366,14 +374,14 @@ class Session:
 
     def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
         """Enter the home server and run of a WELCOME; returns what changes with that."""
-        header, welcome, former = welcomed.header, welcomed.welcome, self.welcome if self.has_welcome else None
+        header, welcome, former = welcomed.header, welcomed.welcome, self._welcome
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
         self.inserts.grant(welcome.granted_steps, "")
         self.windows.belong(header.run, header.home, welcome.since)
         self.windows.grant(welcome.credit)
         self.run, self.home, self.table, self.fingerprint = header.run, header.home, welcome.table, header.fingerprint
-        self.welcome, self.has_welcome, self.is_finished, self.schedule.is_dirty = welcome, True, welcome.finished, True
+        self._welcome, self.is_finished, self.schedule.is_dirty = welcome, welcome.finished, True
         change = self.watch.acknowledged(now)
         if former is None:
             self.feedback_through = 0

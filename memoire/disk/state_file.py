@@ -149,7 +149,7 @@ class StateFile:
             raise corrupt(self.path, "the description of its tables has changed")
         seal = self._load_facts()
         facts = len(self._sums), sum(self._sums.values()) & SUMS
-        # Of a million lines, a sum of checksums and ids is enough. Each line is checked when the line is read.
+        # One sum of checksums and ids covers all lines, up to a million. Each line is checked when it is read.
         lines, low, high = self._connection.execute(
             "SELECT count(*), coalesce(sum((sum & 4294967295) + (id & 4294967295)), 0), "
             "coalesce(sum((sum >> 32) + (id >> 32)), 0) FROM lines"

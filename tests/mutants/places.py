@@ -157,7 +157,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if all(isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) for child in node.body):
-            return  # nobody calls a method of a protocol or an overload
+            return  # no test calls a method of a protocol or an overload
         for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
             self._constant("default", default)
         self._names.append(node.name)

@@ -70,7 +70,7 @@ def complaints(page):
 def check_drawn(page, size, name):
     """Assert that a page is no wider than its window, and that axe reports no violation."""
     # A chart takes its width from its place a moment after the place has one.
-    page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=size["width"], timeout=5000)
+    page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=size["width"])
     assert complaints(page) == [], name
 
 
