@@ -33,15 +33,11 @@ def table(**settings):
     return memoire.Table(COLUMNS, storage="prompts", **{"group": 2, "lease": 30.0, **settings})
 
 
-def answer_all(prompts, count=1 << 20, version=0, timeout=0.2):
+def answer_all(prompts, count=1 << 20, version=0):
     """Answer at most `count` waiting prompts; return the number of answered prompts."""
     done = 0
-    while done < count:
-        try:
-            leases = prompts.lease(min(8, count - done), timeout=timeout)
-        except MemoireTimeout:
-            return done
-        for lease in leases:
+    while done < count and prompts.counts()["waiting"]:
+        for lease in prompts.lease(min(8, count - done)):
             size = lease.index + 1
             prompts.answers(
                 lease, {i: {"tokens": np.full(size, lease.index), "reward": float(i)} for i in lease.missing}, version
@@ -284,7 +280,7 @@ def test_several_servers_share_prompts_and_each_is_trained_on_once():
         prompts.finish("d")
         held = [each.table("t").calls().counts()["waiting"] for each in servers]
         assert sum(held) == 40 and min(held) > 0
-        worker = threading.Thread(target=answer_all, args=(prompts,), kwargs={"timeout": 2.0})
+        worker = threading.Thread(target=answer_all, args=(prompts,))
         worker.start()
         trained = [key for step in prompts.groups(6) for key in (step.keys, prompts.commit(step.step))[0]]
         worker.join()
@@ -497,7 +493,9 @@ def test_groups_that_are_too_old_are_not_handed_out(on_stale):
                 prompts.lease(timeout=0.05)
             with pytest.raises(MemoireTimeout):
                 prompts.draw(0, 1, timeout=0.05)
-            assert answer_all(prompts, version=1) == 2  # one group for (1 + max_model_lag) steps
+            assert answer_all(prompts, 2, version=1) == 2
+            with pytest.raises(MemoireTimeout, match="2 groups are leased or ready"):
+                prompts.lease(timeout=0.05)  # one group for each of (1 + max_model_lag) steps
             return
         answer_all(prompts, version=1)
         prompts.saw_model(3)
