@@ -171,8 +171,8 @@ def _inference_counts(stats: Mapping[str, Any]) -> dict[str, float]:
         return {}
     waits, durations = stats.get("waits") or {}, stats.get("durations") or {}  # older nodes send no waits
     counters: dict[str, float] = {
-        "rows": stats.get("rows", 0),
-        "batched_rows": stats.get("batched_rows", 0),
+        "rows": stats["rows"],
+        "batched_rows": stats["batched_rows"],
         "computed": stats["computed_seconds"],
         "refusals": sum((stats.get("refused") or {}).values()),
         "waited": sum(each["seconds"] for each in waits.values()),

@@ -50,11 +50,8 @@ class NodeError(Exception):
     """Error of a request to a node, with the reason, and the HTTP status of its answer; status 0 without an answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text, status)
-        self.text, self.status = text, status
-
-    def __str__(self) -> str:
-        return self.text
+        super().__init__(text)
+        self.status = status
 
 
 def misunderstood(who: str, error: Exception) -> NodeError:
@@ -455,7 +452,7 @@ def search(
         if isinstance(answer, NodeError):
             if answer.status == 400 and "run" not in wanted:
                 raise ParameterError.with_text(
-                    f"The servers refused the request for log lines {dict(wanted)}: {answer.text}"
+                    f"The servers refused the request for log lines {dict(wanted)}: {answer}"
                 )
             if answer.status != 400:  # 400: the server does not know this run, and has no lines of the run
                 missing.append(name)

@@ -137,7 +137,7 @@ class LogServers:
         )
         refusals = [each for each in answers.values() if isinstance(each, NodeError) and each.status == 400]
         if refusals and len(refusals) == len(answers):
-            raise ParameterError.with_text(f"All servers refused the request for log lines: {escape(refusals[0].text)}")
+            raise ParameterError.with_text(f"All servers refused the request for log lines: {escape(str(refusals[0]))}")
         for name, answer in answers.items():
             if isinstance(answer, NodeError) and answer.status != 400:
                 self.silent[self.servers[name].url] = str(answer)
@@ -235,7 +235,7 @@ def _newest(sources: LogServers, wanted: dict[str, str], last: int, lines: int) 
     newer: dict[str, int] = {}
     more = True
     while more:
-        page = logs.search(sources.ask, list(sources.servers), wanted, places, "older", min(lines, max(1, last)))
+        page = logs.search(sources.ask, list(sources.servers), wanted, places, "older", min(lines, last))
         newer = newer or logs.read_cursor(page.newer)
         places |= logs.read_cursor(page.older)
         rows += page.rows

@@ -243,5 +243,5 @@ class ListenerHub:
     def _since(self, last: int | None) -> list[bytes]:
         """Return the frames after overview `last`, or only the newest if `last` is not kept any more."""
         kept = list(self._frames)
-        known = last is not None and any(number == last for number, _ in kept)
+        known = any(number == last for number, _ in kept)
         return [frame for number, frame in kept if number > (last or 0)] if known else [f for _, f in kept[-1:]]
