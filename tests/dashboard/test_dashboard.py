@@ -68,6 +68,7 @@ def test_an_overview_shows_the_whole_cluster(board):
     assert 0.0 < seen["freshness"]["effective"] <= 1.0
     assert {(node["role"], node["state"]) for node in seen["nodes"]} == {("server", "up"), ("proxy", "up")}
     assert seen["verdicts"][0]["code"] == "actors_missing" and "2 of 5" in seen["verdicts"][0]["text"]
+    assert [learner["learner"] for learner in get(board, "/api/learners")] == ["server:home"]
 
 
 def test_runs_stand_side_by_side(shared_cluster):
@@ -410,7 +411,9 @@ def test_a_token_that_changes_in_its_file_ends_logins_and_streams_that_the_old_o
     ("host", "status"), [("evil.example", 421), ("", 421), ("board.example:8265", 200), ("localhost", 200)]
 )
 def test_it_answers_to_its_own_names_only(guarded, host, status):
+    before = guarded.gate.refused["http_name"]
     assert ask(guarded, "/api/overview", headers={"Host": host, "Authorization": f"Bearer {TOKEN}"})[0] == status
+    assert guarded.gate.refused["http_name"] == before + (status == 421)
     assert ask(guarded, "/livez", headers={"Host": host})[0] == 200  # probes use the address as host
 
 
@@ -418,9 +421,10 @@ def test_it_answers_to_its_own_names_only(guarded, host, status):
     "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}]
 )
 def test_a_strange_page_cannot_log_anybody_in_or_out(guarded, headers):
-    kind = {"Content-Type": "application/json"} | headers
+    kind, before = {"Content-Type": "application/json"} | headers, guarded.gate.refused["http_origin"]
     for path in ("/api/login", "/api/logout"):
         assert ask(guarded, path, "POST", kind, json.dumps({"token": TOKEN}))[0] == 403
+    assert guarded.gate.refused["http_origin"] == before + 2
 
 
 @pytest.mark.parametrize(

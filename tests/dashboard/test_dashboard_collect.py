@@ -201,15 +201,18 @@ def test_what_does_not_grow_and_more_than_a_year_is_never(left, rate, seconds):
     assert until(left, rate) == seconds and 0.9 < FULL < 1.0
 
 
-def test_actors_are_active_silent_gone_or_idle():
-    actors = ActorList(settings(silent_after=10.0, expected_actors=9))
-    ledger = RunLedger(rows_of(1, 2, 3, 4, last_seen=[20.0, 10.0, 9.0, 20.0], flags=[0, 0, 0, 1]))
+def test_actors_are_active_silent_lost_gone_or_idle():
+    actors = ActorList(settings(silent_after=10.0, lost_after=15.0, expected_actors=9))
+    last_seen = [20.0, 10.0, 9.0, 20.0, 5.0, 4.0]
+    ledger = RunLedger(rows_of(*range(1, 7), last_seen=last_seen, flags=[0, 0, 0, 1, 0, 0]))
     gone = server(guests=50)
     gone.apply(NodeAnswer(A, 2.0, error="down"))
     presence = actors.presence(ledger, [server(guests=3), server(), gone], 20.0)
-    assert (presence.active, presence.silent, presence.gone, presence.idle, presence.missing) == (5, 1, 1, 3, 4)
+    assert (presence.active, presence.silent, presence.gone, presence.idle, presence.missing) == (5, 2, 1, 3, 4)
+    assert presence.lost == 1
     states = {row.client: row.state for row in actors.rows(ledger, 20.0)}
-    assert states == {key(n).hex(): state for n, state in ((1, "active"), (2, "active"), (3, "silent"), (4, "gone"))}
+    expected = ("active", "active", "silent", "gone", "silent", "lost")
+    assert states == {key(n).hex(): state for n, state in enumerate(expected, 1)}
 
 
 def test_the_list_of_actors_is_made_once_a_second_unless_accounts_change():
@@ -473,6 +476,7 @@ def test_a_return_that_is_no_number_is_left_out():
     returns = RecentReturns()
     returns.add([ended("a", math.nan), ended("a", 1.0), ended("b", 3.0), ended("b", math.inf)])
     assert returns.figures()["return_p50"].mean == 2.0
+    assert [returns.mean_of(client) for client in "abc"] == [1.0, 3.0, None]
 
 
 @pytest.mark.parametrize(
