@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import re
+import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,6 +22,7 @@ from memoire.dashboard.collect.answers import (
     NodeRow,
     Overview,
     Rates,
+    TableRow,
     Verdict,
     terms,
 )
@@ -206,6 +209,17 @@ def test_it_looks_again_and_again_until_ctrl_c_ends_it_quietly(cluster, times):
         top.top(cluster.urls, every=0.05, say=say)
 
 
+def test_the_screen_is_drawn_again_after_each_pause(monkeypatch):
+    live, watch, paused = mock.MagicMock(), mock.MagicMock(), []
+    watch.poll.side_effect = [overview(), overview(), KeyboardInterrupt]
+    monkeypatch.setitem(sys.modules, "rich.live", live)
+    monkeypatch.setitem(sys.modules, "rich.text", mock.MagicMock())
+    monkeypatch.setattr("memoire.dashboard.terminal.top.time", mock.Mock(sleep=paused.append))
+    with pytest.raises(KeyboardInterrupt):
+        top._refresh(watch, 2.5, 5)
+    assert live.Live.return_value.__enter__.return_value.update.call_count == 2 and paused == [2.5, 2.5]
+
+
 def overview(**changes):
     fields = {
         "number": 1, "time": 1000.0, "run": "r", "runs": ["r"], "finished": False, "durable": True, "totals": Totals(),
@@ -255,6 +269,14 @@ def test_a_node_that_is_away_shows_no_figure_of_before_and_tables_say_what_is_mi
     assert "incomplete: server-1 does not answer: the figures of tables leave out what it holds" in shown
 
 
+@pytest.mark.parametrize(("storage", "held"), [("caches", "1,234 caches"), ("rollouts", "1,234 fragments")])
+def test_tables_are_shown_with_the_kind_of_things_that_they_hold(storage, held):
+    fields = dict.fromkeys(TableRow.__dataclass_fields__, 0) | {"name": "t", "storage": storage, "held_caches": 1234}
+    row = TableRow(**fields | {"full": None, "rate": mock.Mock(draws_wait="few", inserts_wait="")})
+    (shown,) = [line.text for line in top.lines(overview(tables=[row]), []) if line.text.startswith("t ")]
+    assert held in shown and "no limit" in shown and shown.endswith("few")
+
+
 def test_columns_are_called_as_in_the_pages():
     static = Path(top.__file__).parent.parent / "static"
     called = {figure.title.lower() for _, figure in terms()}
@@ -274,7 +296,7 @@ def test_columns_are_called_as_in_the_pages():
         (top.share, 1.345, "135 %"), (top.share, 0.0, "0 %"), (top.bytes_of, 999, "999 B"),
         (top.bytes_of, 1234, "1.23 kB"), (top.bytes_of, 45_600_000, "45.6 MB"), (top.bytes_of, 7.89e11, "789 GB"),
         (top.duration, 0.0123, "12.3 ms"), (top.duration, 4.56, "4.6 s"), (top.duration, 45.6, "46 s"),
-        (top.duration, 250.0, "4.2 min"), (top.duration, 3000.0, "50 min"), (top.duration, 11_160.0, "3.1 h"),
+        (top.duration, 250.0, "4.2 min"), (top.duration, 3000.0, "50 min"), (top.duration, 6000.0, "1.7 h"), (top.duration, 11_160.0, "3.1 h"),
         (top.duration, 200_000.0, "2.3 days"),
     ],
 )  # fmt: skip
