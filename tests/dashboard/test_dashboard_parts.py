@@ -1,13 +1,19 @@
 """Logic of the dashboard: curves, verdicts, pages of log lines, exports, settings, and the lifetime of logins."""
 
+import asyncio
 import contextlib
 import csv
+import importlib.util
 import io
+import json
 import logging
 import sqlite3
+import sys
 import threading
 import time
 import urllib.request
+from dataclasses import make_dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,15 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from httpkit import ask
 from memoire import loggers
 from memoire.dashboard.collect import nodes, opened
+from memoire.dashboard.collect.aggregator import TIMEOUT, Aggregator
 from memoire.dashboard.collect.counters import CounterSums, RateWindow
 from memoire.dashboard.collect.history import MAX_SERIES, History
 from memoire.dashboard.collect.nodes import LogRow, NodeAddresses, NodeError
 from memoire.dashboard.collect.verdict import LITTLE, verdicts
 from memoire.dashboard.settings import Settings
 from memoire.dashboard.terminal.log_tail import tail
-from memoire.dashboard.web import access
+from memoire.dashboard.web import access, pages
+from memoire.dashboard.web.pages import ListenerHub
 from memoire.dashboard.web.serve import Dashboard
 from memoire.errors import HistoryError, ParameterError, ProtocolError
 from memoire.net.addresses import NameResolver
@@ -164,6 +173,7 @@ def test_nobody_is_said_to_wait_only_where_nobody_does(waiting, skipped, words):
         ({"early_ratios": [(0.19, 8.0)]}, "settling"),
         ({"early_ratios": [(4.0, 8.0)]}, "balanced"),
         ({"sample_age": 60.0, "stale_after": 59.0}, "samples_old"),
+        ({"inserts_wait": ["replay"]}, "inserts_limited"),
         ({"disk_trouble": "Server a: the disk is full since 3 s"}, "disk_full"),
     ],
 )
@@ -336,6 +346,11 @@ def test_secrets_are_not_shown():
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
 
 
+def test_settings_that_are_not_set_are_shown_as_the_defaults():
+    nodes = ("http://a:1",)
+    assert Settings(nodes=nodes).shown() == Settings.defaults() | {"nodes": nodes}
+
+
 def part_of(total, effective, first, counts, **more):
     histogram = {"first": first, "counts": counts, "zeros": 1, "least": 0.0, "greatest": float(first)}
     facts = {"storage": "caches", "looked": 5, "held": 50, "population": 100.0, "total_weight": total}
@@ -420,6 +435,58 @@ def test_a_dashboard_logs_no_request_and_ends_its_thread(caplog):
     assert not {"server", "date"} & names
     assert not [record for record in caplog.records if record.name == "uvicorn.access"]
     assert "memoire-dashboard-http" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_request_that_all_servers_refuse_is_answered_with_their_reason():
+    with Dashboard(Settings(nodes=("http://127.0.0.1:1",), listen="127.0.0.1:0")) as board:
+        board.aggregator.ask_servers = lambda paths: {"a": NodeError("text: too long", 400)}
+        status, _, body = ask(board, "/api/logs")
+    assert status == 400 and json.loads(body)["error"].endswith("text: too long")
+
+
+def test_nodes_are_polled_again_at_most_one_pause_after_the_last_poll_began():
+    polled, waited = [], []
+    with contextlib.closing(Aggregator(Settings(nodes=("http://a:1",), poll_every=1000.0), History(None))) as watch:
+
+        def poll(patience):
+            polled.append(patience)
+            if len(polled) == 3:
+                watch._stopping.set()
+
+        watch.poll, watch._stopping.wait = poll, waited.append
+        watch._run()
+    assert polled == 3 * [1000.0] and len(waited) == 3 and all(0.0 < each <= 1000.0 for each in waited)
+
+
+def test_closing_waits_for_a_poll_as_long_as_a_node_may_take_for_its_page():
+    aggregator, waited = Aggregator(Settings(nodes=("http://a:1",)), History(None)), []
+    aggregator._thread = SimpleNamespace(ident=1, join=waited.append)
+    aggregator.close()
+    assert waited[0] > TIMEOUT
+
+
+@pytest.mark.parametrize(("last", "numbers"), [(None, [3]), (1, [2, 3]), (3, []), (9, [3])])
+def test_a_listener_that_comes_again_gets_what_it_missed_or_else_the_newest(last, numbers):
+    hub, seen = ListenerHub(), make_dataclass("Seen", ["number"])
+    for number in (1, 2, 3):
+        hub.put(seen(number))
+    hub.close()
+
+    async def frames():
+        return [frame async for frame in hub.listen(last)]
+
+    _, *heard = asyncio.run(frames())
+    assert heard == [b'id: %d\nevent: overview\ndata: {"number":%d}\n\n' % (number, number) for number in numbers]
+
+
+def test_a_chart_library_of_an_unknown_version_is_left_out_with_a_warning(monkeypatch, tmp_path, caplog):
+    (tmp_path / "vendor").mkdir()
+    (tmp_path / "vendor" / "uplot.min.css").write_text("later")
+    folders = [str(tmp_path)]
+    spec = importlib.util.spec_from_file_location("youplot", tmp_path / "x.py", submodule_search_locations=folders)
+    monkeypatch.setitem(sys.modules, "youplot", importlib.util.module_from_spec(spec))
+    assert pages.vendored("uplot.min.css") == b""
+    assert "uplot.min.css of the installed youplot has an unknown version" in caplog.text
 
 
 OLD, NEW = "old-token-old-token", "new-token-new-token"
