@@ -514,7 +514,7 @@ class TorchBatch(Attributes["torch.Tensor"]):
         """Set the priorities of these samples from their TD errors: [B], or [B, T] of sequences, on any device."""
         torch = _torch()
         if isinstance(td_errors, torch.Tensor):
-            td_errors = td_errors.detach().to("cpu", torch.float32).numpy()
+            td_errors = td_errors.detach().cpu().float().numpy()
         return self.source.update_priorities(td_errors)
 
     def __getitem__(self, name: str) -> Any:

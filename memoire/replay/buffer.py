@@ -385,7 +385,6 @@ class Buffer(StrictAttributes):
                 f"another one would change the ids."
             )
         room = saved.capacity if capacity is None else capacity
-        check_size(follows, room)
         buffer = cls(saved.schema, room, parameters=saved.parameters if is_same else follows)
         buffer._restore_state(datafile.restore(buffer.memory, path), is_same, str(getattr(path, "name", "(in memory)")))
         if lineage is not None:

@@ -150,7 +150,7 @@ class RowLayout:
         self._within(pages, len(lanes), "lane")
         self._within(lanes, len(episodes), "episode")
         self._within(lanes, len(pages), "page")
-        self._within(lanes, self._page_rows + 1, "offset", "first_offset")
+        self._within(lanes, self._page_rows + 1, "offset", "first_offset", lowest=0)
         self._within(lanes, self.capacity, "ripe")
         self._within(episodes, self.capacity + 1, "length")
         self._within(episodes, len(episodes), "older", "newer")
@@ -166,7 +166,6 @@ class RowLayout:
         self._within(episodes[states > 0], len(lanes), "lane", lowest=0)
         multipliers = episodes["multiplier"][states > 0]
         self._require(np.isfinite(multipliers).all() and (multipliers >= 0).all())
-        self._require((lanes["offset"] >= 0).all() and (lanes["first_offset"] >= 0).all())
         self._check_counters()
         self._check_lists(finals)
         self._require(np.array_equal(np.sort(self.slots), used) and len(lengths) == len(used))

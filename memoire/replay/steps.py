@@ -313,10 +313,8 @@ class StepConverter:
             for name, column, shape in self._columns
         ]
 
-    def rewards(self, reward: Any, shape: tuple[int, ...]) -> Any:
+    def rewards(self, reward: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """Return rewards to add to returns of this shape: float64 [N, *R], not rounded to the column's float32."""
-        if type(reward) is float and shape == (1,):
-            return reward
         try:
             return np.asarray(reward, np.float64).reshape(shape)
         except (TypeError, ValueError) as error:

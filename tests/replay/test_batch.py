@@ -243,6 +243,13 @@ def test_what_is_kept_is_bounded() -> None:
     assert _core.spare_bytes() <= MAX_SPARE  # the memory goes back to the system
 
 
+def test_the_longest_unused_memory_goes_back_first() -> None:
+    for sixteenths in (15, 8, 4, 6):  # the first array drives out all blocks before it, and the last the array of 8
+        array = _core.empty((MAX_SPARE // 16 * sixteenths,), BYTE)
+        del array
+    assert _core.spare_bytes() == pytest.approx(MAX_SPARE // 16 * (4 + 6), abs=LARGE // 2)
+
+
 def test_a_batch_takes_the_memory_of_the_one_before() -> None:
     schema = memoire.Schema({"obs": memoire.Column("uint8", (84, 84), "state"), "reward": np.float32})
     buffer = memoire.Buffer(schema, 100, frame_stack=4, seed=0)

@@ -112,6 +112,8 @@ def test_a_step_of_another_number_of_environments_gets_advice() -> None:
     )
     assert THREE.advice(np.zeros((3, 2)), flags, flags, flags, np.zeros((3, 2))) == ""
     assert THREE.advice(np.zeros(7), flags, flags, flags, np.zeros(7)) == ""
+    for other in (np.zeros(3), np.zeros((3, 3)), np.zeros((1, 3, 2))):  # not the observations of several environments
+        assert ONE.advice(other, 0.0, False, False, other) == ""
     assert ONE.advice(object(), 0, 0, 0, object()) == ""
     assert StepConverter(NESTED, 2).advice({}, 0, 0, 0, {}) == ""
 

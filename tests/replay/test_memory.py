@@ -152,6 +152,21 @@ def test_what_was_overwritten_is_stale():
     assert memory.gather([]).steps.shape == (0,)
 
 
+def test_a_memory_of_one_entry_holds_the_newest():
+    memory = filled(Memory(SEVEN, 1), entry, episodes=3, length=1, terminated=True)
+    memory.update_priorities([2], [7.0])
+    assert memory.sample(4).gathered.ids.tolist() == [2] * 4 and memory.num_positive == 1
+
+
+def test_entries_count_as_replaced_for_longer_than_the_time_that_has_passed():
+    memory = Memory(SEVEN, 10)
+    memory.set_clock(108.0)
+    filled(memory, entry, episodes=3, length=5)
+    memory.set_clock(112.0)
+    counts = [memory.count_replaced([-1, 3, 4, 13], seconds) for seconds in (3.0, 4.0, 5.0)]
+    assert counts == [3, 1, 1], "more than so many seconds ago; an entry of another memory counts always"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_td_error_that_is_not_finite_is_named_and_nothing_applied(bad):
     memory = memory_of()
@@ -270,6 +285,7 @@ def test_windows_and_copies_say_the_same_as_gather():
     memory.configure(next=SEVEN.names)
     windows = memory.draw_windows(64)
     got = memory.gather(windows.numbers)
+    assert memory.gather([memory.generated - 1]).next["value"].item() == 4.0, "the final state's value"
     sums = (windows.total_weight, windows.num_positive, windows.min_weight)
     assert sums == memory.sums()
     np.testing.assert_allclose(windows.weights, memory.weights(windows.numbers))

@@ -249,6 +249,14 @@ def test_endless_episodes_are_cut_with_their_true_next_state() -> None:
     assert hand.observer.episodes == [(2, 3, 1.5), (0, 11, 5.5), (1, 11, 5.5), (2, 8, 4.0)]
 
 
+def test_an_episode_that_is_abandoned_adds_nothing_to_the_return_of_the_next() -> None:
+    hand = Hand()
+    hand.step()
+    hand.writer.reset(hand.obs)
+    hand.step(terminal=[0, 1, 2])
+    assert hand.observer.episodes == [(0, 1, 0.5), (1, 1, 0.5), (2, 1, 0.5)]
+
+
 def test_longest_can_be_set_between_steps() -> None:
     hand = Hand()
     assert hand.writer.longest == 1000 // 6

@@ -323,6 +323,24 @@ def test_the_first_step_after_a_restart_keeps_where_it_ended_whatever_the_enviro
     assert other.sample(200).next_obs.max() == buffer.sample(200).next_obs.max() == 6.0
 
 
+def test_an_episode_shorter_than_new_windows_goes_on_after_a_restart():
+    buffer = plain()
+    kept = steps_of(buffer, 2)
+    buffer.configure(multi_step=3)
+    other = copy.copy(buffer)
+    for writer in (kept, other.writer(resume=True)):
+        one_step(writer, 2), one_step(writer, 3), one_step(writer, 4)
+    assert other.memory.num_positive == buffer.memory.num_positive == 2
+
+
+def test_a_lane_whose_next_entry_would_lie_before_its_page_is_refused():
+    buffer = plain()
+    one_step(steps_of(buffer, 3), 3, ends=True)
+    buffer.memory.contents()["lanes"]["offset"] = -1
+    with pytest.raises(DataError, match="invalid layout"):
+        copy.copy(buffer)
+
+
 def test_writers_that_share_a_lane_are_refused():
     buffer = plain()
     kept = [steps_of(buffer, 3), steps_of(buffer, 3)]
@@ -465,6 +483,7 @@ def test_a_fork_of_a_resumed_buffer_writes_nothing_and_holds_nothing(tmp_path):
     [
         ({"capacity": 50}, "capacity=50 cannot be combined with resume=True: the saved capacity is 100"),
         ({"alpha": 3}, "takes no 'alpha'"),
+        ({"min_size": 101}, "min_size must be at most the capacity, 100 entries"),
     ],
 )
 def test_a_buffer_that_cannot_be_resumed_so_is_not_locked(tmp_path, changes, text):

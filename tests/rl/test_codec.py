@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from msgspec.msgpack import Ext
 
 from memoire import Reader, Server, connect
 from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, ParameterError, WrongType
@@ -339,6 +340,13 @@ values = st.recursive(
 @given(values)
 def test_plain_values_come_back_with_their_types(value: Any) -> None:
     assert same(unpack_of_envelope(pack_of_envelope(value)), value)
+
+
+def test_values_of_ones_own_travel_as_extensions() -> None:
+    body = pack_of_envelope([1j, "text"], other=lambda value: Ext(9, b"i") if value == 1j else value)
+    assert unpack_of_envelope(body, other=lambda code, data: (code, bytes(data))) == [(9, b"i"), "text"]
+    with pytest.raises(DataError, match="unknown MessagePack extension 9"):
+        unpack_of_envelope(body)
 
 
 @given(st.binary(max_size=200))

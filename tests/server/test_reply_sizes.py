@@ -285,7 +285,7 @@ FORMS = {
 
 
 def server_with(form):
-    """Return a server with 60 entries of 3 clients in one of the forms, and its pool."""
+    """Return a server with 20 or 30 entries of each of 3 clients in one of the forms, and its pool."""
     schema, facts = FORMS[form]
     storage, body, pack = "episodes", messages.EpisodePush(cut=True), episode_of
     if form.startswith("caches"):
@@ -301,12 +301,12 @@ def server_with(form):
 
 
 def caches_of(pool):
-    memory = Memory(pool.schema, 20, pool.parameters, seed=1)
+    memory = Memory(pool.schema, 30, pool.parameters, seed=1)
     memory.open(0)
-    for step in range(20):
+    for step in range(30):
         memory.add(0, (np.full(step % 7, step, np.float32), 1.0) if pool.schema.ragged else (np.full(3, step), 1, 1.0))
     memory.close(0)
-    return [containers.build(memory, now=0.0) for _ in range(2)]
+    return [containers.build(memory, now=0.0) for _ in range(3)]
 
 
 def episode_of(pool):

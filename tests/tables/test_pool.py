@@ -128,7 +128,8 @@ def check_row(gathered: Any, row: int, one: Any, j: int) -> None:
 
 
 def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
-    pool, by_number = pool_of([17, 40, 3], STACKED, clock=Clock()), {}
+    pool, by_number = pool_of([17, 40, 3], STACKED, clock=(clock := Clock())), {}
+    clock.now += 8.0
     for i, count in enumerate([17, 40, 3]):
         for first in range(0, count, 5):
             numbers = np.arange(first, min(first + 5, count))
@@ -145,7 +146,7 @@ def test_every_sample_comes_out_exactly_once_and_as_it_was() -> None:
             seen.add(key)
             one, j = by_number[key]
             check_row(gathered, row, one, j)
-            assert gathered.age[row] == one.block(Part.AGE)[j]
+            assert gathered.age[row] == one.block(Part.AGE)[j] + np.float32(8.0), "the time in the pool counts"
     assert len(seen) == 60
     assert pool.stats().unused == pool.stats().caches == pool.stats().bytes == 0
 
@@ -473,6 +474,14 @@ def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
         taken(pool, b"r" * 16, {name(0): 2**32 - 1})
 
 
+def test_each_client_is_named_once_in_what_a_reader_takes() -> None:
+    wanted = {name(0): 3, name(1): 1, name(2): 2, name(3 << 64): 3, name(4 << 64): 2}  # the ids differ in either half
+    pool = Pool(SCHEMA, PLAIN, seed=1)
+    for client_id, count in wanted.items():
+        pool.add(client_id, 1, made(count))
+    assert bytes(taken(pool, b"r" * 16, wanted).part(Part.OWNERS)) == b"".join(wanted)
+
+
 def test_a_frame_is_packed_once_for_a_reader() -> None:
     pool = pool_of([5], STACKED)
     pool.reserve(b"r" * 16, 100)
@@ -613,6 +622,13 @@ def test_a_plan_is_the_slow_one(sums_of_servers, samples, fraction):
     assert sum(asked.values()) == samples and asked.keys() == chosen.asked.keys()
     for who, pi in share.items():
         assert abs(asked.get(who, 0) - samples * pi) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("facts", [{"total_weight": 0.0}, {"positives": 0}, {"reserved": 0}])
+def test_a_client_without_weight_or_entries_or_samples_is_asked_for_nothing(facts):
+    chosen = plan([packed([client(0), client(1, **facts)])], 8, 0.5)
+    assert chosen.asked == {name(0): (1.0, 7.0)} and chosen.population == 7.0
+    assert chosen.left_out == (0.0 if "total_weight" in facts else 0.5)
 
 
 def test_a_plan_takes_rows_of_sums_and_nothing_else():

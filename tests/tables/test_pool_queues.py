@@ -13,7 +13,7 @@ from memoire.limits import Limits
 from memoire.tables.base import SavedRecord
 from memoire.tables.caches.inspection import CacheRecord, ClientRecord
 from memoire.tables.caches.pool import Pool
-from memoire.tables.caches.queues import DRAWING_TIMEOUT, MAX_READERS, SHORTAGE_TIMEOUT, Demand
+from memoire.tables.caches.queues import DRAWING_TIMEOUT, MAX_READERS, SHORTAGE_TIMEOUT, STOCK_TIME, Demand
 from memoire.wire import containers
 from memoire.wire.layout import layout_of
 from memoire.wire.rows import CLIENT_COUNTS
@@ -118,11 +118,21 @@ def test_a_client_known_from_a_snapshot_alone_stays_or_counts_as_heard_now() -> 
     for stays, heard in ((True, math.inf), (False, 50.0)):
         again = Pool(SCHEMA, PLAIN, clock=clock)
         again.put_record(saved_record(cache, client, stays=stays))
+        assert not again.is_untouched
         assert again.clients[name(0)].heard == heard
     clock.now = 60.0
     again.record_contact(name(0))
     again.put_record(saved_record(cache, client))
     assert again.clients[name(0)].heard == 60.0, "an actor of its own was heard"
+
+
+@pytest.mark.parametrize("facts", [{"left": b"abc"}, {"left": b"\4\0\0\0"}, {"times": bytes(4)}, {"positives": 0.5}])
+def test_a_saved_cache_whose_remaining_samples_cannot_be_is_refused(facts: dict[str, Any]) -> None:
+    (client, _), (_, payload) = walked(1)[0].records()
+    body, pool = CacheRecord(samples=4, **({"left": bytes(4)} | facts)), Pool(SCHEMA, PLAIN)
+    with pytest.raises(ProtocolError) as caught:
+        pool.put_record(SavedRecord(body, bytes(payload), client, True, False, Limits()))
+    assert caught.value.code == "container" and pool.stats().caches == 0
 
 
 # --- The queues never draw samples that are too old or used up, and weight other samples correctly
@@ -244,6 +254,13 @@ def test_a_stock_has_two_caches_at_least_and_a_part_of_four_large_draws():
     for _ in range(1000):
         demand.record_draw(10, 10.0)
     assert room(demand, 0, stock=1) == 128, "a large one is forgotten"
+
+
+def test_a_stock_lasts_half_a_second_as_soon_as_draws_have_been_fast_for_a_third_of_one():
+    demand = drawing(10)
+    for number in range(1, 31):
+        demand.record_draw(200, 10.0 + number / 100)
+    assert room(demand, 0, stock=1, now=10.3) == pytest.approx(20_000 * STOCK_TIME / 4, rel=0.1)
 
 
 def demand_pool(parameters=PARAMETERS):

@@ -374,6 +374,15 @@ def test_feedback_goes_to_each_client_by_its_own_numbers() -> None:
         containers.read_feedback(containers.pack_feedback(SCHEMA, ids, np.full(5, np.nan, np.float32)), SCHEMA)
 
 
+@pytest.mark.parametrize("clients", [32, 33, 70])
+def test_samples_of_any_number_of_clients_are_grouped_by_client(clients: int) -> None:
+    ids = np.zeros(3 * clients, batch.ID)
+    ids["client"][:, 1] = np.arange(3 * clients)[::-1] % clients
+    order, begins = batch.grouped_by_client(ids)
+    assert ids["client"][order, 1].tolist() == np.repeat(np.arange(clients), 3).tolist()
+    assert begins.tolist() == list(range(0, 3 * clients, 3)) and (np.diff(order.reshape(-1, 3)) > 0).all()
+
+
 def test_the_page_names_every_part_and_kind() -> None:
     page = (VECTORS.parent.parent / "docs" / "development" / "wire.md").read_text(encoding="utf-8")
     for part in Part:

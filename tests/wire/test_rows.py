@@ -179,3 +179,11 @@ def test_rows_out_of_many_are_packed_as_if_they_were_alone(rows, before, behind)
 def test_a_form_refuses_columns_that_it_could_not_compare(begin, dtype, shape):
     with pytest.raises(ValueError, match="column 'obs'"):
         RowForm(bytes(16), [("obs", begin, np.dtype(dtype), shape, True)])
+
+
+@pytest.mark.parametrize("place", range(16))
+def test_a_form_takes_containers_that_differ_in_the_values_alone(place):
+    form = RowForm(bytes(16), [("obs", 4, np.dtype("<u2"), (2,), True)])
+    assert form.unpack(bytes(16))["obs"].tolist() == [0, 0]
+    payload = bytes(place) + b"\1" + bytes(15 - place)
+    assert (form.unpack(payload) is not None) == (4 <= place < 8)

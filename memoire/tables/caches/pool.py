@@ -262,7 +262,7 @@ class Pool(
         if most_age is None and most_lag is None:
             return
         oldest = -math.inf if most_age is None else now - most_age
-        model = -(1 << 62) if most_lag is None else self._newest_model - most_lag
+        model = 0 if most_lag is None else self._newest_model - most_lag
         self._counts.passed_over += self.held.pass_over(oldest, model)
 
     def check_parameters(self, parameters: Parameters) -> None:
