@@ -89,7 +89,7 @@ class ClusterOrders(RemoteNode):
         # The request names no run: each server finishes the run that the server counts.
         end = messages.Control(finish=True)
         answers = self._control(end, deadline, None)
-        have_met = self._monitor.wait(lambda: not self._directory.unmet(), max(0.0, deadline - self._monitor.now()))
+        have_met = self._monitor.wait(lambda: not self._directory.unmet(), deadline - self._monitor.now())
         if have_met and self._directory.servers.keys() - answers.keys():
             answers = self._control(end, deadline, None)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]

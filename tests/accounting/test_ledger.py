@@ -62,6 +62,8 @@ def test_the_newest_message_describes_the_memory_and_an_older_one_changes_nothin
     ledger.report(CLIENTS[0], 4, Update(total_weight=9.0, scalars={"x": 0.0}, episodes=3), now=2.0)
     report = ledger.find(CLIENTS[0]).report
     assert (report.total_weight, report.scalars, report.episodes) == (2.0, {"x": 1.0}, 3)
+    again = kept(ledger).find(CLIENTS[0])
+    assert (again.first_seen, again.last_seen) == (1.0, 2.0)
 
 
 def test_too_many_newcomers_at_once_have_to_wait_and_who_is_known_is_served():
@@ -99,6 +101,15 @@ def test_each_table_counts_its_own_clients_wherever_they_move_and_after_a_restar
         again.find(account.client)
     again.check_invariants()
     assert +again.present == +ledger.present - Counter(guest.table for guest in ledger.guests)
+
+
+def test_guests_expire_that_were_last_heard_before_a_moment_and_no_others():
+    ledger = Ledger()
+    for client, seen in zip(CLIENTS, (1.0, 2.0, 3.0), strict=True):
+        ledger.register_guest(client, seen)
+    ledger.expire(2.0)
+    assert [guest.client for guest in ledger.guests] == CLIENTS[1:]
+    ledger.check_invariants()
 
 
 def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():

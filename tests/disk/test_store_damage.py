@@ -87,6 +87,16 @@ def test_a_log_of_sqlite_that_was_removed_is_missed(folders, tmp_path):
         Store(tmp_path / "state", "home")
 
 
+def test_a_database_that_lacks_its_newest_transaction_is_refused(tmp_path):
+    with Keeper(tmp_path / "state") as keeper:
+        keeper.save(accounts=[account(CLIENTS[0], 1)])
+        shutil.copytree(tmp_path / "state", tmp_path / "former")
+        keeper.save(accounts=[account(CLIENTS[0], 2)])
+        shutil.copy(tmp_path / "state" / "committed", tmp_path / "former")
+    with pytest.raises(StateCorrupt, match="its last 1 transactions are missing"):
+        Store(tmp_path / "former", "home")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -116,6 +116,12 @@ def test_on_every_port_strangers_hear_nothing_and_are_counted(keys, context, tim
             until(lambda: server.total_caches == 2)
 
 
+def test_a_connection_that_ends_before_it_has_shown_a_key_is_counted_apart(server):
+    socket.create_connection(place(server.endpoint)).close()
+    until(lambda: (security := server.stats().security).hung_up or security.refused)
+    assert server.stats().security.hung_up == 1 and not refused(server)
+
+
 def test_a_wrong_key_is_told_apart_from_a_wrong_address(server, keys, context, times):
     times(second_key=0.05)
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import threading
 
 import numpy as np
@@ -16,7 +17,7 @@ from memoire.models import fetching as fetcher
 from memoire.models import topics as received
 from memoire.models.fetching import CompleteModel, TopicFetcher
 from memoire.models.model import LEASE, MAX_TOPICS, SMALL_BYTES, ModelAssembly, ModelStore, chunk_of, make, notice_of
-from memoire.models.tensors import ITEM_BYTES, MAX_ARRAYS, Array, check_fit, pack, unpack
+from memoire.models.tensors import ITEM_BYTES, MAX_ARRAYS, Array, check_fit, facts_of, pack, unpack, with_facts
 from memoire.models.topics import UNHEARD_TIMEOUT, ReceivedModels, SubscriptionWatch
 from memoire.wire import _bytes, messages
 from memoire.wire.frames import encode, parse, parse_notice, reply
@@ -166,7 +167,8 @@ def test_a_small_body_is_in_its_notice_and_not_in_the_repetitions():
 
 
 def array(dtype="F32", shape=(2, 3), fill=1):
-    size = int(np.prod(shape)) * ITEM_BYTES[dtype]
+    bits = int(re.search("[0-9]+", f"{dtype} 8")[0])  # BOOL, which names no number, has 8
+    size = int(np.prod(shape)) * bits // 8
     return Array(dtype, shape, memoryview(bytes([fill]) * size))
 
 
@@ -203,6 +205,13 @@ def test_a_body_is_what_safetensors_describes():
     size = int.from_bytes(packed[:8], "little")
     assert json.loads(packed[8 : 8 + size]) == {"w": fact(), "b": fact("BF16", (2,), (24, 28))}
     assert (8 + size) % 64 == 0 and packed[8 + size :] == b"\7" * 24 + b"\3" * 4
+    assert list(unpack(pack({dtype: array(dtype) for dtype in ITEM_BYTES}))) == list(ITEM_BYTES)
+
+
+def test_facts_lie_beside_the_arrays_and_come_back():
+    packed, facts = pack({"w": array(fill=7)}), {"made by": "a test"}
+    assert facts_of(packed) == {} and facts_of(with_facts(packed, facts)) == facts
+    assert bytes(unpack(with_facts(packed, facts))["w"].data) == b"\7" * 24
 
 
 @settings(max_examples=60)

@@ -92,6 +92,13 @@ def test_a_request_that_the_gate_refuses_is_counted_there_and_here(probe):
     assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
+def test_of_many_refusals_each_is_counted_and_one_is_logged(probe, caplog):
+    for _ in range(3):
+        probe.gate.refuse("silent", "a detail")
+    assert probe.gate.refused == {"silent": 3} and "refused (silent, 1 so far)" in caplog.text
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("peer", "body", "code"),
     [
@@ -214,10 +221,17 @@ def test_what_has_no_room_waits_and_goes_out_in_order(cluster):
 
 def test_beyond_all_bytes_the_connection_that_is_stuck_for_longest_loses_its_oldest(cluster):
     crowded = Crowded(cluster, 2, all_bytes=39)
-    crowded.send(0, *range(4))
+    crowded.send(0, *range(5))
     crowded.send(1, *range(4))
-    assert (len(crowded.queues), crowded.queues.dropped) == (3, 1)
-    assert (crowded.hear(0, 3), crowded.hear(1, 4)) == ([0, 1, 3], [0, 1, 2, 3])
+    assert (len(crowded.queues), crowded.queues.dropped) == (3, 2)
+    assert (crowded.hear(0, 3), crowded.hear(1, 4)) == ([0, 1, 4], [0, 1, 2, 3])
+
+
+def test_a_message_that_alone_is_beyond_all_bytes_waits(cluster):
+    crowded = Crowded(cluster, 1, all_bytes=12)
+    crowded.send(0, *range(3))
+    assert (len(crowded.queues), crowded.queues.dropped) == (1, 0)
+    assert crowded.hear(0, 3) == [0, 1, 2]
 
 
 def way_to(cluster, server, through):

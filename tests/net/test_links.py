@@ -402,6 +402,13 @@ def test_a_cluster_may_have_addresses_of_ipv6_only(cluster):
     assert cluster.reader([proxy]).totals().totals.episodes == 1
 
 
+def test_a_poller_lets_go_of_what_it_has_dropped(poller):
+    owned = poller.add(Mock(), reading=False)
+    poller.drop(owned)
+    poller.close()
+    owned.close.assert_called_once_with(0)
+
+
 # --- Names are resolved in the background, once, and without a delay of other names
 
 
@@ -416,6 +423,11 @@ def book_of_names():
 def test_a_name_without_addresses_says_why(book_of_names, host):
     names = NameResolver(book_of_names)
     assert ("Name or service not known" in names.trouble(host, 10.0)) == bool(host)
+
+
+def test_an_answer_that_is_still_fresh_is_not_asked_for_again(book_of_names):
+    names = NameResolver(book_of_names)
+    assert [names.trouble("proxy", 10.0) for _ in range(3)] == [""] * 3 and book_of_names.asked == ["proxy"]
 
 
 def test_what_is_remembered_is_bounded(book_of_names):
@@ -466,6 +478,8 @@ def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_
     calls.sent(after, 2.5)
     calls.lost(2.0, now=3.0)
     assert calls.due(3.0) == [before]
+    calls.sent(before, 3.0)
+    assert calls.resends == 1
 
 
 # --- The feed of a node: published messages arrive whole, and the feed counts damaged messages

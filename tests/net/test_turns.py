@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,16 +12,20 @@ from memoire.errors import Closed, ForkedError, Refused
 from memoire.inference.io_asking import TURN_INTERVAL, LentWorker
 from memoire.inference.policy import RemotePolicy
 from memoire.net import process
+from memoire.net import thread as nodes
 from memoire.net.thread import (
+    EXIT_TIMEOUT,
     RUNNABLE_TIMEOUT,
     SLOW_TIMEOUT,
     STUCK_TIMEOUT,
+    TOTAL_EXIT_TIMEOUT,
     Forked,
     NodeLock,
     ProgressMonitor,
     waited_for_cores,
 )
 from netkit import in_thread, until
+from poolkit import Clock
 
 PATIENCE = 20.0
 
@@ -280,3 +285,17 @@ def test_a_node_of_any_class_is_left_to_the_parent(kind):
     assert isinstance(node, kind) and node.closed and not node.close() and "forked from process" in repr(node)
     with pytest.raises(ForkedError, match=kind.CALLED):
         node.stats()
+
+
+def test_any_number_of_nodes_that_hang_lets_a_program_end_within_two_seconds(monkeypatch):
+    clock, timeouts = Clock(), []
+
+    def hang(timeout):
+        clock.now += timeout
+        timeouts.append(timeout)
+
+    monkeypatch.setattr(nodes, "_nodes", [Mock(CLOSED_AT_EXIT=0, close=hang) for _ in range(100)])
+    monkeypatch.setattr(nodes, "time", Mock(monotonic=clock))
+    monkeypatch.setattr(process, "pass_over_in_threads", lambda error: None)
+    nodes._close_all()
+    assert len(timeouts) == 100 and sum(timeouts) == TOTAL_EXIT_TIMEOUT and max(timeouts) <= EXIT_TIMEOUT

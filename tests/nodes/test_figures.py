@@ -24,6 +24,8 @@ from memoire.figures import (
     total,
     within,
 )
+from memoire.server.stats import RecentEpisodes
+from memoire.tables.inspection import SampleFreshness
 
 ANSWERS = counter("answers", "Answers", "Answers, by outcome.", label="outcome")
 
@@ -117,6 +119,13 @@ def test_parts_add_up_as_their_figures_say() -> None:
     assert both.times == {"A": timing(3.0, 4), "B": timing(4.0, 2)}
     assert (both.trouble, both.people, both.topics) == ("no disk", ["ann", "bob", "cid"], {"topic-000": 9})
     assert both.far == Part("f", 1)
+
+
+def test_figures_of_several_nodes_are_those_of_all_episodes_and_of_the_worst_batch() -> None:
+    one = RecentEpisodes(1, return_mean=2.0, length_mean=10.0)
+    both = total(RecentEpisodes, [one, RecentEpisodes(3, return_mean=6.0, length_mean=50.0)])
+    assert (both.return_mean, both.length_mean) == (5.0, 40.0)
+    assert total(SampleFreshness, [SampleFreshness(effective=0.9), SampleFreshness(effective=0.4)]).effective == 0.4
 
 
 def test_a_part_of_an_older_version_adds_nothing_to_what_it_does_not_know() -> None:

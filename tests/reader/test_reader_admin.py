@@ -178,6 +178,7 @@ def test_the_end_is_told_to_servers_that_are_met_meanwhile(caplog):
     address.unmet = ("tcp://b",)
     admin.finish(3.0)
     assert "did not answer within 3.0 s: 'tcp://b'" in caplog.text and [name for name, *_ in thread.sent] == ["a"]
+    assert thread.monitor.now() == 103.0
     caplog.clear()
 
     def met(is_done, patience):

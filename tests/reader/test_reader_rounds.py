@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from memoire.errors import MemoireTimeout, ParameterError, Refused
 from memoire.reader.directory import NOTHING, Address, RemoteServer, ServerStock
+from memoire.reader.io import ReaderThread
 from memoire.reader.rounds import (
     CALM_TAKES,
     MAX_AHEAD,
@@ -209,6 +211,15 @@ def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
     assert len(world.run(2)) == 2
 
 
+def test_a_call_that_waits_for_a_batch_hears_of_its_error_at_once():
+    world, thread = two(), Mock()
+    thread.rounds, thread.prefetch, thread.monitor.changed = world.rounds, world.prefetch, MagicMock()
+    thread.monitor.now.return_value = world.now
+    world.turn()
+    ReaderThread._answered(thread, world.begin()[0], refused("too_large"))
+    assert thread.monitor.changed.notify_all.called
+
+
 def test_batches_of_a_former_size_and_those_on_their_way_make_others():
     world = two(ahead=2)
     world.turn()
@@ -344,6 +355,7 @@ def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, dep
         queue.starve()
         queue.begin(1 << 20)
     assert (queue.depth, queue.round) == (depth, rounds)
+    assert (queue.begin(8), queue.begin(16)) == (1, rounds), "no more than there are samples for"
 
 
 @pytest.mark.parametrize("parameters", [LIMITED, LIMITED.replace(samples_per_insert_tolerance=300.0)])

@@ -58,6 +58,8 @@ def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
     assert admitted == set(names.split())
     assert Keys(keys_folder, "server").peer(Keys(keys_folder, "actor").own.public) == Peer("actor", "actors")
     assert not Keys(keys_folder / "actor").authorized
+    (keys_folder / "actor" / "server.pub").unlink()
+    assert Keys(keys_folder, "actor").servers == ()
 
 
 def test_a_key_survives_its_text_and_never_shows_its_secret_half():
