@@ -212,6 +212,8 @@ TIMES = {
     "reader_hello": ("memoire.reader.directory.HELLO_INTERVAL",),
     "unheard": ("memoire.models.topics.UNHEARD_TIMEOUT",),
     "lookup": ("memoire.cli.drain.LOOKUP_TIMEOUT",),
+    "unreported": ("memoire.server.io_requests.UNREPORTED_TIMEOUT",),
+    "client_end": ("memoire.client.client.END_TIMEOUT",),
     "log_flush": ("memoire.disk.logs.LOG_FLUSH_INTERVAL",),
     "thread_idle": ("memoire.net.thread.IDLE_INTERVAL",),
     "thread_runnable": ("memoire.net.thread.RUNNABLE_TIMEOUT",),

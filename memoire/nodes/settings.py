@@ -275,8 +275,6 @@ def _resolve(
 def _fill(command: Command, action: argparse.Action, value: Any) -> None:
     """Make the value the option's default, so that the command line need not set the option."""
     action.default, action.required = value, False
-    if action.nargs == "+" and not action.option_strings:
-        action.nargs = "*"
     for group, members in command.alternatives:
         if action in members:
             group.required = False

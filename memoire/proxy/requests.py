@@ -95,9 +95,8 @@ class ModelCache:
         model = self.store.serve(fetch.topic, fetch.version, stretch_of(fetch, self._limits))
         if model is None:
             return None
-        source = self._sources.get(fetch.topic)
-        home, epoch = (0, 0) if source is None else (source.home, source.epoch)
-        chunk, payload = chunk_of(model, fetch, self._limits, home=home, epoch=epoch)
+        source = self._sources[fetch.topic]
+        chunk, payload = chunk_of(model, fetch, self._limits, home=source.home, epoch=source.epoch)
         return frames.reply(header, chunk, payload=payload, **known_checksum(chunk, payload))
 
     def hold(self, request: EnvelopedRequest, header: MessageHeader, fetch: messages.Fetch, now: float) -> bool:

@@ -3,6 +3,7 @@
 import math
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,6 +96,14 @@ def test_samples_follow_the_priorities_and_carry_the_notebooks_weights(stratifie
     assert [t.action for t in samples["transitions"][:50]] == list(samples["indexes"][:50])
 
 
+def test_stratified_samples_exist_also_for_the_largest_random_numbers():
+    buffer = PrioritizedReplayBuffer(4, 1.0, stratified=True)
+    buffer.extend("abcd")
+    largest = SimpleNamespace(random=lambda size: np.full(size, np.nextafter(1.0, 0.0)), shuffle=lambda values: None)
+    buffer.__setstate__(buffer.__getstate__() | {"_rng": largest})
+    assert buffer.sample(4, 0.5)["transitions"][-1] == "d"
+
+
 def test_of_duplicates_the_last_counts_and_handles_of_what_was_overwritten_are_dropped():
     buffer = PrioritizedReplayBuffer(3, 1.0, seed=0)
     buffer.extend("abc")
@@ -120,7 +129,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         with pytest.raises(ParameterError, match="priorities"):
             buffer.update_priorities([0, 1], priorities)
     for slots in ([0, 2], [-1, 0], [0.5, 1.0]):
-        with pytest.raises(ParameterError, match="indexes"):
+        with pytest.raises(ParameterError, match="^indexes must be"):
             buffer.update_priorities(slots, [3.0, 3.0])
     assert (buffer.priority_sum(), buffer.max_priority) == (2.0, 1.0)
     for size, beta in ((0, 0.5), (True, 0.5), (1, -0.1), (1, 1.1), (1, math.nan)):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from memoire._core import at_once
 from memoire.accounting.account import Account
-from memoire.client.counts import MAX_HOMES, AccountWindows, PushWindow, RunCounts
+from memoire.client.counts import MAX_HOMES, AccountWindows, LineOutbox, PushWindow, RunCounts
 from memoire.wire.rows import MAX_RETURN
 
 pytestmark = pytest.mark.usefixtures("without_io")
@@ -232,3 +232,10 @@ def test_a_late_answer_takes_nothing_back():
     window.answered(1, 10, 0, {}, asked_at=0.5)
     assert (window.accepted_caches, window.received_caches, window.rejected) == (2, 3, {"size": 1})
     window.check_invariants()
+
+
+@pytest.mark.parametrize(("text", "sent"), [("12345678", "12345678"), ("123456789", "12345..."), ("ééééé", "éé...")])
+def test_a_line_that_is_too_long_is_cut_at_the_end_of_a_character(text, sent):
+    outbox = LineOutbox(most_lines=1, most_bytes=1, line_bytes=8)
+    assert outbox.add(text, 7, 0.0) == 1
+    assert [line.text for line in outbox.waiting(1, 100)] == [sent]

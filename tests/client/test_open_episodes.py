@@ -138,6 +138,16 @@ def test_a_client_that_cannot_store_what_is_open_says_so(cluster, caplog):
 
 
 @pytest.mark.slow
+def test_a_client_whose_thread_does_not_end_in_time_says_so(cluster, times, caplog):
+    times(client_end=0.05)
+    client, go_on = cluster.client(cluster.server()), threading.Event()
+    client._io.worker.post(lambda: go_on.wait(DEADLINE))
+    is_delivered = client.close(0.05)
+    go_on.set()
+    assert not is_delivered and "its thread did not end in time" in caplog.text
+
+
+@pytest.mark.slow
 def test_a_kind_of_table_that_actors_cannot_fill_is_refused_by_name():
     with pytest.raises(
         ParameterError, match=r"storage must be one of 'caches', 'episodes', 'rollouts'.* got 'prompts'"

@@ -69,6 +69,7 @@ def test_the_agent_of_tmrl_0_7_learns_by_any_actor_and_values_and_keeps_its_step
     actor = agent.get_actor()
     assert isinstance(actor.net[1], torch.nn.Tanh) and actor(obs, with_logprob=False)[1] is None
     assert actions.contains(actor.act(tuple(each[:1] for each in obs), test=True))
+    assert not torch.equal(actor(obs)[0], actor(obs)[0]), "outside of tests, actions are random"
     with pytest.raises(ParameterError, match="did you mean 'adam'"):
         SpinupSacAgent(spaces, actions, optimizer_actor="adm")
     with pytest.raises(ParameterError, match="no betas"):

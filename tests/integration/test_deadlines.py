@@ -391,3 +391,15 @@ def test_a_close_waits_no_longer_than_it_may_for_another_close(alone):
     alone.way.drop = 0.0
     first_close.join(LONG)
     assert box == {"value": True}
+
+
+def test_a_server_waits_for_clients_that_have_not_heard_of_the_end_no_longer_than_it_may(cluster, times):
+    times(unreported=LONG)
+    server = cluster.server()
+    way = cluster.way(server, drop=0.0, double=0.0)
+    cluster.client(way.endpoint)
+    way.drop = 1.0
+    server.finish()
+    closing, _ = in_thread(server.close, TIMEOUT)
+    closing.join(LATE)
+    assert not closing.is_alive()

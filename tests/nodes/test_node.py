@@ -89,6 +89,9 @@ def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
         assert row["returns_mean"] == 20.0
         gone = row["accepted_caches"] + sum(row["rejected"].values()) + row["lost_caches"]
         assert row["pushed_caches"] == gone + row["in_flight_caches"] == 1
+        figures = ask(pages)[2]["stats"]
+        assert (figures["presence"], figures["restored"]) == ({"active": 1, "silent": 0, "gone": 0}, 0)
+    assert ask(pages)[2]["stats"]["presence"] == {"active": 0, "silent": 0, "gone": 1}
 
 
 def test_a_ledger_is_handed_out_as_it_is_for_whoever_merges_several(server, pages):

@@ -1,6 +1,7 @@
 """Tests of the output of launched processes: behind their names on the terminal, and in files."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from memoire.cli import main
 from memoire.errors import ChildDied, JobFailed, ParameterError, Refused
 from memoire.nodes import settings
 from memoire.nodes import supervision as output
@@ -91,6 +93,23 @@ def test_a_command_whose_output_cannot_be_written_says_so_and_fails():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 1
     assert done.stderr == "memoire: the output cannot be written: No space left on device\n"
+
+
+class Failing(io.FileIO):
+    """File in which no more can be written after an error."""
+
+    def write(self, data):
+        raise self.error
+
+
+@pytest.mark.parametrize(("number", "file"), [(errno.ENOSPC, None), (errno.ENOSPC, "a.txt"), (errno.EBADF, None)])
+def test_a_command_names_what_cannot_be_written_and_hides_no_other_error(number, file, tmp_path, capsys):
+    with Failing(tmp_path / "shown", "w") as shown, contextlib.redirect_stdout(shown):
+        shown.error = OSError(number, "No space", file)
+        with pytest.raises(OSError) if number == errno.EBADF else contextlib.nullcontext():
+            assert main.main(["plan", "--actors", "3"]) == 1
+            assert os.path.samestat(os.fstat(shown.fileno()), os.stat(os.devnull)) == (file is None)
+            assert capsys.readouterr().err == f"memoire: {file or 'the output'} cannot be written: No space\n"
 
 
 def lines_of(*pieces: bytes) -> list[bytes]:

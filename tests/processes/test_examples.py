@@ -235,6 +235,7 @@ def test_the_demo_learns_to_balance_the_pole() -> None:
     summary = SUMMARY.search(output)
     assert summary is not None, output
     assert float(summary[2]) > 195.0
+    assert "dashboard ended" not in output
     assert "the counts of the actors equal those of the servers, and sum to the cluster's totals" in output
     totals = [line.split() for line in output.splitlines() if re.match(r"  ([0-9a-f]{32}|cluster) ", line)]
     columns = np.array([[int(number.replace(",", "")) for number in row[1:]] for row in totals])

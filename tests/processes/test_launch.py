@@ -94,13 +94,14 @@ def test_a_supervised_child_that_cannot_start_any_more_ends_the_others(times: Ca
     with Launcher(say=lines.append) as launcher:
         child = start(launcher, "ready", "wait")
         launcher.await_ready([child])
-        launcher.supervise([child])
+        launcher.supervise([child], lambda facts: (f"first-was-{facts['pid']}",))
         child.command = ("launched_child", "die-early")
         os.kill(child.process.pid, signal.SIGKILL)
         with pytest.raises(ChildDied, match="child-0 ended with status 3"):
             while launcher.pump(60.0):
                 pass
     assert len(lines) == MAX_FAILED_STARTS
+    assert child.next_command[-1].startswith("first-was-")
     assert lines[1].endswith("(its last output: so I leave)")
 
 
@@ -232,6 +233,14 @@ def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
         line.sendall(b"Finish!\n")
         assert process.wait(60.0) == 0
         assert "stopping" in process.stdout.read()
+
+
+def test_a_guarded_program_that_gets_sigterm_ends_with_the_status_of_that_signal() -> None:
+    code = "import signal; from memoire.nodes.supervision import guard; guard(); print('ready', flush=True)"
+    with program("-c", f"{code}; signal.pause()") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(60.0) == 128 + signal.SIGTERM
 
 
 HOLDER = textwrap.dedent("""

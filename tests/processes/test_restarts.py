@@ -106,7 +106,7 @@ def test_a_second_signal_ends_a_process_that_is_still_saying_goodbye(tmp_path: P
 
 PATIENT = """
 import sys, memoire.cli.main, memoire.server.io_requests
-memoire.server.io_requests.UNTOLD = 300.0  # it does not matter how long ago the client was heard
+memoire.server.io_requests.UNREPORTED_TIMEOUT = 300.0  # it does not matter how long ago the client was heard
 sys.exit(memoire.cli.main.main(sys.argv[1:]))
 """
 LISTENER = """

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from history.ports import address
 from memoire.errors import EndpointError, MemoireTimeout
 from memoire.keyed import messages as keyed
+from memoire.limits import Limits
 from memoire.net import sockets
 from memoire.net.poller import SendQueue
 from memoire.proxy.proxy import Proxy
@@ -177,6 +178,9 @@ def test_caches_for_a_server_that_takes_none_are_bounded_and_the_others_go_on(cl
     stuck.update(100.0)
     stats = stuck.stats()
     assert stats.pushed_bytes == stats.received_bytes + stats.lost_bytes + stats.in_flight_bytes
+    servers[0].close(0.2)
+    proxy.set_servers([servers[1].endpoint])
+    until(lambda: proxy.stats().homeless > 0)
 
 
 def _proxy_process(front, servers):
@@ -240,6 +244,18 @@ def test_models_are_handed_out_by_the_proxy_also_without_their_server(cluster, s
             continue  # the proxy assigned the client to the closed server
     late = next(client for client in clients if client.home == NAMES[1])
     assert late.model("policy").wait(100.0).body == body
+
+
+def test_a_proxy_fetches_the_rest_of_a_model_whose_first_part_came_late(cluster):
+    server = cluster.server()
+    way = cluster.way(server, drop=0.0, double=0.0)
+    proxy = cluster.proxy([way.endpoint], limits=Limits.of(resend_after=0.1, model_spread=0.01))
+    settled(proxy, servers=1)
+    way.drop = 1.0
+    server.publish("policy", bytes(2 << 20))
+    until(lambda: way.done["dropped"] > 0)
+    way.drop = 0.0
+    until(lambda: proxy.stats().models == {"policy": 1})
 
 
 def test_a_publisher_that_begins_anew_is_heard_through_proxies(cluster, tmp_path):

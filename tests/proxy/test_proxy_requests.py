@@ -145,6 +145,8 @@ def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
         hello = parse(step.request.message).body
         assert (hello.takes, hello.role, hello.name) == (passed_on, "actor", "me")
         assert world.requests.receivers.of(b"c" * 16) == ReplyLimits.of(passed_on)
+    introduction = parse(world.take(request(messages.Update(), home="a")).introduction[2:])
+    assert introduction.body.takes == passed_on and introduction.header.sequence == 0, "its reply answers no request"
 
 
 def test_a_request_for_a_server_that_is_not_here_is_refused_once_that_is_sure():

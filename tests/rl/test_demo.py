@@ -146,14 +146,16 @@ def test_a_goal_is_the_one_that_was_given_or_the_demos_or_the_environments_own(o
 
 
 @pytest.mark.parametrize(
-    ("own", "status", "words"), [(5, 0, "sum to"), (6, 1, "do not add up: actor a counted 6 steps")]
-)
-def test_the_end_says_whether_the_counts_add_up(capsys, monkeypatch, own, status, words):
+    ("own", "solved_after", "status", "words"),
+    [(5, 3.0, 0, "sum to"), (6, 3.0, 1, "do not add up: actor a counted 6 steps"),
+     (5, None, 1, "not solved: after 4.0 s the last 0 episodes returned nothing yet, and the goal is 195")],
+)  # fmt: skip
+def test_the_end_says_whether_goal_and_counts_are_right(capsys, monkeypatch, own, solved_after, status, words):
     monkeypatch.delenv("MAKELEVEL", raising=False)  # `make demo` sets MAKELEVEL
     run = demo.Demo(demo.DemoOptions(goal=195.0))
     run.progress = progress_of(report([], {"a": counts(5, 1, 2)}, steps=5, episodes=1, accepted_caches=2))
     run.own_counts = {"a": counts(own, 1, 2)}
-    run.progress.solved_after, run.solved_return = 3.0, 200.0
+    run.progress.solved_after, run.solved_return = solved_after, 200.0
     assert run._print_summary(True) == status
     output = capsys.readouterr().out
     assert words in output and output.endswith("memoire demo --keep\n")

@@ -16,7 +16,7 @@ from memoire.errors import Closed, CrcFailed, ParameterError
 from memoire.models.model import Model
 from memoire.nodes.http import NodePages
 from memoire.replay.parameters import Parameters
-from memoire.rl import RealTimeEnv, Work, partial
+from memoire.rl import Pipeline, RealTimeEnv, Work, partial, replay
 from memoire.rl.actors import ModelFollower
 from memoire.rl.codec import Codec
 from memoire.rl.samples import JOURNAL_FILES, MemoryExperience, Sample, SampleJournal, SampleTaker, columns_of
@@ -27,7 +27,7 @@ from memoire.tmrl.networking import RolloutWorker as PipelineWorker
 from memoire.tmrl.networking import Server, Trainer
 from memoire.tmrl.training_offline import TrainingOffline
 from netkit import in_thread, until
-from rlkit import Actor, Arm, Counter
+from rlkit import Actor, Arm, Counter, Numbered
 
 
 class Samples:
@@ -141,6 +141,12 @@ def test_models_are_published_by_time_too() -> None:
 def test_a_plan_that_cannot_be_is_refused(plan: Any, name: str, value: float) -> None:
     with pytest.raises(ParameterError, match=name):
         plan(**{name: value})
+
+
+def test_a_table_without_a_discount_has_the_default_one_of_its_agent() -> None:
+    spaces = {"env": Numbered, "policy": Actor, "agent": lambda gamma=0.7, **_: None}
+    pipeline = Pipeline(run="a", table=replay(100), work=Work(test_pause=0.0), **spaces)
+    assert pipeline.make_table().parameters.discount == (0.7,)
 
 
 @pytest.mark.parametrize(("sampler", "sent"), [(Uniform(), []), (Prioritized(0.6), [[2.0, 3.0]])])

@@ -384,6 +384,8 @@ def test_nobody_is_counted_who_has_no_id_or_names_a_run_that_never_was(state):
     for push in (pushed(client=NO_CLIENT), pushed(run=NEXT)):
         handler.reject(NOW, push.header, push.body, "client")
     assert len(state.ledger) == 0
+    handler.reject(NOW, pushed(table=5).header, push.body, "table")
+    assert state.ledger.present == {0: 1}, "a client that has named no table of the server counts in the first one"
 
 
 def test_a_cache_for_an_account_of_a_former_life_is_held_and_counted_for_nobody(state):

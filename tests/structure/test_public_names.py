@@ -36,6 +36,7 @@ def test_names_imported_for_type_checkers_are_imported_when_they_are_used(module
     block = next(node for node in ast.parse(Path(module.__file__).read_text("utf-8")).body if isinstance(node, ast.If))
     imports = [(node.module, alias.name) for node in block.body for alias in node.names]  # type: ignore[attr-defined]
     assert imports and set(getattr(module, "__all__", ())) <= {name for _, name in imports}
+    assert imports_of(module.__name__) == {name: home for home, name in imports}
     for home, name in imports:
         source = importlib.import_module(home)
         assert getattr(module, name) is (

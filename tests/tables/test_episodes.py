@@ -229,7 +229,10 @@ def test_arrays_that_do_not_fit_are_named(change: dict[str, Any], error: type[Ex
         Actor(Parameters()).open.whole(columns, 1.0, 0, {})
 
 
-def test_an_episode_without_entries_is_refused() -> None:
+def test_an_episode_may_have_a_single_column_but_not_no_entries() -> None:
+    schema = Schema({"level": Column(np.int64, (), "state")})
+    episodes = OpenEpisodes(schema, 10, Parameters(), pack=lambda *columns: columns, ship=lambda *shipped: None)
+    assert episodes.whole({"level": np.arange(4)}, 1.0, 0, {}).entries == 4
     with pytest.raises(ParameterError, match="at least one entry"):
         Actor(Parameters()).open.whole(arrays_of(0), 1.0, 0, {})
     with pytest.raises(ParameterError, match="init_w"):
