@@ -21,7 +21,11 @@ QUOTAS = {
     "dashboard/terminal": 15, KERNELS: 35,
 }  # fmt: skip
 """Number of places to draw in each folder, but for subfolders with their own number, and in the kernels."""
-NEEDS = {"memoire/torch.py": "torch", "memoire/sb3.py": "stable_baselines3"}
+NEEDS = {
+    "memoire/torch.py": "torch", "memoire/rl/networks.py": "torch", "memoire/rl/ppo.py": "torch",
+    "memoire/rl/sac.py": "torch", "memoire/rl/learner.py": "torch", "memoire/tmrl/actor.py": "torch",
+    "memoire/tmrl/custom.py": "torch", "memoire/trl.py": "trl", "memoire/sb3.py": "stable_baselines3",
+}  # fmt: skip
 """Files whose tests need an optional package; without the package no place is drawn in them."""
 KINDS = (
     "comparison", "arithmetic", "constant", "boolean", "return", "dropped statement", "swapped arguments", "default",
