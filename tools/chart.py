@@ -103,8 +103,21 @@ def readme():
     """Return the text of README.md: the handwritten head, then the table of values."""
     path = CHART / "README.md"
     head = path.read_text(encoding="utf-8").partition("\n## Values\n")[0] if path.exists() else "# memoire\n"
-    rows = "".join(f"| `{name}` | {cell(value)} | {text} |\n" for name, value, text in _rows(schema(), ""))
-    return f"{head}\n## Values\n\n<!-- {NOTICE} -->\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
+    parts = {}
+    for name, value, text in _rows(schema(), ""):
+        part, _, rest = name.partition(".")
+        parts.setdefault((rest or name, cell(value), text), []).append(part)
+    rows = "".join(f"| `{_shared(name, of)}` | {value} | {text} |\n" for (name, value, text), of in parts.items())
+    return (
+        f"{head}\n## Values\n\n<!-- {NOTICE} -->\n\n`{{server,proxy}}.ioThreads` stands for `server.ioThreads` and "
+        f"`proxy.ioThreads`.\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
+    )
+
+
+def _shared(name, parts):
+    """Return the name of a value that several parts of the chart have, such as `{server,proxy}.ioThreads`."""
+    prefix = parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+    return name if parts == [name] else f"{prefix}.{name}"
 
 
 def cell(value):
