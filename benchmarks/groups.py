@@ -31,7 +31,7 @@ from measure import serve as serve_alone
 
 import memoire
 from memoire.errors import MemoireTimeout
-from memoire.prompts.servers import balanced, dealt
+from memoire.prompts.servers import balance_groups, deal_groups
 
 GROUP, GROUPS, RANKS, LEASED = 8, 64, 4, 32
 KINDS = {"tokens": np.int32, "logprob": np.float32, "mask": np.bool_}
@@ -82,7 +82,10 @@ def balance(steps: int) -> None:
         for _ in range(steps):
             shape = (GROUPS, 1) if shared else (GROUPS, GROUP)
             tokens = (np.ones((GROUPS, GROUP)) * rng.lognormal(math.log(380.0) - 0.5, 1.0, shape)).sum(1).astype(int)
-            for way, parts in (("balanced", balanced(tokens, RANKS)), ("round robin", dealt(GROUPS, RANKS))):
+            for way, parts in (
+                ("balanced", balance_groups(tokens, RANKS)),
+                ("round robin", deal_groups(GROUPS, RANKS)),
+            ):
                 sums = [tokens[part].sum() for part in parts]
                 ratios[way].append(max(sums) / np.mean(sums))
         text = ", ".join(f"{way} {np.mean(each):.4f}" for way, each in ratios.items())

@@ -111,13 +111,13 @@ def client_writer(schema: memoire.Schema) -> Any:
         type=body.type, table=0, client=session.client, run=1, home=2, sequence=1, fingerprint=5, payload_bytes=0,
         payload_checksum=0,
     )  # fmt: skip
-    answer = session.welcomed(Message(header, body, None), 0.0)
+    answer = session.parse_welcome(Message(header, body, None), 0.0)
     assert answer is not None
-    session.enter(answer, 0.0)
+    session.enter_home(answer, 0.0)
     waiting = ClientLock(1.0)
     pusher = Pusher(session, waiting, itertools.count(1), on_full="skip", block_timeout=1.0, clock=lambda: 1.0)
     local = LocalMemory(session, pusher, capacity=10_000, live=True, seed=0)
-    return local.writer(None, None, "disabled", HandedModels(session).stamp)
+    return local.writer(None, None, "disabled", HandedModels(session).version_or_acting)
 
 
 def stepping(environments: int | None, *, is_client: bool = False) -> Call:

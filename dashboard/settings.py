@@ -99,7 +99,7 @@ class Settings:
         """True if other machines can read the dashboard without a token."""
         return self.token is None and not self.is_local
 
-    def shown(self) -> dict[str, object]:
+    def visible_settings(self) -> dict[str, object]:
         """Return all settings to show; secrets are replaced by True if they are set."""
         secret = {name: getattr(self, name) is not None for name in _SECRET}
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in secret} | secret

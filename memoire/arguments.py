@@ -238,7 +238,7 @@ def _shown(value: Any) -> str:
 T = TypeVar("T")
 
 
-def says_instead(instead: str) -> Callable[[type[T]], type[T]]:
+def explain_assignment_error(instead: str) -> Callable[[type[T]], type[T]]:
     """Decorate a frozen dataclass: assigning to a field raises an error that ends with `instead`.
 
     NAME in the sentence `instead` stands for the field. The decorator goes above that of the dataclass.
@@ -383,7 +383,7 @@ _INSTEAD_OF_DRAWS = {
 """Advice for arguments of calls that draw a batch, which have an argument `batch_size`."""
 
 
-def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
+def similar_names(name: object, known: Iterable[str]) -> tuple[str, ...]:
     """Return known names that resemble an unknown name, the likeliest first."""
     if not isinstance(name, str):
         return ()
@@ -397,7 +397,7 @@ def meant(name: object, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*usual, *(by_lower[each] for each in alike)]))[:MAX_SUGGESTIONS]
 
 
-def instead(name: str, known: Collection[str]) -> str:
+def unknown_advice(name: str, known: Collection[str]) -> str:
     """Return advice for an unknown argument, or "" if there is none."""
     if "batch_size" in known and name in _INSTEAD_OF_DRAWS:
         return _INSTEAD_OF_DRAWS[name]
@@ -409,7 +409,7 @@ def instead(name: str, known: Collection[str]) -> str:
 
 def hint(name: object, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" for an unknown name, or "" if no known name resembles it."""
-    names = meant(name, known)
+    names = similar_names(name, known)
     return f" (did you mean {' or '.join(map(repr, names))}?)" if names else ""
 
 
@@ -424,13 +424,13 @@ def refuse_unknown(what: str, options: Mapping[str, Any], known: Iterable[str]) 
     names = tuple(sorted(known))
     for name in options:
         if name not in names:
-            raise UnknownName(what, name, meant(name, names), names, instead(name, names))
+            raise UnknownName(what, name, similar_names(name, names), names, unknown_advice(name, names))
 
 
-def no_field(what: str, name: object, known: Iterable[str]) -> NoSuchField:
+def no_such_field_error(what: str, name: object, known: Iterable[str]) -> NoSuchField:
     """Return the error for a field that `what` does not have."""
     names = tuple(known)
-    return NoSuchField(what, repr(name)[:80], meant(name, names), names)
+    return NoSuchField(what, repr(name)[:80], similar_names(name, names), names)
 
 
 def checked_names(

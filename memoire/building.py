@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from memoire.wire._bytes import checksum as checksum
 
 
-def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_imports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a module whose imports under `if TYPE_CHECKING` happen at first use."""
 
     def imported(name: str) -> Any:
@@ -105,4 +105,4 @@ def deferred(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names
+    __getattr__, __dir__ = lazy_imports(__name__)  # type checkers see the imports above, and missing names

@@ -178,7 +178,7 @@ class NotInstalled(MemoireError, ModuleNotFoundError):
             raise cls(error.name, command) from None
 
 
-class ProtocolMoved(MemoireError, ImportError):
+class IncompatibleLibrary(MemoireError, ImportError):
     """Another library is installed in a version whose interface differs from the one that an adapter uses."""
 
     module: str
@@ -381,7 +381,7 @@ class EmptyMemory(MemoireError, RuntimeError):
         )
 
 
-class UsedUp(EmptyMemory):
+class NoDrawsLeft(EmptyMemory):
     """A batch is larger than the number of draws that `max_times_sampled` still allows; no sample was taken."""
 
     def __init__(self, wanted: int, left: int, times: int) -> None:
@@ -416,7 +416,7 @@ class NoSuchRow(MemoireError, IndexError):
     where: str
     TEXT = (
         "{what} {number} at position {position} {where}. "
-        "Take rows and frames from the same `held()` in which they are used: they change as the memory goes on."
+        "Take rows and frames from the same `last_report()` in which they are used: they change as the memory goes on."
     )
 
 
@@ -600,13 +600,13 @@ class ChildDied(MemoireError, RuntimeError):
     last_words: tuple[str, ...]
 
     @property
-    def how(self) -> str:
+    def end_text(self) -> str:
         """The end of the process in words: its exit status, or the signal that killed it."""
         return f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
 
     def __str__(self) -> str:
         words = "\n    ".join(map(escape, self.last_words)) or "(it printed nothing)"
-        return f"{self.name} {self.how}, so the cluster on this machine was stopped. Its last output:\n    {words}"
+        return f"{self.name} {self.end_text}, so the cluster on this machine was stopped. Its last output:\n    {words}"
 
 
 class KeyFileError(MemoireError, ValueError):
@@ -653,7 +653,7 @@ class BufferLocked(MemoireError, RuntimeError):
     )
 
 
-class NotItsPast(MemoireError, RuntimeError):
+class BufferSaveConflict(MemoireError, RuntimeError):
     """A saved file holds steps that the buffer which would overwrite the file does not have."""
 
     path: str
@@ -795,7 +795,7 @@ class CrcFailed(MemoireError, ValueError):
     )
 
 
-class CrcOneSided(MemoireError, ValueError):
+class CrcDebugMismatch(MemoireError, ValueError):
     """Only the worker or only the memory has `crc_debug`, so that transitions cannot be compared."""
 
     has_it: str
@@ -849,7 +849,7 @@ class JobCancelled(MemoireError, RuntimeError):
     TEXT = "job {job} was cancelled. Do not catch this error: the observer then asks for another job."
 
 
-class NothingAllowed(MemoireError, ValueError):
+class NoActionAllowed(MemoireError, ValueError):
     """A mask of actions allows no action in one of its rows."""
 
     row: str

@@ -327,10 +327,10 @@ def total(kind: type[T], parts: Iterable[Mapping[str, Any] | T]) -> T:
     A part from an older version may lack a field and then adds nothing to it. A field that all parts lack has its
     default.
     """
-    return kind(**summed(kind, parts))
+    return kind(**summed_fields(kind, parts))
 
 
-def summed(kind: type, parts: Iterable[Any]) -> dict[str, Any]:
+def summed_fields(kind: type, parts: Iterable[Any]) -> dict[str, Any]:
     """Return the fields of `total` by name."""
     known = [part if isinstance(part, Mapping) else _shallow(part) for part in parts]
     declared = figures_of(kind)
@@ -437,6 +437,6 @@ class Timings:
         new_counts = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
         self._counts[kind] = [old + new for old, new in zip(self._counts[kind], new_counts.tolist(), strict=True)]
 
-    def now(self) -> dict[str, Timing]:
+    def durations(self) -> dict[str, Timing]:
         """Return the durations counted so far, by kind."""
         return {kind: Timing(seconds, tuple(self._counts[kind])) for kind, seconds in self._seconds.items()}

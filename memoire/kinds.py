@@ -6,7 +6,7 @@
     ActorSide, EpisodesSide            the actor's side: recording and pushing
     HandlerContext, Reply, ReplyPage   the server's side: handlers of requests and their replies
     HasCalls, RemoteCalls, CalledServers  calls of the kind, in the process of the server and from other processes
-    RecordBody, SavedRecord, PutBack   records of the kind in a snapshot
+    RecordBody, SavedRecord, RestoreOutcome   records of the kind in a snapshot
     counter, gauge, histogram, shown   metrics of the fields in the stats of a pool
     Channel, Worker, Node              threads with sockets, for remote calls
     NodeService, InferenceThread       further services of an inference node
@@ -16,7 +16,7 @@ Each name is imported at its first use.
 
 from typing import TYPE_CHECKING
 
-from memoire.building import deferred
+from memoire.building import lazy_imports
 
 if TYPE_CHECKING:
     from memoire.client.episodes import EpisodesSide as EpisodesSide
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from memoire.tables.base import Number as Number
     from memoire.tables.base import PoolCounts as PoolCounts
     from memoire.tables.base import PoolStats as PoolStats
-    from memoire.tables.base import PutBack as PutBack
     from memoire.tables.base import ReceivesSums as ReceivesSums
     from memoire.tables.base import RecordBody as RecordBody
+    from memoire.tables.base import RestoreOutcome as RestoreOutcome
     from memoire.tables.base import SavedRecord as SavedRecord
     from memoire.tables.base import SavedRow as SavedRow
     from memoire.tables.base import SavesRows as SavesRows
@@ -126,4 +126,4 @@ if TYPE_CHECKING:
     from memoire.wire.values import unpack as unpack
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names
+    __getattr__, __dir__ = lazy_imports(__name__)  # type checkers see the imports above, and missing names

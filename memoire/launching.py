@@ -2,7 +2,7 @@
 
 A launcher starts processes, restarts processes that die, and ends all processes together:
 
-    with Launcher(say=note) as launcher:
+    with Launcher(say=print_note) as launcher:
         run = LocalRun(launcher, Nodes(schema=schema, proxies=0))
         if run.begin():
             learner = launcher.start("learner", "my_learner", *run.cluster.endpoints)
@@ -16,7 +16,7 @@ Each name is imported at its first use.
 
 from typing import TYPE_CHECKING
 
-from memoire.building import deferred
+from memoire.building import lazy_imports
 
 if TYPE_CHECKING:
     from memoire.nodes.launcher import Child as Child
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from memoire.nodes.supervision import LauncherLine as LauncherLine
     from memoire.nodes.supervision import ProcessOutput as ProcessOutput
     from memoire.nodes.supervision import accept_all_text as accept_all_text
-    from memoire.nodes.supervision import note as note
-    from memoire.nodes.supervision import say as say
+    from memoire.nodes.supervision import print_line as print_line
+    from memoire.nodes.supervision import print_note as print_note
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = deferred(__name__)  # type checkers see the imports above, and missing names
+    __getattr__, __dir__ = lazy_imports(__name__)  # type checkers see the imports above, and missing names

@@ -19,8 +19,8 @@ from .arguments import (
     check_settings,
     checked_fields,
     declared,
+    explain_assignment_error,
     refuse_unknown,
-    says_instead,
 )  # fmt: skip
 from .errors import ParameterError
 
@@ -65,7 +65,7 @@ class UsualSize(int):
 
 
 @checked_fields
-@says_instead("Create a new object: Limits.of(NAME=...).")
+@explain_assignment_error("Create a new object: Limits.of(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """Limits for tests and experts: intervals between messages, and sizes of messages.
@@ -120,7 +120,7 @@ class Tuning:
 
 
 @checked_fields
-@says_instead("Create a new object: Limits(NAME=...).")
+@explain_assignment_error("Create a new object: Limits(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Timeouts and limits of a node or client, as keyword arguments.

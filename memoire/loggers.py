@@ -318,7 +318,7 @@ def scalars(figures: Mapping[str, float], step: int, seconds: float) -> bytes:
 
 def _record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
+    return length + struct.pack("<I", mask_checksum(length)) + data + struct.pack("<I", mask_checksum(data))
 
 
 def _double(field: int, value: float) -> bytes:
@@ -346,7 +346,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def masked(data: bytes) -> int:
+def mask_checksum(data: bytes) -> int:
     """Return the masked checksum that event files store beside a part of a record."""
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF

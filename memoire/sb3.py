@@ -210,7 +210,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         an episode terminated, next_obs is ignored, and may be the first observation of the next episode.
 
         An episode ends if it is done, or if `infos` mark it as cut off. An environment that was reset in the middle of
-        an episode, as at the start of `learn`, ends it there.
+        an episode, as at the start of `add`, ends it there.
         """
         over = np.asarray(done, np.bool_)
         # The comparison uses bytes, because nearly all steps end no episode and `any` takes long.

@@ -29,7 +29,7 @@ from memoire.building import RowSchema
 from memoire.limits import wall_clock
 from memoire.prompts.trainer import Step
 
-from .errors import Closed, EpochOver, MemoireTimeout, NotInstalled, ParameterError, ProtocolMoved
+from .errors import Closed, EpochOver, IncompatibleLibrary, MemoireTimeout, NotInstalled, ParameterError
 
 with NotInstalled.explained("pip install 'memoire-rl[torch]' 'trl>=1.13,<1.17'"):
     from transformers import TrainerCallback
@@ -402,12 +402,14 @@ def check_protocol(members: Iterable[str] = MEMBERS) -> str:
         members: Members that TRL's RolloutWorkerProtocol has to have.
 
     Raises:
-        ProtocolMoved: the version is outside of `VERSIONS`, or TRL's protocols have other members.
+        IncompatibleLibrary: the version is outside of `VERSIONS`, or TRL's protocols have other members.
     """
     version = metadata.version("trl")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if not VERSIONS[0] <= numbers <= VERSIONS[1]:
-        raise ProtocolMoved("trl", version, f"memoire was tested with {_text(VERSIONS[0])} to {_text(VERSIONS[1])}")
+        raise IncompatibleLibrary(
+            "trl", version, f"memoire was tested with {_text(VERSIONS[0])} to {_text(VERSIONS[1])}"
+        )
     _check_members(set(members))
     return version
 
@@ -424,7 +426,7 @@ def _check_members(expected_members: set[str]) -> None:
     ):
         if names != expected:
             changed = ", ".join(sorted(names ^ expected))
-            raise ProtocolMoved("trl", metadata.version("trl"), f"{class_name} has changed: {changed}")
+            raise IncompatibleLibrary("trl", metadata.version("trl"), f"{class_name} has changed: {changed}")
 
 
 def _text(version: tuple[int, ...]) -> str:

@@ -59,7 +59,7 @@ class Recorder(Cluster):
 
     def listed(self, urls: Any, now: float) -> None:
         self.told.append(("listed", list(urls), now))
-        super().listed(urls, now)
+        super().set_addresses(urls, now)
 
     def apply(self, answer: NodeAnswer) -> None:
         self.told.append(("apply", dataclasses.asdict(answer), 0.0))
@@ -67,7 +67,7 @@ class Recorder(Cluster):
 
     def look(self, now: float) -> Any:
         self.told.append(("look", None, now))
-        return super().look(now)
+        return super().refresh(now)
 
 
 def node(role: str, *arguments: str) -> None:

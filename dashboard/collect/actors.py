@@ -72,7 +72,7 @@ class RunLedgers:
         self._restore = restore
         self._kept: dict[str, RunLedger] = {}
 
-    def of(self, run: str, counted: str) -> RunLedger:
+    def ledger_of(self, run: str, counted: str) -> RunLedger:
         """Return the ledger of `run`. The ledger of `counted`, the current run, is never evicted."""
         if run not in self._kept:
             self._kept[run] = RunLedger(np.frombuffer(self._restore(run), ACCOUNT))
@@ -157,7 +157,7 @@ def acting_versions(facts: Mapping[str, Any], topics: Iterable[str]) -> dict[str
     return models | (dict.fromkeys(known, int(version)) if version is not None and len(known) == 1 else {})
 
 
-def behind(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def versions_behind(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return (version, versions behind the newest) of an actor's model; of several topics the one farthest behind.
     The newest version is that at the actor's last report: the actor may have updated since.
     """
@@ -176,7 +176,7 @@ class NewestModels:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, dict[str, int]]] = deque()  # time, newest version of each topic
 
-    def replaced(self, now: float, newest: Mapping[str, int]) -> dict[str, int]:
+    def update_expected_versions(self, now: float, newest: Mapping[str, int]) -> dict[str, int]:
         """Record `newest`; return by topic the newest version `OUTDATED_AFTER` seconds ago, or now if that is lower."""
         seen = self._seen
         if not seen or now >= seen[-1][0] + ACTORS_INTERVAL:
@@ -239,7 +239,7 @@ class ActorList:
         while len(ring) > 2 and ring[1][0] <= now - WINDOW:
             ring.popleft()
 
-    def presence(self, ledger: RunLedger, servers: Iterable[NodeState], now: float) -> Actors:
+    def state_counts(self, ledger: RunLedger, servers: Iterable[NodeState], now: float) -> Actors:
         """Return the number of actors in each state."""
         rows, settings = ledger.clients(), self._settings
         is_gone = rows["flags"] & 1 == 1
@@ -277,7 +277,7 @@ class ActorList:
             facts = self.facts_of(client.hex())
             label, flags, count, total, skipped = (columns[name][place] for name in _SOURCE_COLUMNS)
             gained = columns["steps"][place] - before.get(client, 0) if now > then else 0
-            version, lag = behind(facts)
+            version, lag = versions_behind(facts)
             rows.append(
                 ActorRow(
                     client=client.hex(),
@@ -316,7 +316,7 @@ class ActorList:
 
     def lag(self, ledger: RunLedger, now: float) -> ActorLag | None:
         """Return how many versions active actors are behind the newest models; None if no actor reports its model."""
-        known = [lag for facts in self._active_facts(ledger, now) if (lag := behind(facts)[1]) is not None]
+        known = [lag for facts in self._active_facts(ledger, now) if (lag := versions_behind(facts)[1]) is not None]
         return ActorLag(len(known), sum(known) / len(known), max(known)) if known else None
 
     def _active_facts(self, ledger: RunLedger, now: float) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from .answers import ActorDetail, ActorRow, EpisodeRow, Overview
 from .cluster import Cluster
 from .counters import NodeAnswer
 from .history import FLUSH_INTERVAL, MIN_AWAY, PRUNE_INTERVAL, Curves, EventRow, History, HistoryPoint, RunInfo
-from .nodes import ClusterDistribution, NodeAddresses, NodeError, NodeQuestions, ask_all, merged, misunderstood
+from .nodes import ClusterDistribution, NodeAddresses, NodeError, NodeQuestions, answer_error, ask_all, merged
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class Aggregator:
     # ---------------------------------------------------------------------------------------------------------- queries
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Reason why the history cannot be written; "" if writing works."""
         return self._recorder.trouble
 
@@ -316,16 +316,16 @@ class Aggregator:
                 _log.exception("polling the nodes failed")
             self._stopping.wait(max(0.01, self.settings.poll_every - (time.monotonic() - began)))
 
-    def look_up(self) -> None:
-        """Resolve the nodes' names now and then periodically; for callers that call `turn` in place of `start`."""
-        self._addresses.look()
+    def resolve_names_periodically(self) -> None:
+        """Resolve the nodes' names now and then periodically; for callers that call `tick` in place of `start`."""
+        self._addresses.resolve_names()
         self._addresses.begin()
 
     def poll(self, patience: float) -> Overview:
         """Query all nodes, wait at most `patience` seconds for their answers, and return the new overview."""
-        urls = self._addresses.now()
+        urls = self._addresses.known_urls()
         with self._lock:
-            self._cluster.listed(urls, self._clock())
+            self._cluster.set_addresses(urls, self._clock())
         for url in urls:
             if url not in self._pending:
                 known = self._positions.setdefault(url, _ReadPosition())
@@ -338,8 +338,8 @@ class Aggregator:
         now = self._clock()
         with self._lock:
             for url in self._pending.keys() & self._query_starts.keys():
-                self._cluster.waits_for(url, time.monotonic() - self._query_starts[url])
-            overview, figures = self._cluster.look(now)
+                self._cluster.note_unanswered(url, time.monotonic() - self._query_starts[url])
+            overview, figures = self._cluster.refresh(now)
             events = self._cluster.events(now, finished=overview.finished)
             if overview.run:
                 self.history.add(overview.run, now, figures)
@@ -383,7 +383,7 @@ class Aggregator:
             if answer.status.get("role") == "server":
                 _ask_server(node, known, run, answer)
         except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
-            answer.error = str(misunderstood(url, error))
+            answer.error = str(answer_error(url, error))
         except Exception as error:  # a foreign server at this address must not stop the polling
             _log.exception("polling %s failed", url)
             answer.error = repr(error)

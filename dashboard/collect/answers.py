@@ -590,7 +590,7 @@ def terms() -> Iterator[tuple[str, Figure]]:
         Overview, Totals, Learning, Actors, Forecast, TableRow, SampleFreshness, ActorRow, LearnerRow, InferenceRow,
         StartsRow, NodeRow, HeldSample, ClusterDistribution,
     )  # fmt: skip
-    for kind in (*explained, *filter(None, [each.own_figures() for each in registry.known()])):
+    for kind in (*explained, *filter(None, [each.own_figures() for each in registry.known_kinds()])):
         for name, figure in figures_of(kind).items():
             if figure.title:
                 yield f"{kind.__name__}.{name}", figure

@@ -28,11 +28,11 @@ from .overview import (
     figures_of,
     freshness_of,
     inference_of,
+    kind_specific_figures,
     learning_of,
     models_of,
     node_row,
     open_addresses,
-    own_of,
     roles_of,
     starts_of,
     tables_of,
@@ -79,15 +79,15 @@ class Forecasts:
         """Return the seconds until memory or a disk is full or a goal is reached. `up`: the servers that answer."""
         rate = self._ring.rate
         disks = [
-            until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", FORECAST_WINDOW))
+            seconds_until(node.stats["folder"]["free_bytes"], -rate(f"free {node.url}", FORECAST_WINDOW))
             for node in up
             if node.stats.get("folder")
         ]
         settings, goals = self._settings, []
         if settings.goal_steps:
-            goals.append(until(settings.goal_steps - totals.steps, rate("steps", FORECAST_WINDOW)))
+            goals.append(seconds_until(settings.goal_steps - totals.steps, rate("steps", FORECAST_WINDOW)))
         if settings.goal_episodes:
-            goals.append(until(settings.goal_episodes - totals.episodes, rate("episodes", FORECAST_WINDOW)))
+            goals.append(seconds_until(settings.goal_episodes - totals.episodes, rate("episodes", FORECAST_WINDOW)))
         return Forecast(
             memory_full=self._memory_full(tables),
             disk_full=min((each for each in disks if each is not None), default=None),
@@ -101,10 +101,10 @@ class Forecasts:
         if not by_bytes or not self._ring.is_record("held", LONG_WINDOW):
             return None
         room = sum(table.byte_limit - table.held_bytes for table in by_bytes)
-        return until(room, self._ring.rate("held", FORECAST_WINDOW))
+        return seconds_until(room, self._ring.rate("held", FORECAST_WINDOW))
 
 
-def until(amount: float, rate: float) -> float | None:
+def seconds_until(amount: float, rate: float) -> float | None:
     """Return the seconds until `amount` is used up at `rate` per second; None if never, or after more than a year."""
     if amount <= 0.0:
         return 0.0
@@ -130,7 +130,7 @@ class EventWatcher:
         self._run = ""
         self._finished = False
 
-    def look(self, now: float, run: str, nodes: Iterable[NodeState], *, finished: bool) -> list[EventRow]:
+    def new_events(self, now: float, run: str, nodes: Iterable[NodeState], *, finished: bool) -> list[EventRow]:
         """Return the events since the last call, the oldest first."""
         known, self._nodes = self._nodes, {node.url: _observe(node) for node in nodes}
         events = self._run_events(now, run, finished)
@@ -194,7 +194,7 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------------------ input
 
-    def listed(self, urls: Iterable[str], now: float) -> None:
+    def set_addresses(self, urls: Iterable[str], now: float) -> None:
         """Add nodes with new addresses, and remove the nodes whose address is not in `urls`."""
         addresses = list(urls)
         for url in [url for url in self.nodes if url not in addresses]:
@@ -203,7 +203,7 @@ class Cluster:
         for url in addresses:
             self.nodes.setdefault(url, NodeState(url, now, error=NOT_ASKED))
 
-    def waits_for(self, url: str, seconds: float) -> None:
+    def note_unanswered(self, url: str, seconds: float) -> None:
         """Note that a node has left a query unanswered for `seconds`."""
         if url in self.nodes:
             self.nodes[url].note_silence(seconds)
@@ -231,7 +231,7 @@ class Cluster:
 
     def ledger_of(self, run: str) -> RunLedger:
         """Return the ledger of a run, from the cache or the history."""
-        return self._ledgers.of(run, self.run)
+        return self._ledgers.ledger_of(run, self.run)
 
     # ----------------------------------------------------------------------------------------------------------- output
 
@@ -240,19 +240,19 @@ class Cluster:
         """Servers that have answered at least once."""
         return [node for node in self.nodes.values() if node.role == "server"]
 
-    def look(self, now: float) -> tuple[Overview, dict[str, HistoryPoint]]:
+    def refresh(self, now: float) -> tuple[Overview, dict[str, HistoryPoint]]:
         """Choose the run, record counters, and return the new overview and the figures for the history."""
         self._time = now
         self._choose_run()
         up = [node for node in self.servers if node.is_up]
         ledger, totals = self.ledger_of(self.run), self.totals()
-        learners = learners_of(self.servers, now, self._counters.gained)
+        learners = learners_of(self.servers, now, self._counters.growth)
         self._counters.remember(now, totals, up, learners)
         self._forecasts.remember(now, totals, up)
         self._actors.remember(now, ledger)
         nodes = [node_row(node) for node in self.nodes.values()]
         tables, models = tables_of(up, learners, self._counters), models_of(up)
-        awaited = self._models.replaced(now, models)
+        awaited = self._models.update_expected_versions(now, models)
         overview = Overview(
             number=self._number,
             time=now,
@@ -263,7 +263,7 @@ class Cluster:
             totals=totals,
             missing=[node.name or node.url for node in self.nodes.values() if not node.is_up],
             rates=self._counters.rates(learners),
-            actors=self._actors.presence(ledger, self.servers, now),
+            actors=self._actors.state_counts(ledger, self.servers, now),
             tables=tables,
             learning=learning_of(up, self._settings.goal_return),
             freshness=freshness_of(up),
@@ -277,10 +277,10 @@ class Cluster:
             outdated=self._actors.outdated(ledger, awaited, now),
             inference=inference_of(self.nodes.values(), models, awaited),
             starts=starts_of(self.nodes.values()),
-            own=own_of(self.servers),
+            own=kind_specific_figures(self.servers),
             actor_lag=self._actors.lag(ledger, now),
             open=open_addresses(nodes, self._settings),
-            counted=self._counters.counted,
+            counted=self._counters.counter_totals,
         )
         overview.verdicts.extend(verdicts(verdict_inputs(overview, up, self._counters, self._settings)))
         self._number += 1
@@ -288,7 +288,7 @@ class Cluster:
 
     def events(self, now: float, *, finished: bool) -> list[EventRow]:
         """Return the events of the run and its nodes since the last call, the oldest first."""
-        return self._events.look(now, self.run, list(self.nodes.values()), finished=finished)
+        return self._events.new_events(now, self.run, list(self.nodes.values()), finished=finished)
 
     def totals(self) -> Totals:
         """Return the totals of the run that is counted now; each client counts once."""
@@ -338,4 +338,7 @@ def _episode_points(returns: str, lengths: str, rows: list[EpisodeRow]) -> dict[
     if not rows:
         return {}
     values = [float(row.length) for row in rows]
-    return {returns: HistoryPoint.of([row.returned for row in rows]), lengths: HistoryPoint.of(values)}
+    return {
+        returns: HistoryPoint.from_values([row.returned for row in rows]),
+        lengths: HistoryPoint.from_values(values),
+    }

@@ -43,7 +43,7 @@ class RateWindow:
         """Discard all entries."""
         self._entries.clear()
 
-    def gained(self, name: str, window: float) -> tuple[float, float]:
+    def growth(self, name: str, window: float) -> tuple[float, float]:
         """Return (growth of a value over `window` seconds, seconds that this covers). A value recorded for less time
         counts from its first entry; fewer than two entries give zeros.
         """
@@ -61,7 +61,7 @@ class RateWindow:
 
     def rate(self, name: str, window: float = WINDOW) -> float:
         """Return the growth of a value per second over `window`; 0.0 if unknown."""
-        gained, seconds = self.gained(name, window)
+        gained, seconds = self.growth(name, window)
         return gained / seconds if seconds > 0.0 else 0.0
 
 
@@ -144,12 +144,12 @@ class NodeState:
 
     def rate(self, name: str) -> float | None:
         """Return the growth per second of a counter such as "cpu" or "requests", over `WINDOW`; None if unknown."""
-        _, seconds = self._ring.gained(name, WINDOW)
+        _, seconds = self._ring.growth(name, WINDOW)
         return self._ring.rate(name) if seconds > 0.0 and self.is_up else None
 
-    def gained(self, name: str) -> tuple[float, float]:
+    def growth(self, name: str) -> tuple[float, float]:
         """Return (growth, seconds) of a counter of the node's process over `WINDOW`; zeros if unknown."""
-        return self._ring.gained(name, WINDOW)
+        return self._ring.growth(name, WINDOW)
 
     def note_silence(self, seconds: float) -> None:
         """Record how long the node has been silent; keep the last status of a node that has answered before."""
@@ -212,7 +212,7 @@ def embedded(node: NodeState) -> str:
     return f"server:{node.name}"
 
 
-def waited(learner: str) -> str:
+def wait_counter(learner: str) -> str:
     """Return the name of the counter of a learner's waiting time in seconds."""
     return f"waited {learner}"
 
@@ -226,7 +226,7 @@ def _learner_row(
     gained: Callable[[str, float], tuple[float, float]],
     display_name: str = "",
 ) -> LearnerRow:
-    wait, seconds = gained(waited(name), WINDOW)
+    wait, seconds = gained(wait_counter(name), WINDOW)
     lag = figures.get("lag_mean"), figures.get("lag_max")
     return LearnerRow(
         learner=name,
@@ -315,33 +315,33 @@ class Counters:
             self._sums.add_report(f"learner {row.learner}", life, "batches", row.batches)
             self._waits.add_report("", life, row.learner, row.waited)
         values = self._sums.values | asdict(totals)
-        values |= {waited(row.learner): self._waits.values[row.learner] for row in learners}
+        values |= {wait_counter(row.learner): self._waits.values[row.learner] for row in learners}
         self._ring.add(now, values)
 
     def clear(self) -> None:
         """Discard the recorded values, because another run is counted."""
         self._ring.clear()
 
-    def gained(self, name: str, window: float) -> tuple[float, float]:
+    def growth(self, name: str, window: float) -> tuple[float, float]:
         """Return (growth of a counter over `window` seconds, seconds that this covers), like `RateWindow.gained`."""
-        return self._ring.gained(name, window)
+        return self._ring.growth(name, window)
 
     @property
     def is_idle(self) -> bool:
         """True if no samples were drawn for a minute."""
-        drawn, seconds = self._ring.gained("samples", LONG_WINDOW)
+        drawn, seconds = self._ring.growth("samples", LONG_WINDOW)
         return drawn == 0 and seconds > LONG_WINDOW / 2
 
     @property
     def is_still(self) -> bool:
         """True if no step was recorded for a minute."""
-        recorded, seconds = self._ring.gained("steps", LONG_WINDOW)
+        recorded, seconds = self._ring.growth("steps", LONG_WINDOW)
         return recorded == 0 and seconds > LONG_WINDOW / 2
 
     @property
     def nothing_arrives(self) -> bool:
         """True if actors drew caches in the newest minute and no cache reached a server."""
-        gained = self._ring.gained
+        gained = self._ring.growth
         drawn = sum(gained(name, LONG_WINDOW)[0] for name in ("pushed_caches", "skipped_caches"))
         came = sum(gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
         return drawn >= FEW_CACHES and came == 0 and gained("accepted_caches", LONG_WINDOW)[1] > LONG_WINDOW / 2
@@ -349,7 +349,7 @@ class Counters:
     @property
     def rejected_share(self) -> float:
         """Share of rejected caches among the caches that arrived in the newest minute."""
-        gained = self._ring.gained
+        gained = self._ring.growth
         accepted, rejected = (gained(name, LONG_WINDOW)[0] for name in ("accepted_caches", "rejected_caches"))
         return rejected / (accepted + rejected) if rejected > 0 else 0.0
 
@@ -358,15 +358,15 @@ class Counters:
         record `entries`, the size of their memories), over the newest minute; None if unknown.
         """
         waited, acknowledged, steps = (
-            self._ring.gained(name, LONG_WINDOW)[0] for name in ("feedback seconds", "feedback", "steps")
+            self._ring.growth(name, LONG_WINDOW)[0] for name in ("feedback seconds", "feedback", "steps")
         )
-        seconds = self._ring.gained("steps", LONG_WINDOW)[1]
+        seconds = self._ring.growth("steps", LONG_WINDOW)[1]
         if not (entries and acknowledged > 0 and steps > 0):
             return None
         return waited / acknowledged, entries * seconds / steps
 
     @property
-    def counted(self) -> Counted:
+    def counter_totals(self) -> Counted:
         """Counters of all servers since this dashboard first saw each server, added up over restarts."""
         return Counted(**{name: int(self._sums.values.get(name, 0)) for name in figures_of(Counted)})
 
@@ -381,21 +381,21 @@ class Counters:
         return ratio if is_early else None
 
     def _ratio(self, table: str) -> tuple[float | None, bool]:
-        drawn, seconds = self._ring.gained(f"samples of {table}", LONG_WINDOW)
+        drawn, seconds = self._ring.growth(f"samples of {table}", LONG_WINDOW)
         # A client that moves reports all its steps to its new home server, so the run's steps are the upper limit.
-        steps = min(self._ring.gained(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
+        steps = min(self._ring.growth(name, LONG_WINDOW)[0] for name in (f"steps of {table}", "steps"))
         return drawn / steps if steps > 0 else None, seconds <= LONG_WINDOW / 2
 
     def stale_share(self, table: str) -> float | None:
         """Return the share of a rollout table's entries that were skipped as too old, among all entries that left the
         table in the newest minute; None if no entry left.
         """
-        stale, taken = (self._ring.gained(f"{kind} {table}", LONG_WINDOW)[0] for kind in ("too old in", "samples of"))
+        stale, taken = (self._ring.growth(f"{kind} {table}", LONG_WINDOW)[0] for kind in ("too old in", "samples of"))
         return stale / (stale + taken) if stale + taken > 0 else None
 
     def rates(self, learners: Iterable[LearnerRow]) -> Rates:
         """Return the growth per second of all counters, with the shares and ratios of `SHARES`."""
-        rate, gained = self._ring.rate, self._ring.gained
+        rate, gained = self._ring.rate, self._ring.growth
         skipped, pushed = (gained(name, WINDOW)[0] for name in ("skipped_caches", "pushed_caches"))
         drawn, inserted = (rate(name, LONG_WINDOW) for name in ("samples", "steps"))
         shares = [row.waiting_share for row in learners if row.waiting_share is not None]
@@ -408,7 +408,7 @@ class Counters:
 
     def latency(self) -> Latency:
         """Return quantiles of the request times over the newest ten seconds."""
-        counts = [self._ring.gained(f"request {place}", WINDOW)[0] for place in range(len(BOUNDS) + 1)]
+        counts = [self._ring.growth(f"request {place}", WINDOW)[0] for place in range(len(BOUNDS) + 1)]
         return Latency(quantile(counts, 0.5), quantile(counts, 0.99))
 
 

@@ -75,7 +75,7 @@ class HistoryPoint(NamedTuple):
     """Number of values in the period."""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> HistoryPoint:
+    def from_values(cls, values: Sequence[float]) -> HistoryPoint:
         """Return the point of at least one value."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
@@ -136,7 +136,7 @@ def _merge(points: dict[Key, HistoryPoint], key: Key, point: HistoryPoint) -> No
     points[key] = point if known is None else known.plus(point)
 
 
-def stretches_away(times: Sequence[float], bucket: float, patience: float) -> list[list[float]]:
+def recording_gaps(times: Sequence[float], bucket: float, patience: float) -> list[list[float]]:
     """Return [end, begin] of each gap of more than `patience` seconds between buckets of `bucket` seconds."""
     ends = ((before + bucket, after) for before, after in itertools.pairwise(times))
     return [[end, after] for end, after in ends if after - end > patience]
@@ -145,7 +145,7 @@ def stretches_away(times: Sequence[float], bucket: float, patience: float) -> li
 def _make_private(path: Path) -> None:
     """Create the file for its owner only, because it holds log lines; restrict a file of an older version."""
     if path.exists():
-        files.tighten(path)
+        files.restrict_permissions(path)
     else:
         os.close(files.create(path))
 
@@ -302,7 +302,7 @@ class History(ClosingContext):
             mean={name: [p.mean if (p := curve[name].get(time)) else None for time in times] for name in names},
             least={name: [p.least if (p := curve[name].get(time)) else None for time in times] for name in names},
             greatest={name: [p.greatest if (p := curve[name].get(time)) else None for time in times] for name in names},
-            away=stretches_away(times, float(bucket), max(patience, float(width))),
+            away=recording_gaps(times, float(bucket), max(patience, float(width))),
         )
 
     def _buckets(
@@ -333,7 +333,7 @@ class History(ClosingContext):
                     _merge(points, time, point)
             return sorted(points.items())
 
-    def all(self, run: str, name: str) -> Iterator[tuple[int, int, HistoryPoint]]:
+    def all_points(self, run: str, name: str) -> Iterator[tuple[int, int, HistoryPoint]]:
         """Yield all points of a figure, oldest first, as (begin, width in seconds, point), each time once."""
         until = float("inf")
         pieces: list[list[tuple[int, int, HistoryPoint]]] = []
@@ -364,7 +364,7 @@ class History(ClosingContext):
             return [RunInfo(name, began, seen, msgspec.json.decode(facts)) for name, began, seen, facts in rows]
 
     def load(self, run: str, name: str, points: Iterable[tuple[float, int, HistoryPoint]]) -> bool:
-        """Add points to a figure, as `all` yields them: (begin, width in seconds, point). Each point goes into
+        """Add points to a figure, as `all_points` yields them: (begin, width in seconds, point). Each point goes into
         all levels whose buckets are not narrower. Return False if the run already has `MAX_SERIES` other figures.
         """
         with self._lock:

@@ -54,7 +54,7 @@ class NodeError(Exception):
         self.status = status
 
 
-def misunderstood(who: str, error: Exception) -> NodeError:
+def answer_error(who: str, error: Exception) -> NodeError:
     """Return an error in the answer of the node `who` as a NodeError; a NodeError unchanged."""
     return error if isinstance(error, NodeError) else NodeError(f"{who} sent an answer that cannot be read: {error}")
 
@@ -66,7 +66,7 @@ def ask_all(pool: Executor, questions: Mapping[str, Callable[[], Any]]) -> dict[
         try:
             return questions[name]()
         except (NodeError, msgspec.DecodeError, KeyError, TypeError) as error:
-            return misunderstood(name, error)
+            return answer_error(name, error)
 
     return dict(zip(questions, pool.map(call, questions), strict=True))
 
@@ -187,7 +187,7 @@ class NodeAddresses:
         if self._names:
             threading.Thread(target=self._run, name="memoire-dashboard-dns", daemon=True).start()
 
-    def now(self) -> list[str]:
+    def known_urls(self) -> list[str]:
         """Return all known URLs, each once, at most `MAX_NODES`."""
         resolved = [url for name in self._names for url in self._resolved.get(name, [])]
         return list(dict.fromkeys([*self._fixed, *resolved]))[:MAX_NODES]
@@ -196,7 +196,7 @@ class NodeAddresses:
         """End the thread that looks the names up."""
         self._closed.set()
 
-    def look(self, timeout: float = LOOKUP_TIMEOUT) -> None:
+    def resolve_names(self, timeout: float = LOOKUP_TIMEOUT) -> None:
         """Look all names up once, in parallel, and wait. Known addresses stay if the name server does not answer.
 
         Args:
@@ -229,7 +229,7 @@ class NodeAddresses:
     def _run(self) -> None:
         while not self._closed.is_set():
             began = time.monotonic()
-            self.look()
+            self.resolve_names()
             self._closed.wait(max(0.1, RESOLVE_INTERVAL - (time.monotonic() - began)))
 
 
@@ -306,7 +306,7 @@ def merged(table: str, answers: Mapping[str, Mapping[str, Any]], missing: Sequen
     """
     parts = list(answers.values())
     storage = parts[0]["storage"] if parts else ""
-    kind = registry.words_of(storage)
+    kind = registry.kind_or_default(storage)
     greatest = max((part["total_weight"] for part in parts), default=0.0)
     weights = [part["total_weight"] / greatest if greatest > 0.0 else 0.0 for part in parts]  # a sum may overflow
     total = math.fsum(weights)

@@ -116,7 +116,7 @@ class EndLine(msgspec.Struct, tag="end", tag_field="kind"):
 Line = RunHead | RunDocument | Event | CurvePart | EndLine
 
 
-def written(history: History, row: RunInfo, now: float) -> Iterator[bytes]:
+def export_pieces(history: History, row: RunInfo, now: float) -> Iterator[bytes]:
     """Yield a run of a history as pieces of an export file."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16 selects the gzip format
     lines = 0
@@ -134,7 +134,7 @@ def _lines(history: History, row: RunInfo, now: float) -> Iterator[Line]:
             yield RunDocument(name, msgspec.Raw(body))
     yield from map(Event, history.events(row.name))
     for name in history.names(row.name):
-        points = iter(history.all(row.name, name))
+        points = iter(history.all_points(row.name, name))
         while part := list(itertools.islice(points, LINE_POINTS)):
             yield CurvePart(name, [(time, width, *point) for time, width, point in part])
 
@@ -239,8 +239,8 @@ CHUNK: Final = 64 << 10
 
 def csv_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
     """Yield CSV lines "time,seconds,steps,NAME,NAME (least),NAME (greatest),...", each time once, at its finest."""
-    columns = {name: {(time, width): point for time, width, point in history.all(run, name)} for name in names}
-    steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
+    columns = {name: {(time, width): point for time, width, point in history.all_points(run, name)} for name in names}
+    steps = {(time, width): point.greatest for time, width, point in history.all_points(run, "steps")}
     keys = sorted({key for column in columns.values() for key in column})
     text = io.StringIO()
     write = csv.writer(text).writerow
@@ -262,12 +262,12 @@ def csv_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
 
 def events_of(history: History, run: str, names: Sequence[str]) -> Iterator[bytes]:
     """Yield the means of these figures as pieces of a TensorBoard event file, whose steps are the run's steps."""
-    steps = {(time, width): point.greatest for time, width, point in history.all(run, "steps")}
+    steps = {(time, width): point.greatest for time, width, point in history.all_points(run, "steps")}
     yield first_event()
     buffer = bytearray()
     for name in names:
         newest = 0
-        for time, width, point in history.all(run, name):
+        for time, width, point in history.all_points(run, name):
             newest = max(newest, int(steps.get((time, width), newest)))
             buffer += scalars({name: point.mean}, newest, float(time))
             if len(buffer) > CHUNK:
@@ -286,7 +286,7 @@ class OpenedRun:
         RunFileError: the file is not an exported run.
     """
 
-    trouble = ""
+    problem = ""
     """Error of the history file: always empty, because an opened run writes no file."""
 
     def __init__(self, settings: Settings) -> None:

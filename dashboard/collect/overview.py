@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from memoire.dashboard.settings import Settings
-from memoire.figures import BOUNDS, summed, total
+from memoire.figures import BOUNDS, summed_fields, total
 from memoire.figures import figures_of as figures_of_class
 from memoire.server.stats import FigureSpread, RecentEpisodes, TableStats
 from memoire.tables import registry
@@ -87,7 +87,7 @@ def _number(value: object) -> float | None:
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
-def own_of(nodes: Iterable[NodeState]) -> dict[str, list[OwnRow]]:
+def kind_specific_figures(nodes: Iterable[NodeState]) -> dict[str, list[OwnRow]]:
     """Return the figures that only one kind of table has, by kind: a row for each table, added up over its servers."""
     kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for node in nodes:
@@ -125,10 +125,10 @@ def inference_of(
 def _inference_row(node: NodeState, newest: Mapping[str, int], awaited: Mapping[str, int]) -> InferenceRow:
     stats = node.stats
     topic, version = str(stats.get("topic") or ""), int(stats.get("version", 0))
-    counts = [node.gained(f"answered {place}")[0] for place in range(len(BOUNDS) + 1)]
-    batches = {reason: node.gained(f"batches {reason}")[0] for reason in REASONS}
+    counts = [node.growth(f"answered {place}")[0] for place in range(len(BOUNDS) + 1)]
+    batches = {reason: node.growth(f"batches {reason}")[0] for reason in REASONS}
     number, answered = sum(batches.values()), sum(counts)
-    rows, seconds = node.gained("rows")
+    rows, seconds = node.growth("rows")
     return InferenceRow(
         name=node.name or node.url,
         url=node.url,
@@ -138,14 +138,14 @@ def _inference_row(node: NodeState, newest: Mapping[str, int], awaited: Mapping[
         clients=int(stats.get("clients", 0)),
         queue_rows=int(stats.get("queue_rows", 0)),
         rows_per_second=rows / seconds if seconds else None,
-        batch_rows=node.gained("batched_rows")[0] / number if number else None,
+        batch_rows=node.growth("batched_rows")[0] / number if number else None,
         batches={reason: part / number for reason, part in batches.items()} if number else {},
-        wait=node.gained("waited")[0] / answered if answered else None,
+        wait=node.growth("waited")[0] / answered if answered else None,
         p50=quantile(counts, 0.5),
         p99=quantile(counts, 0.99),
-        busy=node.gained("computed")[0] / seconds if seconds else None,
+        busy=node.growth("computed")[0] / seconds if seconds else None,
         refused={str(code): int(many) for code, many in (stats.get("refused") or {}).items() if many},
-        refused_per_second=node.gained("refusals")[0] / seconds if seconds else 0.0,
+        refused_per_second=node.growth("refusals")[0] / seconds if seconds else 0.0,
         failures=int(stats.get("failures", 0)),
         weights_failures=int(stats.get("weights_failures", 0)),
         expired=int(stats.get("expired", 0)),
@@ -235,17 +235,17 @@ def _table_row(
     learner_lags: list[tuple[float, float]],
 ) -> TableRow:
     rows = [row for row in stats.values() if row is not None]
-    figures = summed(TableStats, rows) | {"name": name}
-    keys = ["held_caches" if registry.offers(row["storage"], ReceivesSums) else "held_samples" for row in rows]
+    figures = summed_fields(TableStats, rows) | {"name": name}
+    keys = ["held_caches" if registry.has_capability(row["storage"], ReceivesSums) else "held_samples" for row in rows]
     number = sum(row.get(key, 0) for row, key in zip(rows, keys, strict=True))
     limits = ((figures["held_bytes"], figures["byte_limit"]), (number, figures["capacity"]))
     storage = figures["storage"]
-    kind, is_taken = registry.words_of(storage), registry.offers(storage, DeliversOnce)
+    kind, is_taken = registry.kind_or_default(storage), registry.has_capability(storage, DeliversOnce)
     fresh = [row["freshness"] for row in rows if row.get("freshness")]
     lags = learner_lags + [(each["lag_mean"], each["lag_max"]) for each in fresh if each.get("lag_mean") is not None]
     return TableRow(
         **figures,
-        holds=registry.held_in(storage),
+        holds=registry.items_noun(storage),
         unit=kind.unit,
         room=kind.room,
         is_taken=is_taken,
@@ -278,7 +278,7 @@ def learning_of(up: list[NodeState], goal: float | None = None) -> Learning:
     spreads = {name: total(FigureSpread, parts) for name, parts in _by_name(up, "scalars").items()}
     recent = [each for node in up if (each := node.stats.get("recent") or {}).get("count")]
     return Learning(
-        **summed(RecentEpisodes, recent),
+        **summed_fields(RecentEpisodes, recent),
         client_scalars={name: each.mean for name, each in spreads.items() if each.count},
         learner_scalars={name: values[-1] for name, values in _by_name(up, "learner_scalars").items()},
         goal=goal,
@@ -289,7 +289,7 @@ def freshness_of(up: list[NodeState]) -> SampleFreshness:
     """Return the worst sample freshness that learners report, in the servers' processes and through readers."""
     reports = [table.get("freshness") for node in up for table in (node.stats.get("tables") or {}).values()]
     reports += [each["figures"] for node in up for each in node.stats.get("learners") or ()]
-    return SampleFreshness(**summed(SampleFreshness, [each for each in reports if each]))
+    return SampleFreshness(**summed_fields(SampleFreshness, [each for each in reports if each]))
 
 
 def verdict_inputs(seen: Overview, up: list[NodeState], counters: Counters, settings: Settings) -> VerdictInputs:

@@ -61,7 +61,7 @@ class VerdictInputs:
     """Seconds until TD errors reach their actors, and seconds in which the actors' memories turn over."""
 
     @property
-    def are_read(self) -> bool:
+    def is_training_active(self) -> bool:
         """True if actors are active in an unfinished run, so that verdicts on flow and quality apply."""
         return bool(self.seen.actors.active) and not self.seen.finished
 
@@ -76,7 +76,7 @@ class VerdictInputs:
         return (self.seen.rates.waiting_share or 0.0) > MUCH_WAITING
 
     @property
-    def inserts_wait(self) -> list[str]:
+    def tables_awaiting_draws(self) -> list[str]:
         """Tables whose actors have to wait for draws, with the reason."""
         return [f"{table.name}: {table.rate.inserts_wait}" for table in self.seen.tables if table.rate.inserts_wait]
 
@@ -186,7 +186,7 @@ def _absent(actors: Actors) -> list[Verdict]:
 
 def _flow(facts: VerdictInputs) -> list[Verdict]:
     """Return the first verdict on the flow of data that applies; `_balanced` always applies."""
-    if not facts.are_read:
+    if not facts.is_training_active:
         return []
     checks = (_stopped, _held_back, _waits_for_inference, _limited, _waiting, _behind, _settling, _balanced)
     return next(findings for findings in (check(facts) for check in checks) if findings)
@@ -194,7 +194,7 @@ def _flow(facts: VerdictInputs) -> list[Verdict]:
 
 def _stopped(facts: VerdictInputs) -> list[Verdict]:
     number = facts.seen.actors.active - facts.seen.actors.idle
-    if facts.is_still and number > 0 and not facts.inserts_wait:
+    if facts.is_still and number > 0 and not facts.tables_awaiting_draws:
         text = (
             f"No steps come in: {'the active actor has' if number == 1 else f'{number} active actors have'} recorded "
             "no step for a minute. An environment may hang, or no model may arrive: see `memoire logs`, then restart "
@@ -214,12 +214,12 @@ def _held_back(facts: VerdictInputs) -> list[Verdict]:
     """Return a verdict if actors wait for the learner. With rollouts, learner and actors may take turns, so actors also
     wait in a run that actors limit; then the learner waits for a large share of its time.
     """
-    if not facts.inserts_wait or (facts.only_rollouts and facts.waits_much):
+    if not facts.tables_awaiting_draws or (facts.only_rollouts and facts.waits_much):
         return []
     knob = "capacity" if facts.only_rollouts else "samples_per_insert_tolerance"
     text = (
-        f"Actors wait for the learner, because of the limits of a table ({_listed(facts.inserts_wait)}). Use a faster "
-        f"learner, fewer actors or a larger {knob}."
+        f"Actors wait for the learner, because of the limits of a table ({_listed(facts.tables_awaiting_draws)}). Use "
+        f"a faster learner, fewer actors or a larger {knob}."
     )
     return [Verdict("notice", "inserts_limited", text, knob)]
 
@@ -330,7 +330,7 @@ def _balanced(facts: VerdictInputs) -> list[Verdict]:
 
 def _quality(facts: VerdictInputs) -> Iterator[Verdict]:
     """Yield verdicts on the samples that the learner learns from."""
-    if not facts.are_read:
+    if not facts.is_training_active:
         return
     fresh, outdated = facts.seen.freshness, facts.seen.outdated
     if fresh.left_out is not None and fresh.left_out > MUCH_LEFT_OUT:

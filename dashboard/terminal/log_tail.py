@@ -29,7 +29,7 @@ from memoire.dashboard.settings import Settings
 from memoire.errors import EndpointError, ParameterError, escape
 from memoire.limits import wall_clock
 from memoire.loggers import Logger
-from memoire.nodes.supervision import discard
+from memoire.nodes.supervision import discard_output
 from memoire.security.access import Tokens
 
 from .top import FIRST_RATES, INCOMPLETE, PAGES, first_poll, node_address
@@ -70,7 +70,7 @@ class LogServers:
         self, nodes: Sequence[str], token: Tokens | str | None, timeout: float, complain: Callable[[str], object]
     ) -> None:
         self._addresses = NodeAddresses(Settings(nodes=tuple(map(node_address, nodes))).nodes)
-        self._addresses.look()
+        self._addresses.resolve_names()
         self._addresses.begin()
         self._nodes, self._token, self._timeout, self._complain = nodes, token, timeout, complain
         self._pool = ThreadPoolExecutor(ASKERS, thread_name_prefix="memoire-logs")
@@ -87,13 +87,13 @@ class LogServers:
         self._addresses.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll all nodes, and update the list of servers.
 
         Raises:
             EndpointError: No server has ever answered.
         """
-        urls = self._addresses.now()
+        urls = self._addresses.known_urls()
         answers = ask_all(self._pool, {url: partial(self._status, url) for url in urls})
         self.silent = {url: str(answer) for url, answer in answers.items() if isinstance(answer, NodeError)}
         self.silent |= {name: f"{name}: {why}" for name, why in self._addresses.trouble.items()}
@@ -186,7 +186,7 @@ def tail(
         raise ParameterError.with_text(f"--every and --timeout must be above 0 s, got {every:g} s and {timeout:g} s.")
     sources = LogServers(nodes, token, timeout, complain)
     try:
-        sources.look()
+        sources.poll()
         places: dict[str, int] = {}
         if last is None and follow:
             last = FIRST
@@ -198,13 +198,13 @@ def tail(
                 _write(page.rows[::-1], say)
         while follow:
             time.sleep(every)
-            sources.look()
+            sources.poll()
             for name in sources.restarted:
                 places.pop(name, None)
             for page in _pages(sources, wanted, places, page_lines):
                 _write(page.rows[::-1], say)
     except BrokenPipeError:  # the end of `memoire logs | head`
-        discard()
+        discard_output()
         return CUT_SHORT
     finally:
         sources.close()
@@ -340,7 +340,7 @@ def _follow(
         say(f"run {run!r}: reporting every {every:g} s")
         while seen.run == run:
             figures = {name: point.mean for name, point in watch.figures.items()}
-            logger.log(chosen(figures, only), int(seen.totals.steps))
+            logger.log(matching_figures(figures, only), int(seen.totals.steps))
             looks += 1
             if once or seen.finished:
                 say(f"run {run!r}: {'finished' if seen.finished else 'reported'}, {looks} looks")
@@ -351,7 +351,7 @@ def _follow(
     return 0, False
 
 
-def chosen(figures: Mapping[str, float], patterns: Iterable[str]) -> dict[str, float]:
+def matching_figures(figures: Mapping[str, float], patterns: Iterable[str]) -> dict[str, float]:
     """Return the figures whose names match one of the patterns; all figures if there are no patterns."""
     wanted = list(patterns)
     return {

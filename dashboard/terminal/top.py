@@ -84,7 +84,7 @@ def duration(seconds: float | None) -> str:
     return f"{_fixed(seconds / 3600.0, 1)} h" if seconds < 172_800.0 else f"{_fixed(seconds / 86_400.0, 1)} days"
 
 
-def ago(time: float, now: float) -> str:
+def format_ago(time: float, now: float) -> str:
     """Format a past time, such as "12 s ago" or "just now"."""
     return "just now" if now - time < 1.0 else f"{duration(now - time)} ago"
 
@@ -188,7 +188,7 @@ def first_poll(watch: Aggregator, nodes: Sequence[str]) -> None:
     Raises:
         EndpointError: No node answers.
     """
-    watch.look_up()
+    watch.resolve_names_periodically()
     first = watch.poll(TIMEOUT)
     if not any(node.state != "down" for node in first.nodes):
         raise _no_answer(nodes, first)
@@ -283,12 +283,12 @@ def titled(row: Any, name: str, now: float = 0.0) -> tuple[str, str]:
     kind: Any = type(row)
     declared, value = figures_of(kind)[name], getattr(row, name)
     if declared.unit == "ago":
-        return declared.title.lower(), ago(value, now)
+        return declared.title.lower(), format_ago(value, now)
     return declared.title.lower(), value if isinstance(value, str) else FORMATS[declared.unit](value)
 
 
 def _held(name: str) -> Callable[[Any], str]:
-    return lambda row: f"{count(getattr(row, name))} {registry.held_in(row.storage)}"
+    return lambda row: f"{count(getattr(row, name))} {registry.items_noun(row.storage)}"
 
 
 TABLES = [
@@ -395,7 +395,7 @@ def _actors(seen: Overview, actors: Sequence[ActorRow], most: int) -> list[Style
     shown = _section(ACTORS, busiest[:most], seen.time, f"actors: {', '.join(parts)}")
     for row in silent[:most]:
         who = f"{escape(row.name) or row.label} host {escape(row.host) or NONE} server {escape(row.home) or NONE}"
-        shown.append(StyledLine(f"silent: {who}, last seen {ago(row.last_seen, seen.time)}", "yellow"))
+        shown.append(StyledLine(f"silent: {who}, last seen {format_ago(row.last_seen, seen.time)}", "yellow"))
     if len(silent) > most:
         shown.append(StyledLine(f"and {len(silent) - most} more are silent", "yellow"))
     return shown if busiest else [StyledLine(""), StyledLine(f"actors: {', '.join(parts)}", "bold"), *shown]
@@ -405,7 +405,7 @@ def _cells(columns: Sequence[TopColumn], row: Any, now: float) -> list[str]:
     """Return the cells of a row. A node that is away shows no figures, since its last ones are old."""
     if isinstance(row, NodeRow) and row.state == "down":
         names = row.name or row.url, row.role or NONE, STATES["down"]
-        why = f"since {ago(row.since, now)}: {'; '.join(row.reasons)}"
+        why = f"since {format_ago(row.since, now)}: {'; '.join(row.reasons)}"
         return [*names, *[NONE] * 5, access(row), NONE, NONE, why]
     return [column.show(row, now) for column in columns]
 

@@ -41,7 +41,7 @@ from memoire.security.access import (
     WrongTokens,
     bearer,
     is_loopback,
-    network_of,
+    mistake_counter_name,
 )
 from memoire.wire.byte_budget import PeerTable
 
@@ -118,7 +118,7 @@ class Logins:
         if now >= until or self._tokens is None or not self._tokens.holds(token):
             return False
         with self._lock:
-            self._logins.hear(number, now)
+            self._logins.look_up(number, now)
         return True
 
     def log_in(self, token: str, origin: RequestOrigin) -> str | None:
@@ -147,22 +147,22 @@ class Logins:
         if self._tokens is not None and self._tokens.holds(token):
             self._prove(origin)
             return True
-        self._guesses.wrong(origin.address)
+        self._guesses.count_wrong(origin.address)
         if origin.peer != origin.address:
-            self._guesses_of_proxies.wrong(origin.peer)
+            self._guesses_of_proxies.count_wrong(origin.peer)
         self.refused["http_token"] += 1
         return False
 
     def _wait(self, origin: RequestOrigin) -> float:
         """Return the seconds before an origin may send another token."""
         own = self._guesses.wait(origin.address)
-        if origin.peer == origin.address or network_of(origin.address) in self._proven:
+        if origin.peer == origin.address or mistake_counter_name(origin.address) in self._proven:
             return own
         return max(own, self._guesses_of_proxies.wait(origin.peer))
 
     def _prove(self, origin: RequestOrigin) -> None:
         """Note that an address has sent the right token."""
-        network = network_of(origin.address)
+        network = mistake_counter_name(origin.address)
         with self._lock:
             self._proven.pop(network, None)
             self._proven[network] = None

@@ -72,7 +72,7 @@ _DEFAULTS = {
         Limits(), held_bytes=HELD_BYTES, model_bytes=MODEL_BYTES, message_bytes=int(Limits().message_bytes)
     ),
     "dashboard": Settings.defaults(),
-    "counted": {kind.name: kind.counted for kind in registry.known()},
+    "counted": {kind.name: kind.counted for kind in registry.known_kinds()},
 }
 
 
@@ -179,7 +179,7 @@ class Api:
 
         Secrets are left out. For a named run, these are the last settings that its servers reported.
         """
-        settings = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.shown()}
+        settings = {"servers": self._aggregator.node_settings(run), "dashboard": self._settings.visible_settings()}
         return _json(settings | {"defaults": _DEFAULTS})
 
     def sample(self, server: Text = "", table: Text = "", client: Owner = "", number: Number = 0) -> Response:
@@ -301,7 +301,7 @@ class Api:
         row = next((each for each in self._aggregator.history.runs() if each.name == name), None)
         if row is None:
             raise HTTPException(http.HTTPStatus.NOT_FOUND, f"no run {name!r} is known here; /api/runs lists them")
-        return _file(RunFile, run_file.written(self._aggregator.history, row, wall_clock()), name, "run.gz")
+        return _file(RunFile, run_file.export_pieces(self._aggregator.history, row, wall_clock()), name, "run.gz")
 
     def _wanted(self, run: str, names: list[str]) -> tuple[str, list[str]]:
         run = run or self._overview().run

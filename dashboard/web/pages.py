@@ -132,7 +132,7 @@ def vendored(name: str) -> bytes:
 def add_pages(app: FastAPI, root_path: str) -> None:
     """Add the routes "/" and "/static/" to the app of a dashboard under `root_path`."""
     files = load()
-    files["index.html"] = under(root_path, files["index.html"])
+    files["index.html"] = with_root_path(root_path, files["index.html"])
 
     def page(request: Request) -> Response:
         return _answer(request, files["index.html"])
@@ -144,7 +144,7 @@ def add_pages(app: FastAPI, root_path: str) -> None:
     app.add_api_route("/static/{path:path}", static, methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def under(root_path: str, page: StaticFile) -> StaticFile:
+def with_root_path(root_path: str, page: StaticFile) -> StaticFile:
     """Return the page with absolute addresses under `root_path`, since browsers treat "/memoire" and "/memoire/"
     differently.
     """

@@ -33,7 +33,7 @@ from memoire.figures import by, catalogue, gauge
 from memoire.nodes.http import NodePages, listen
 from memoire.nodes.metrics import BUILD_INFO, Exposition, PageGuard, build_info, families, family
 from memoire.nodes.pages import Handler, Page, PagedNode, PageRequest, as_json
-from memoire.nodes.supervision import LauncherLine, say
+from memoire.nodes.supervision import LauncherLine, print_line
 from memoire.security.access import Tokens
 
 from .access import Logins
@@ -102,7 +102,7 @@ class DashboardCollector(Collector):
                 open=[settings.listen] * settings.is_open,
                 refused=self._gate.refused,
                 listeners=self._hub.listeners,
-                history_failed=bool(self._aggregator.trouble),
+                history_failed=bool(self._aggregator.problem),
                 time=None if overview is None else overview.time,
                 nodes=[WatchedNode(each.url, each.name, each.state != "down", each.took) for each in nodes],
             )
@@ -192,7 +192,7 @@ class Dashboard(ClosingContext):
         except BaseException:
             self._listener.close()
             raise
-        self.gate = Logins(Tokens.of(settings.token))
+        self.gate = Logins(Tokens.from_setting(settings.token))
         pages = probe_pages(self.aggregator, Exposition(DashboardCollector(self.aggregator, self.hub, self.gate)))
         try:
             self._probes = NodePages(None, probes=settings.probes, pages=pages)
@@ -262,10 +262,10 @@ def serve(settings: Settings) -> int:
     with LauncherLine() as tether, Dashboard(settings) as dashboard:
         tether.ready(endpoint=dashboard.url, http=dashboard.url)
         if not tether.is_launched:
-            say(f"memoire dashboard: {dashboard.url}")
+            print_line(f"memoire dashboard: {dashboard.url}")
             if dashboard.probes_url is not None:
-                say(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz")
-            say("Ctrl-C ends it.", sys.stderr)
+                print_line(f"memoire dashboard: probes and metrics: {dashboard.probes_url}/readyz")
+            print_line("Ctrl-C ends it.", sys.stderr)
         while tether.wait(POLL_INTERVAL):
             pass
     return 0

@@ -24,7 +24,7 @@ from typing import Any
 
 from memoire.nodes.launcher import Launcher
 from memoire.nodes.local import LaunchedRun, LaunchOptions
-from memoire.nodes.supervision import ProcessOutput, note
+from memoire.nodes.supervision import ProcessOutput, print_note
 from memoire.rl.collector import BETWEEN_RANKS, address_of_rank
 
 PROGRAM = os.path.abspath(__file__)
@@ -146,7 +146,7 @@ class PpoDemo:
             shown(name, line)
             self.hear(line)
 
-        with shown, Launcher(heard, say=note) as launcher:
+        with shown, Launcher(heard, say=print_note) as launcher:
             run = LaunchedRun(launcher, self.options, lambda: self.look(run))
             run.run()
             signalled = launcher.stop_signal
@@ -165,7 +165,7 @@ class PpoDemo:
         """Kill the last collector half way."""
         if not self.has_killed and self.returned >= 0.5 * self.task.goal:
             self.has_killed = True
-            note(f"half way, at a return of {self.returned:.1f}: {run.actors[-1].name} is killed on purpose")
+            print_note(f"half way, at a return of {self.returned:.1f}: {run.actors[-1].name} is killed on purpose")
             run.actors[-1].kill()
 
     def sum_up(self) -> int:

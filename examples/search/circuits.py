@@ -257,7 +257,7 @@ def run_episode(start, ask, options):
         mask = possible(gates, near)
         state = columns_of(gates) | {"links": near}
         answer = ask(state)
-        choice, logp = rl.masked(answer["logits"].ravel(), mask.ravel(), rng)
+        choice, logp = rl.sample_masked(answer["logits"].ravel(), mask.ravel(), rng)
         circuit = rewritten(gates, *divmod(int(choice), RULES), near)
         reward = len(gates) - len(circuit)
         yield state | {"mask": mask, "action": choice, "logp": logp, "critic": answer["value"], "reward": float(reward)}
@@ -338,7 +338,9 @@ def final_values(net, rollouts):
     last = [[tuple(gate) for gate in value.tolist()] for value in rollouts.final["gates"]]
     graphs = {"gates": [columns_of(each)["gates"] for each in last], "links": [links(each) for each in last]}
     return act(
-        rl.padded_columns({name: Ragged.of(values, np.int16, values[0].shape[1:]) for name, values in graphs.items()}),
+        rl.padded_columns(
+            {name: Ragged.from_arrays(values, np.int16, values[0].shape[1:]) for name, values in graphs.items()}
+        ),
         net,
     )["value"]
 

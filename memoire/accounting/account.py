@@ -127,7 +127,7 @@ class Account:
     owner: str = ""
     """Role and name of the key that opened the account; no other key may use it. "" if the server requires no keys."""
 
-    def arrived(self, byte_count: int, number: int, pushed_bytes: int, now: float) -> None:
+    def count_arrived_cache(self, byte_count: int, number: int, pushed_bytes: int, now: float) -> None:
         """Count a cache that arrived; `number` and `pushed_bytes` are the client's totals of pushes with this cache."""
         self.received_caches += 1
         self.received_bytes += byte_count
@@ -253,13 +253,13 @@ class Totals:
     # fmt: on
 
 
-def of_account(name: str) -> str:
+def attribute_path(name: str) -> str:
     """Return the path of a count's attribute in an `Account`: of the account, or of its report."""
     return f"report.{name}" if name in REPORT_SUMS else name
 
 
 _COUNTED = tuple(n for n in Totals.__slots__ if n not in ("clients", "gone", "skipped_caches", "returns_sum"))
-_counted = attrgetter(*map(of_account, _COUNTED))
+_counted = attrgetter(*map(attribute_path, _COUNTED))
 
 
 def counts_of(account: Account) -> dict[str, int]:
@@ -336,7 +336,7 @@ class AccountStore:
         """Return the numbers of the newest line and episode in the client's accounts from other servers, or zeros."""
         return 0, 0
 
-    def keep(self, account: Account) -> None:
+    def store(self, account: Account) -> None:
         """Store an account that leaves memory; it does not change any more."""
         assert account is None, "a ledger that folds needs a store"
 
@@ -348,5 +348,5 @@ class AccountStore:
 class SumsOnlyStore(AccountStore):
     """An `AccountStore` that discards accounts: only their sums stay, in the ledger."""
 
-    def keep(self, account: Account) -> None:
+    def store(self, account: Account) -> None:
         """Discard the account: the ledger has added it to its sums."""

@@ -85,7 +85,7 @@ class Ledger:
         forget: Callable[[bytes], None] = lambda client: None,
         room: ByteHolder | None = None,
     ) -> None:
-        self._room = ByteBudget(1 << 62).holder("clients") if room is None else room
+        self._room = ByteBudget(1 << 62).add_holder("clients") if room is None else room
         self._name_bytes: dict[bytes, int] = {}  # bytes of the names in a client's report
         self.epoch, self.since = epoch, since or epoch
         self._store = AccountStore() if store is None else store
@@ -133,7 +133,7 @@ class Ledger:
         return self.sums["gone"]
 
     @property
-    def folded(self) -> int:
+    def stored_count(self) -> int:
         """Number of accounts that are not in memory."""
         return self._folded.counts["clients"]
 
@@ -184,7 +184,7 @@ class Ledger:
     def _mark_heard(self, account: Account, now: float) -> Account:
         account.last_seen = now
         if account.client not in self._accounts:
-            self._guests.hear(account.client, now)
+            self._guests.look_up(account.client, now)
         return account
 
     def remove_guest(self, client: bytes) -> None:
@@ -238,13 +238,13 @@ class Ledger:
 
     # Moving accounts from memory to the store, and back
 
-    def fold(self, account: Account) -> None:
+    def store_account(self, account: Account) -> None:
         """Move the account of a gone or silent client to the store. The account's counts stay in all sums."""
         assert not account.waiting_feedback
         del self._accounts[account.client]
         self.present[account.table] -= not account.report.leaving
         self._folded.add(account)
-        self._store.keep(account)
+        self._store.store(account)
         self._release_client(account.client)
 
     def _unfold(self, client: bytes) -> Account | None:
@@ -330,7 +330,7 @@ class Ledger:
                 self.ended_count += 1
                 self.ended.append((account.client, ended))
 
-    def arrived(
+    def count_arrived_cache(
         self,
         client: bytes,
         byte_count: int,
@@ -355,23 +355,25 @@ class Ledger:
                 self.misdirected_caches += 1
                 return None
             account = self._get_or_open(client, now, table)
-        account.arrived(byte_count, number, pushed_bytes, now)
+        account.count_arrived_cache(byte_count, number, pushed_bytes, now)
         return account
 
-    def accepted(self, account: Account, byte_count: int, samples: int) -> None:
+    def count_accepted_cache(self, account: Account, byte_count: int, samples: int) -> None:
         """Count the cache that arrived as accepted."""
         account.accepted_caches += 1
         account.accepted_bytes += byte_count
         account.accepted_samples += samples
         self.sums["accepted_caches"] += 1
 
-    def rejected(self, account: Account, code: str) -> None:
+    def count_rejected_cache(self, account: Account, code: str) -> None:
         """Count the cache that arrived as rejected, by code."""
         if code not in account.rejected and len(account.rejected) >= MAX_CODES:
             code = "other"
         account.rejected[code] = account.rejected.get(code, 0) + 1
 
-    def losing_feedback(self, account: Account, samples: int) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    def lost_feedback_calls(
+        self, account: Account, samples: int
+    ) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
         """Return the calls that count TD errors for `samples` samples as lost, to be made in one step."""
         name, table = "lost_feedback", account.table
         sums, of_tables = self.sums, self.tables["lost_feedback"]

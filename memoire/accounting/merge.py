@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from memoire.wire.rows import ACCOUNT, ACCOUNT_KEY_BYTES
 
-from .account import Account, Totals, of_account
+from .account import Account, Totals, attribute_path
 
 Rows: TypeAlias = NDArray[np.void]
 """Array of `rows.ACCOUNT` records, one for each account."""
@@ -104,7 +104,7 @@ _ORDERING_FIELDS = ("received_caches", "pushed_caches", "returns_count", "last_s
 
 COUNTS = (ACCOUNT.names or ())[3:-4]
 """Fields of a row that count, between the account's key and its times, label and flags."""
-_counted = attrgetter(*map(of_account, COUNTS))
+_counted = attrgetter(*map(attribute_path, COUNTS))
 
 
 def row_of(account: Account, home: int) -> tuple[Any, ...]:

@@ -85,7 +85,7 @@ class NumberedTexts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def number(self, text: str) -> int:
+    def number_of(self, text: str) -> int:
         """Return the number of a text; add the text if it is new."""
         if text not in self._numbers:
             self._texts.append(text)
@@ -98,7 +98,7 @@ class NumberedTexts:
             raise ValueError(f"word {number} does not exist; there are {len(self._texts)} words")
         return self._texts[number - 1]
 
-    def after(self, number: int) -> list[str]:
+    def texts_after(self, number: int) -> list[str]:
         """Return the texts with higher numbers than `number`, in order."""
         return self._texts[number:]
 
@@ -118,7 +118,7 @@ class AccountPacker:
         """Return the body of an own account; its key is the client's id. Waiting feedback is counted as lost."""
         row = list(row_of(account, self.home))
         row[_PLACE["lost_feedback"]] += account.waiting_feedback
-        word = self.words.number(f"{account.since} {account.table} {account.owner}")
+        word = self.words.number_of(f"{account.since} {account.table} {account.owner}")
         feedback = [getattr(account, f"{name}_feedback") for name in FEEDBACK_OUTCOMES]
         if any(feedback):
             rest = msgspec.msgpack.encode((account.rejected, feedback))
@@ -156,7 +156,7 @@ class AccountPacker:
 
     def pack_row(self, row: np.void) -> tuple[bytes, bytes]:
         """Return key and body of an account of another server, or of a former life of this server."""
-        word = self.words.number(f"{int(row['home'])} {int(row['since'])}")
+        word = self.words.number_of(f"{int(row['home'])} {int(row['since'])}")
         return row["client"].tobytes() + word.to_bytes(_WORD_BYTES, "big"), _pack(row.item(), 0, 0)
 
     def rows(self, packed: Sequence[tuple[bytes, bytes]]) -> Rows:
@@ -288,7 +288,7 @@ class KeptAccounts(AccountStore, ABC):
         """Yield the bodies of all own accounts, in parts."""
 
     @abstractmethod
-    def inherit(self, rows: Rows) -> None:
+    def store_inherited(self, rows: Rows) -> None:
         """Store accounts of other servers, rows of `merge`; of each account the latest row is kept."""
 
     @property
@@ -309,13 +309,13 @@ class KeptAccounts(AccountStore, ABC):
         body = self._read_own(client)
         return None if body is None else self._packing.unpack(client, body)
 
-    def elsewhere(self, client: bytes) -> Rows:
+    def other_accounts(self, client: bytes) -> Rows:
         """Return a client's accounts of other servers, and of former lives of this server."""
         return self._packing.rows(self._read_others(client))
 
     def numbers_elsewhere(self, client: bytes) -> tuple[int, int]:
         """Return the numbers of the newest line and closed episode in the client's accounts from other servers."""
-        rows = self.elsewhere(client)
+        rows = self.other_accounts(client)
         return int(rows["lines_through"].max(initial=0)), int(rows["ended_through"].max(initial=0))
 
     def sums(self) -> FoldedSums:
@@ -372,11 +372,11 @@ class MemoryAccounts(KeptAccounts):
     def _read_bodies(self) -> Iterator[list[bytes]]:
         yield [body for key, body in self._packed.items() if len(key) == CLIENT_BYTES]
 
-    def keep(self, account: Account) -> None:
+    def store(self, account: Account) -> None:
         """Pack and store an account that leaves the ledger."""
         self._put(account.client, self._packing.pack(account))
 
-    def inherit(self, rows: Rows) -> None:
+    def store_inherited(self, rows: Rows) -> None:
         """Pack and store accounts of other servers, merged with the stored ones."""
         for row in rows:
             client = row["client"].tobytes()
@@ -405,10 +405,10 @@ class PackedReader(Protocol):
     def body(self, key: bytes) -> bytes | None:
         """Return the body of the account with this key, or None."""
 
-    def after(self, key: bytes, most: int, before: bytes = ...) -> Sequence[Packed]:
+    def accounts_after(self, key: bytes, most: int, before: bytes = ...) -> Sequence[Packed]:
         """Return at most `most` accounts from this key on, ascending, whose keys are below `before`."""
 
-    def reading(self) -> AbstractContextManager[None]:
+    def add_file_to_errors(self) -> AbstractContextManager[None]:
         """Return a context in which bytes that cannot be unpacked raise an error that names the file."""
 
 
@@ -435,24 +435,24 @@ class StoredAccounts(KeptAccounts):
         return self._reader.body(client)
 
     def _read_others(self, client: bytes) -> Sequence[Packed]:
-        return self._reader.after(client + b"\0", 1 << 16, client + b"\xff" * 8)
+        return self._reader.accounts_after(client + b"\0", 1 << 16, client + b"\xff" * 8)
 
     def _read_from(self, key: bytes, most: int) -> Sequence[Packed]:
-        return self._reader.after(key, most)
+        return self._reader.accounts_after(key, most)
 
     def _read_bodies(self) -> Iterator[list[bytes]]:
-        key, packed = b"", self._reader.after(b"", _ACCOUNTS_AT_ONCE)
+        key, packed = b"", self._reader.accounts_after(b"", _ACCOUNTS_AT_ONCE)
         while packed:
             own = [body for key, body in packed if len(key) == CLIENT_BYTES]
             self._has_others = self._has_others or len(own) < len(packed)
             yield own
             key = packed[-1][0] + b"\0"
-            packed = self._reader.after(key, _ACCOUNTS_AT_ONCE)
+            packed = self._reader.accounts_after(key, _ACCOUNTS_AT_ONCE)
 
-    def keep(self, account: Account) -> None:
+    def store(self, account: Account) -> None:
         """Do nothing, since an account leaves the ledger only after it is on disk."""
 
-    def inherit(self, rows: Rows) -> None:
+    def store_inherited(self, rows: Rows) -> None:
         """Store accounts of other servers in memory until they are on disk."""
         self._arriving = merge(self._arriving, rows)
         self._has_others = True
@@ -469,24 +469,24 @@ class StoredAccounts(KeptAccounts):
 
     def find(self, client: bytes) -> Account | None:
         """Return the client's own account from disk, or None."""
-        with self._reader.reading():
+        with self._reader.add_file_to_errors():
             return super().find(client)
 
-    def elsewhere(self, client: bytes) -> Rows:
+    def other_accounts(self, client: bytes) -> Rows:
         """Return a client's accounts of other servers, saved or not."""
         mine = [rows[(rows["client"] == np.frombuffer(client, "<u8")).all(axis=1)] for rows in self._unsaved]
-        with self._reader.reading():
-            return merge(super().elsewhere(client), *mine)
+        with self._reader.add_file_to_errors():
+            return merge(super().other_accounts(client), *mine)
 
     def sums(self) -> FoldedSums:
         """Return the sums over all own accounts on disk."""
-        with self._reader.reading():
+        with self._reader.add_file_to_errors():
             return super().sums()
 
     def rows(self, after: bytes, most: int) -> Rows:
         """Return at most `most` rows, saved or not, that follow the key `after`."""
         unsaved = [page(rows, after, most)[0] for rows in self._unsaved]
-        with self._reader.reading():
+        with self._reader.add_file_to_errors():
             return merge(super().rows(after, most), *unsaved)[:most]
 
     @property

@@ -242,7 +242,7 @@ class UnsavedChanges:
         self.given_up = 0
         """Replies that were dropped because too many waited."""
 
-    def touch(self, run: str, account: Account) -> None:
+    def mark_changed(self, run: str, account: Account) -> None:
         """Mark an account as changed."""
         if self.is_durable:
             self._accounts[run, account.client] = account
@@ -272,7 +272,7 @@ class UnsavedChanges:
         if self.is_durable:
             self._settings[name] = text
 
-    def after(self, ticket: Ticket) -> None:
+    def call_after_save(self, ticket: Ticket) -> None:
         """Add a callback that runs once all changes up to now are saved."""
         self._after.append(ticket)
 
@@ -307,7 +307,7 @@ class UnsavedChanges:
     def take(self) -> SavedGroup | None:
         """Return all changes and tickets as one group, or None if nothing has changed and no ticket waits.
 
-        The group counts as being saved until `settle` is called.
+        The group counts as being saved until `confirm_saved` is called.
         """
         if self.is_clean:
             return None
@@ -326,7 +326,7 @@ class UnsavedChanges:
         self._settings, self._after, self._waiting = {}, [], OrderedDict()
         return group
 
-    def settle(self) -> None:
+    def confirm_saved(self) -> None:
         """Record that the group taken last is on disk."""
         self._saving, self._others = set(), set()
 
@@ -357,7 +357,7 @@ class StateStore(Protocol):
         """Number of this start of the server, greater than those of all former starts."""
 
     @property
-    def since(self) -> int:
+    def complete_since(self) -> int:
         """Epoch from which on the state is complete: that of the first start, or of the start after a backup was
         restored.
         """
@@ -414,14 +414,14 @@ class StateStore(Protocol):
         """Yield the saved changes of a table in order: kind, key and body of each row."""
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Current trouble with the disk, for people; empty if the disk works."""
 
     @property
     def is_healthy(self) -> bool:
         """True if new groups are saved without delay."""
 
-    def space(self) -> FolderStats:
+    def disk_space(self) -> FolderStats:
         """Return the sizes of the folder and its disk."""
 
     def wake(self) -> None:
@@ -445,7 +445,7 @@ class RunState:
     finished: bool = False
     logbook: Logbook = field(default_factory=Logbook)
     is_used: bool = True
-    """True if the run was accessed since the last call of `Runs.rest`."""
+    """True if the run was accessed since the last call of `Runs.evict_saved`."""
     inherited: int = 0
     """Number of times that accounts of other servers arrived, since this process started."""
     number: int = field(init=False)
@@ -459,7 +459,7 @@ class RunState:
         """Facts of the run for saving, without accounts and lines."""
         return RunFacts(self.name, self.finished, self.began, self.ended)
 
-    def live(self, home: int) -> Rows:
+    def rows_in_memory(self, home: int) -> Rows:
         """Return rows of the accounts that are in memory now, in order."""
         return merge(rows_of(row_of(account, home) for account in self.ledger))
 
@@ -471,9 +471,9 @@ class RunState:
             yield rows
             after = key_of(rows[-1:]) if len(rows) else b""
 
-    def inherit(self, rows: Rows) -> None:
+    def store_inherited(self, rows: Rows) -> None:
         """Store accounts of other servers, rows of `merge`."""
-        self.kept.inherit(rows)
+        self.kept.store_inherited(rows)
         self.inherited += 1
 
     def page(self, live: Rows, after: bytes, most: int = PAGE_ROWS) -> tuple[Rows, bool]:
@@ -553,14 +553,14 @@ class Runs:
             self.current = self._activate(name, now)
         return former
 
-    def keep(self, name: str, finished: bool, now: float) -> RunState:
+    def add_former_run(self, name: str, finished: bool, now: float) -> RunState:
         """Add a run of another server as a former run, and return it."""
         self._order.insert(0, name)
         run = self._open[name] = self._create(RunFacts(name, finished, now, now))
         self._numbers[run.number] = name
         return run
 
-    def rest(self, is_saved: Callable[[RunState], bool]) -> None:
+    def evict_saved(self, is_saved: Callable[[RunState], bool]) -> None:
         """Evict former runs that are saved, and that were not accessed since the last call, from memory."""
         if self._past is None:
             return
@@ -582,7 +582,7 @@ class Runs:
 
     def _create(self, facts: RunFacts) -> RunState:
         kept = MemoryAccounts(self._home) if self._past is None else self._past.accounts(facts.name)
-        since = 0 if self._past is None else self._past.since
+        since = 0 if self._past is None else self._past.complete_since
         may: dict[str, Any] = {"may_open": self._may_open, "forget": self._forget, "room": self._room}
         ledger = Ledger(epoch=self._epoch, since=since, store=kept, **may)
         log = Logbook(room=self._line_room)

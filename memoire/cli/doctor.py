@@ -185,7 +185,7 @@ def examine(
     for line in versions():
         say(f"     {line}")
     try:
-        identity = Keys.of(keys, "learner")
+        identity = Keys.from_setting(keys, "learner")
         if identity is not None:
             say(f"     keys: {identity.own.peer.principal} {identity.own.fingerprint}, in {identity.folder}")
         _check_socket(endpoint, timeout, say, kinds=("ROUTER",), keys=identity)
@@ -236,7 +236,7 @@ def _check_socket(endpoint: str, timeout: float, say: Say, *, kinds: tuple[str, 
         advice = "Give tcp://HOST:PORT or ipc://PATH."
         raise StepFailed(NO_ADDRESS, "inproc:// addresses work within one process only", advice)
     connection = _dial_tcp(endpoint, place, timeout, say) if scheme == "tcp" else _dial_ipc(place, timeout, say)
-    with TimedSocket.of(connection, time.monotonic() + timeout) as timed:
+    with TimedSocket.wrap(connection, time.monotonic() + timeout) as timed:
         kind = _socket_type(timed, endpoint, timeout)
     if scheme == "tcp" and (kind == "CURVE") != (keys is not None):
         raise _one_sided(kind == "CURVE")

@@ -141,15 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the program that reads the output has ended, such as `head`
-        output.discard()
+        output.discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in output.UNWRITABLE:
             raise
         if error.filename is None:
-            output.discard()
+            output.discard_output()
         target = "the output" if error.filename is None else error.filename
-        output.say(f"memoire: {target} cannot be written: {error.strerror}", sys.stderr)
+        output.print_line(f"memoire: {target} cannot be written: {error.strerror}", sys.stderr)
     return 1
 
 

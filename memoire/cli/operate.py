@@ -23,7 +23,7 @@ class Secrets(CommandOptions):
     """Name of the Secret with tokens (default: none)."""
 
 
-class InCluster(Secrets):
+class CreateSecrets(Secrets):
     """Create the Secrets NAME-server, NAME-actor, ... and the Secret with tokens, through the API server of the cluster
     that this Pod runs in. Existing keys and tokens are kept. If one Secret with keys is missing, it is created, and its
     key is added to the other Secrets. The account needs get and patch of these Secrets, and create of Secrets in the
@@ -210,7 +210,7 @@ def _snapshot(args: argparse.Namespace) -> int:
     if args.show is not None and args.endpoint is None and args.to is None:
         return roles.show(args.show, check=args.check, as_json=args.json)
     if args.show is None and args.endpoint is not None and args.to is not None:
-        return roles.order(endpoint_of(args.endpoint), args.to, timeout=args.timeout, keys=args.keys)
+        return roles.order_snapshots(endpoint_of(args.endpoint), args.to, timeout=args.timeout, keys=args.keys)
     raise ParameterError.with_text("Give either ENDPOINT and --to NAME, to save a snapshot, or --show FILE alone.")
 
 
@@ -277,6 +277,6 @@ def add_key_tool(commands: Commands) -> None:
     actions.add("authorize", "authorize keys", "keys.authorize", AuthorizeKeys)
     actions.add("revoke", "revoke keys and disconnect them", "keys.revoke", RevokeKeys)
     about = "in a Pod: create missing Secrets of keys and tokens"
-    actions.add("in-cluster", about, "keys.make_in_cluster", InCluster)
+    actions.add("in-cluster", about, "keys.make_in_cluster", CreateSecrets)
     about = "check that mounted Secrets of keys and tokens exist and can be used"
     actions.add("check", about, "keys.check", CheckSecrets)

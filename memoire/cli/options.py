@@ -33,7 +33,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 from memoire.arguments import Declared, Setting, declared, hint
 from memoire.errors import AuthError, EndpointError, InsecureWarning, MemoireError, ParameterError
 from memoire.nodes.settings import size
-from memoire.nodes.supervision import note
+from memoire.nodes.supervision import print_note
 from memoire.security import access
 from memoire.security.access import Tokens
 
@@ -51,7 +51,7 @@ def storage(text: str) -> str:
     from memoire.tables import registry
 
     try:
-        return registry.named(text).name
+        return registry.require_kind(text).name
     except ParameterError as error:
         raise argparse.ArgumentTypeError(str(error.expected)) from error
 
@@ -270,14 +270,14 @@ def all_of(args: argparse.Namespace, kind: type[Any]) -> dict[str, Any]:
     return {each.name: getattr(args, (each.setting.flag or each.name).replace("-", "_")) for each in every}
 
 
-class Board(CommandOptions):
+class DashboardOptions(CommandOptions):
     """Options of commands that start a dashboard beside their nodes."""
 
     no_dashboard: Annotated[bool, Setting()] = False
     """Start no dashboard; by default one runs on a free port of this machine if its extra is installed."""
 
 
-class ReadPages(CommandOptions):
+class NodePageOptions(CommandOptions):
     """Nodes whose pages are read, and the token for them."""
 
     nodes: Annotated[tuple[str, ...], Setting(place=True, several="+", show="NODE")] = ()
@@ -296,7 +296,7 @@ class NodeOptions(CommandOptions):
     """A timeout or bound of the library, such as new_clients=100000; may be repeated (docs/settings.md lists all)."""
 
 
-class Stored(CommandOptions):
+class TableOptions(CommandOptions):
     """Schema and sampling of one table or several."""
 
     schema: Annotated[str | None, Setting(show="FILE", group="stored")] = None
@@ -346,7 +346,7 @@ def tokens(path: str | None) -> Tokens | None:
     return None if path is None else Tokens(path)
 
 
-def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = note) -> list[str]:
+def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = print_note) -> list[str]:
     """Return the addresses of nodes' pages.
 
     The node at a request address is asked for its own page and those of all servers behind it; other addresses stay as
@@ -371,7 +371,7 @@ def pages_of(addresses: Sequence[str], keys: str | None = None, *, say: Say = no
     return list(all_pages)
 
 
-def endpoint_of(address: str, *, say: Say = note) -> str:
+def endpoint_of(address: str, *, say: Say = print_note) -> str:
     """Return the request address of a node; the address of a page is replaced by asking the page.
 
     Raises:
@@ -411,7 +411,7 @@ def _ask_pages(address: str, keys: str | None) -> list[str]:
 
     from . import doctor
 
-    process_keys = Keys.of(keys, "learner")
+    process_keys = Keys.from_setting(keys, "learner")
     hello = messages.Hello(role="pages", host=socket.gethostname()[:256], pid=os.getpid())
     try:
         with doctor.RequestSocket(address, ASK_TIMEOUT, process_keys) as requests:

@@ -22,7 +22,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables import registry
 from memoire.tables.base import DrawsBatches, ReceivesSums
-from memoire.wire.layout import frames_of, layout_of
+from memoire.wire.layout import layout_of, max_frames_per_sample
 from memoire.wire.parts import EPISODE_FACTS, ContainerKind, RowCount
 
 PROCESS_MEMORY = 100 * MiB
@@ -114,7 +114,7 @@ class Workload:
     """Seconds between two published models."""
 
     def __post_init__(self) -> None:
-        if not registry.offers(self.storage, DrawsBatches):
+        if not registry.has_capability(self.storage, DrawsBatches):
             expected = f"{' or '.join(map(repr, registry.names_of(DrawsBatches)))}, kinds of table that draw batches"
             raise ParameterError("storage", self.storage, expected)
         for name in ("actors", "steps", "learners", "batches", "batch_size", "capacity", "network", "model_every"):
@@ -170,7 +170,7 @@ def sample_bytes(
     """
     _reject_ragged(schema)
     layout = layout_of(schema, parameters, kind)
-    frames = frames_of(layout, parameters.multi_step)
+    frames = max_frames_per_sample(layout, parameters.multi_step)
     rows = {RowCount.PER_SAMPLE: 1.0, RowCount.PER_FRAME: frames * compressed, RowCount.PER_ENTRY: float(layout.length)}
     return sum(form.row_bytes * rows.get(form.extent, 0.0) for form in layout.blocks)
 
@@ -223,7 +223,7 @@ class LoadPlan:
 
 def plan(load: Workload, costs: NodeCosts = COSTS) -> LoadPlan:
     """Return the plan of a cluster for a load, with `costs` measured on its kind of machine."""
-    schema, p, by_caches = load.schema, load.parameters, registry.offers(load.storage, ReceivesSums)
+    schema, p, by_caches = load.schema, load.parameters, registry.has_capability(load.storage, ReceivesSums)
     if by_caches:
         sample, whole = (sample_bytes(schema, p, compressed=share) for share in (load.compressed, 1.0))
         number, message = load.samples, p.cache_size
@@ -269,7 +269,7 @@ def _servers(load: Workload, core: float, inward: float, outward: float) -> tupl
 def lines(plan: LoadPlan) -> Iterator[str]:
     """Yield the plan as lines of text: the load, its messages, and the resources of each role."""
     load, p = plan.load, plan.load.parameters
-    by_caches = registry.offers(load.storage, ReceivesSums)
+    by_caches = registry.has_capability(load.storage, ReceivesSums)
     unit = "sample" if by_caches else "step"
     size = p.cache_size if by_caches else EPISODE_STEPS
     embedded = ", in the learners' processes" if load.embedded else ""

@@ -13,11 +13,11 @@ from memoire.server.settings import State
 
 from .options import (
     HERE,
-    Board,
     CommandOptions,
     Commands,
+    DashboardOptions,
     NodeOptions,
-    Stored,
+    TableOptions,
     add_keys,
     add_settings,
     all_of,
@@ -56,7 +56,9 @@ class Launch(CommandOptions):
 def add_launch(commands: Commands) -> None:
     """Add the command `memoire launch`."""
     about = "run your learner and actors on this machine"
-    commands.add("launch", about, _launch, Launch, LaunchSettings, Stored, ClusterCounts, Board, add_keys)
+    commands.add(
+        "launch", about, _launch, Launch, LaunchSettings, TableOptions, ClusterCounts, DashboardOptions, add_keys
+    )
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -147,7 +149,7 @@ class ServerCommand(NodeOptions):
 
 def add_server(commands: Commands) -> None:
     """Add the command `memoire server`."""
-    kinds = ServerCommand, NodeSettings, Stored, Room, State, add_keys
+    kinds = ServerCommand, NodeSettings, TableOptions, Room, State, add_keys
     commands.add("server", "run a replay server", _server, *kinds, storage=storage)
 
 
@@ -198,7 +200,16 @@ class Up(CommandOptions):
 
 def add_up(commands: Commands) -> None:
     """Add the command `memoire up`."""
-    up = commands.add("up", "run servers and proxies on this machine", _up, Up, Stored, ClusterCounts, Board, add_keys)
+    up = commands.add(
+        "up",
+        "run servers and proxies on this machine",
+        _up,
+        Up,
+        TableOptions,
+        ClusterCounts,
+        DashboardOptions,
+        add_keys,
+    )
     add_settings(up, NodeSettings, "insecure")
     for group, _ in up.alternatives:
         group.required = True
@@ -229,7 +240,7 @@ class DemoCommand(CommandOptions):
 def add_demo(commands: Commands) -> None:
     """Add the command `memoire demo`."""
     about = "run a cluster that learns to balance a pole, on this machine"
-    commands.add("demo", about, _demo, DemoCommand, ClusterCounts, Board, add_keys)
+    commands.add("demo", about, _demo, DemoCommand, ClusterCounts, DashboardOptions, add_keys)
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -294,9 +305,9 @@ def _proxy(args: argparse.Namespace) -> int:
 
 def _up(args: argparse.Namespace) -> int:
     check_endpoint(args, "--host", f"tcp://{args.host}:{args.port}")
-    from memoire.nodes.local import up
+    from memoire.nodes.local import run_cluster
 
-    return up(nodes_of(args, args.host, insecure=args.insecure), dashboard=not args.no_dashboard)
+    return run_cluster(nodes_of(args, args.host, insecure=args.insecure), dashboard=not args.no_dashboard)
 
 
 @NotInstalled.explained("pip install 'memoire-rl[demo]'")

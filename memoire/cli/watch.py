@@ -15,7 +15,7 @@ from memoire.errors import NotInstalled, ParameterError
 from .options import (
     CommandOptions,
     Commands,
-    ReadPages,
+    NodePageOptions,
     add_keys,
     add_settings,
     all_of,
@@ -93,7 +93,7 @@ class Top(CommandOptions):
 
 def add_top(commands: Commands) -> None:
     """Add the command `memoire top`."""
-    top = commands.add("top", "show the whole cluster on a terminal", _top, Top, ReadPages, add_keys)
+    top = commands.add("top", "show the whole cluster on a terminal", _top, Top, NodePageOptions, add_keys)
     add_settings(top, Settings, *EXPECTED)
 
 
@@ -127,7 +127,7 @@ class Report(CommandOptions):
 
 def add_report(commands: Commands) -> None:
     """Add the command `memoire report`."""
-    commands.add("report", "send figures to TensorBoard or Trackio", _report, Report, ReadPages, add_keys)
+    commands.add("report", "send figures to TensorBoard or Trackio", _report, Report, NodePageOptions, add_keys)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -180,7 +180,7 @@ class Logs(CommandOptions):
 
 def add_logs(commands: Commands) -> None:
     """Add the command `memoire logs`."""
-    commands.add("logs", "print the log lines of all servers", _logs, Logs, ReadPages, add_keys, LineOptions)
+    commands.add("logs", "print the log lines of all servers", _logs, Logs, NodePageOptions, add_keys, LineOptions)
 
 
 def _logs(args: argparse.Namespace) -> int:

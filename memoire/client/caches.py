@@ -30,7 +30,7 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
     def __init__(self, side: CachesSide) -> None:
         WriterObserver.__init__(self, side)
         self._side, self._entry_bytes = side, side.session.schema.entry_bytes  # neither changes
-        self._held, self._counts = self._waiting.changed, self._session.counts
+        self._held, self._counts = self._waiting.condition, self._session.counts
         self._schedule = self._session.schedule
 
     @property
@@ -44,9 +44,9 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
         count, pusher, parameters = writer._untold, self._pusher, self._session.parameters
         if not self._take_granted(writer, parameters.samples_per_insert, self._entry_bytes):
             pusher.record(count, setting(writer, _untold=0) + setting(self, _asked=self._asked + count))
-            self._insert(pusher.patience if waits else 0.0)
+            self._insert(pusher.room_timeout if waits else 0.0)
         if self._is_due or self._owed >= parameters.cache_size:
-            self._push(pusher.patience if waits else 0.0)
+            self._push(pusher.room_timeout if waits else 0.0)
 
     def _insert(self, patience: float) -> None:
         """Insert the entries that wait for a grant; after `patience` seconds, other entries stay passed steps."""
@@ -56,9 +56,9 @@ class CachesObserver(_core.SampleDebt, WriterObserver):
             owed = self._owed + count * parameters.samples_per_insert
             return setting(self, _asked=self._asked - count, _owed=owed)
 
-        if not pusher.admit(lambda: self._asked, admitting, patience):
+        if not pusher.insert_when_granted(lambda: self._asked, admitting, patience):
             inserts = self._session.inserts
-            pusher.skip(HELD_BACK, lambda: inserts.settling(self._asked, 0) + setting(self, _asked=0))
+            pusher.skip(HELD_BACK, lambda: inserts.insert_changes(self._asked, 0) + setting(self, _asked=0))
 
     def _push(self, patience: float) -> None:
         """Push one cache, and subtract its samples from those owed."""
@@ -96,7 +96,7 @@ class CachesSide(ActorSide):
         """Draw a cache and push it, as soon as the home server grants an entry; False after `patience` seconds."""
         pusher = self.pusher
         deadline = pusher.waiting.now() + patience
-        if not pusher.is_granted(deadline):
+        if not pusher.wait_for_grant(deadline):
             return pusher.skip(HELD_BACK)
         return self.push_granted(pusher.waiting.remaining(deadline))
 
@@ -120,7 +120,7 @@ class CachesSide(ActorSide):
     def _build(self, memory: Memory) -> Payload:
         session, pusher, began = self.session, self.pusher, self.pusher.waiting.now()
         payload = containers.build(memory, now=pusher.clock(), compression=pusher.codec())
-        pusher.spend(began)
+        pusher.record_time(began)
         if payload.nbytes > session.most_bytes:
             raise ParameterError.with_text(
                 f"A cache of cache_size={session.parameters.cache_size} samples takes {payload.nbytes} bytes; the "

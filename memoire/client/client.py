@@ -41,7 +41,7 @@ from memoire.wire.messages import TEST, TRAIN
 from . import reports
 from .io import Connection
 from .pushes import LocalMemory, Pusher, WhenFull, check_on_full
-from .reports import ClientStats, remainder_of
+from .reports import ClientStats, take_unacknowledged_report
 from .session import HEARTBEAT_INTERVAL, Session
 from .waiting import ClientLock, HandedModels, ModelHandle, Receiver
 
@@ -179,7 +179,7 @@ class Client(Node):
         self._folder = None if state is None else reports.folder_at(state)
         self._limits, self._seed = limits or Limits(), seed
         self._context = context or shared_context()
-        self._keys = Keys.of(keys, "actor")
+        self._keys = Keys.from_setting(keys, "actor")
         self._pid = os.getpid()
         self._close_lock = threading.Lock()
         self._is_left = False  # True after the client left; unacknowledged data was logged or kept
@@ -188,7 +188,7 @@ class Client(Node):
         self._io.worker.start()
         close_at_exit(self)
         try:
-            self._await(self._io.is_met, self._waiting.seconds(timeout), "welcome")
+            self._await(self._io.has_server_answered, self._waiting.seconds(timeout), "welcome")
             self._local.check_capacity()
         except BaseException:
             self.close(UNDO_TIMEOUT)
@@ -293,7 +293,7 @@ class Client(Node):
         """Entries that the server still grants: beyond them a step waits for a learner, or its entries are not pushed.
         2**53 - 1 if there is no limit.
         """
-        with self._waiting.changed:
+        with self._waiting.condition:
             return self._session.inserts.remaining
 
     def sync(self, capacity: int | None = None, timeout: float | None = None, *, overrides: bool = False) -> None:
@@ -315,7 +315,7 @@ class Client(Node):
         self._await(lambda: self._session.welcome is not before, patience, "welcome")
         if not overrides:
             self._local.check_capacity(capacity)
-        self._local.begin_again(capacity)
+        self._local.replace_memory(capacity)
         self._end_writers("the writer", deadline)
 
     # ---------------------------------------------------------------------------------------------- experience
@@ -336,7 +336,7 @@ class Client(Node):
         returned: of the table's `model_topic`, or else of the only topic.
         """
         self._check_open()
-        writer = self._local.writer(envs, num_envs, autoreset, self._handed.stamp, **options)
+        writer = self._local.writer(envs, num_envs, autoreset, self._handed.version_or_acting, **options)
         self._check_open()  # `close` may have ended the existing writers before this writer was made
         return writer
 
@@ -377,7 +377,7 @@ class Client(Node):
             Closed, SchemaMismatch: the client cannot be used (any more).
         """
         self._check_open()
-        return self._local.side.push_cache(self._waiting.seconds(timeout))
+        return self._local.actor_side.push_cache(self._waiting.seconds(timeout))
 
     def push_episode(
         self,
@@ -420,7 +420,9 @@ class Client(Node):
         ending |= {"multiplier": multiplier, "update_value": update_value, "update_weight": update_weight}
         entries = {"init_w": init_w, "model_version": model_version}
         patience = self._waiting.seconds(timeout)
-        return self._local.side.push_episode(columns, entries, ending, steps=steps, is_cut=is_cut, patience=patience)
+        return self._local.actor_side.push_episode(
+            columns, entries, ending, steps=steps, is_cut=is_cut, patience=patience
+        )
 
     def configure_limits(
         self,
@@ -447,12 +449,12 @@ class Client(Node):
             check_on_full(on_full)
         block_timeout = seconds(block_timeout, self._pusher.block_timeout, "block_timeout")
         log_timeout = seconds(log_timeout, self._io.log_timeout, "log_timeout")
-        with self._waiting.changed:
+        with self._waiting.condition:
             if credit is not None:
-                self._session.windows.limit(credit)
+                self._session.windows.limit_bytes(credit)
             self._pusher.on_full = on_full or self._pusher.on_full
             self._pusher.block_timeout, self._io.log_timeout = block_timeout, log_timeout
-            self._waiting.changed.notify_all()
+            self._waiting.condition.notify_all()
 
     # ------------------------------------------------------------------------------------------------ reporting
 
@@ -464,8 +466,8 @@ class Client(Node):
         """
         self._check_open()
         outbox, schedule = self._session.outbox, self._session.schedule
-        with self._waiting.changed:
-            ticket = schedule.ask(line := outbox.newest)
+        with self._waiting.condition:
+            ticket = schedule.add_waiting_call(line := outbox.newest)
         self._waiting.wake()
         self._await(
             lambda: schedule.answered >= ticket and outbox.oldest > line,
@@ -495,7 +497,7 @@ class Client(Node):
     def scalars(self, values: Mapping[str, float]) -> None:
         """Set scalars that the dashboard shows for this client, by name: finite numbers, at most 64 names."""
         self._check_open()
-        with self._waiting.changed:
+        with self._waiting.condition:
             self._session.scalars = arguments.scalars(values, self._session.scalars)
             self._session.schedule.is_dirty = True
 
@@ -504,8 +506,8 @@ class Client(Node):
     def model(self, topic: str) -> ModelHandle:
         """Return a handle on the newest model of a topic, kept up to date from now on."""
         self._check_open()
-        self._io.topics.want(check_topic(topic))
-        self._handed.follow(topic)
+        self._io.topics.follow_topic(check_topic(topic))
+        self._handed.add_topic(topic)
         return ModelHandle(topic, self._io.topics, self._waiting, self.endpoint, self._handed)
 
     def subscribe(self, topic: str) -> Receiver:
@@ -552,24 +554,24 @@ class Client(Node):
 
         args: dict[str, Any] = {"name": self.name, "context": self._context, "limits": self._limits, "keys": self._keys}
         with Reader([self.endpoint], timeout=None, **args | {"seed": self._seed} | options) as reader:
-            with self._waiting.changed:
+            with self._waiting.condition:
                 self._readers.append(reader)
             try:
                 yield reader
             finally:
-                with self._waiting.changed:
+                with self._waiting.condition:
                     self._readers.remove(reader)
 
     # ------------------------------------------------------------------------------------------ status and end
 
     def stats(self) -> ClientStats:
         """Return a snapshot of the client's figures."""
-        with self._waiting.changed:
+        with self._waiting.condition:
             return self._io.stats()
 
     def liveness(self) -> list[str]:
         """Return problems of the client's thread that only a restart can mend, a sentence each; [] if all is well."""
-        return self._io.worker.trouble()
+        return self._io.worker.problem()
 
     def readiness(self) -> list[str]:
         """Return reasons why the server does not count this client's work now, a sentence each; [] if it does."""
@@ -609,21 +611,21 @@ class Client(Node):
 
     def _deliver_rest(self, deadline: float) -> bool:
         """Return True if the server acknowledges everything before the deadline; writers have ended."""
-        with self._waiting.changed:
+        with self._waiting.condition:
             self._waiting.is_parting = False
-            self._waiting.changed.notify_all()
+            self._waiting.condition.notify_all()
         return self._io.deliver_everything(deadline)
 
     def _refuse_calls(self, deadline: float) -> None:
         """Let calls raise `Closed`, waiting ones too; open episodes of writers may leave until the deadline."""
         session, waiting = self._session, self._waiting
-        with waiting.changed:
+        with waiting.condition:
             if not waiting.is_closing:
                 has_home = waiting.failed is None and session.has_welcome
-                waiting.is_parting = has_home and self._local.side.leaves_open
+                waiting.is_parting = has_home and self._local.actor_side.leaves_open
                 waiting.closed_by = deadline
             waiting.is_closing = True
-            waiting.changed.notify_all()
+            waiting.condition.notify_all()
             readers = list(self._readers)
         self._io.topics.close()
         for reader in readers:  # without this, callers would go on waiting for batches
@@ -636,13 +638,13 @@ class Client(Node):
 
     def _leave_remainder(self) -> None:
         """Log what was not acknowledged, and keep it in the folder for the next client with that folder."""
-        with self._waiting.changed:
+        with self._waiting.condition:
             if not self._session.has_welcome or self._is_left:
                 return
             self._is_left = True
-            remainder = remainder_of(self._session, self._io.topics.versions())
+            remainder = take_unacknowledged_report(self._session, self._io.topics.versions())
         if remainder is not None:
-            fate = reports.leave(self._folder, remainder)
+            fate = reports.keep_final_report(self._folder, remainder)
             # After the end of a run nothing is lost: the learner that ended the run needs no more entries.
             level = logging.INFO if self._session.is_finished else logging.WARNING
             _log.log(level, "%s ends before %s. %s", self._name, fate, self._io.advice(probe=False))
@@ -653,9 +655,9 @@ class Client(Node):
     def _await(self, is_done: Callable[[], bool], patience: float, expected: str) -> None:
         """Wait until `is_done` returns True. Raises MemoireTimeout, or the error that prevents it."""
         waiting = self._waiting
-        with waiting.changed:
+        with waiting.condition:
             waiting.check_open()
-            if waiting.until(is_done, waiting.now() + patience, waiting.check_open, lambda: None):
+            if waiting.wait_until(is_done, waiting.now() + patience, waiting.check_open, lambda: None):
                 return
         error = self._session.put_off or self._io.channel.link.denied
         raise error or MemoireTimeout(expected, self.endpoint, patience, self._io.advice())

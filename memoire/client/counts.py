@@ -107,7 +107,7 @@ class RunCounts(EntryCounts):
         self._ended: deque[messages.Ended] = deque(maxlen=MAX_ENDED)  # closed episodes without acknowledgement
         self._ended_number = 0
 
-    def recording(self, entries: int, entry_bytes: int) -> Changes:
+    def recording_changes(self, entries: int, entry_bytes: int) -> Changes:
         """Return the changes that count `entries` recorded entries of `entry_bytes` each."""
         steps, size = self.steps + entries, self.generated_bytes + entries * entry_bytes
         return [
@@ -115,7 +115,7 @@ class RunCounts(EntryCounts):
             (setattr, (self, "generated_bytes", size)),
         ]  # a list, as `setting` returns
 
-    def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
+    def episode_changes(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
         """Return the changes that count an episode of `length` entries, closed at `now` in seconds since 1970. A test
         episode is reported but not counted.
         """
@@ -134,17 +134,17 @@ class RunCounts(EntryCounts):
         return ClientCounts(*_numbers(self))
 
     @property
-    def missing(self) -> ClientCounts:
+    def unacknowledged_counts(self) -> ClientCounts:
         """Counts that no home server has acknowledged."""
         return self.sums - self.acknowledged
 
     @property
     def reported(self) -> ClientCounts:
         """Counts that UPDATE reports: those of its run, up to the boundary if there is one."""
-        return self._already + self.reach - self._entered
+        return self._already + self.covered_counts - self._entered
 
     @property
-    def reach(self) -> ClientCounts:
+    def covered_counts(self) -> ClientCounts:
         """Counts since the client was made that UPDATE covers: up to the boundary if there is one."""
         return self.sums if self.boundary is None else self.boundary.counts
 
@@ -204,7 +204,7 @@ class RunCounts(EntryCounts):
         self.boundary = None
 
     def _count_from(self, already: ClientCounts) -> None:
-        self._already, self._entered = already, self.reach
+        self._already, self._entered = already, self.covered_counts
         self._elsewhere = self._entered.inserted - already.inserted
 
 
@@ -243,7 +243,7 @@ class InsertGrant:
         return NO_LIMIT if counts.granted == NO_LIMIT else counts.granted - counts.inserted
 
     @property
-    def held_back(self) -> str:
+    def block_reason(self) -> str:
         """Reason why no entry may be inserted now; "" if one may."""
         return self.reason if self.remaining <= 0 else ""
 
@@ -261,20 +261,22 @@ class InsertGrant:
         self.pause = min(max(2 * self.pause, MIN_PAUSE), self._longest_pause) if is_refused else MIN_PAUSE
         self._size = self.remaining if is_more or was_free else self._size
 
-    def expect(self) -> None:
+    def end_pause(self) -> None:
         """End the pause: the home server has announced a model, which may give room, so waiting calls ask at once."""
         self.pause = 0.0
 
-    def recording(self, entries: int) -> Changes:
-        """Return the changes that count a writer's entries as passed steps, until `settling` counts them as inserts."""
+    def recording_changes(self, entries: int) -> Changes:
+        """Return the changes that count a writer's entries as passed steps, until `insert_changes` counts them as
+        inserts.
+        """
         passed = setting(self._counts, passed=self._counts.passed + entries)
         return passed + setting(self, _undecided=self._undecided + entries)
 
-    def admitted(self, entries: int) -> int:
+    def insertable_count(self, entries: int) -> int:
         """Return how many of `entries` recorded entries the home server lets be inserts now."""
         return max(0, min(entries, self.remaining))
 
-    def settling(self, entries: int, inserted: int) -> Changes:
+    def insert_changes(self, entries: int, inserted: int) -> Changes:
         """Return the changes that make inserts of `inserted` among `entries` recorded entries; others stay passed."""
         waited = min(entries, self._undecided)
         passed = setting(self._counts, passed=self._counts.passed - min(waited, inserted))
@@ -285,7 +287,7 @@ LINE_OVERHEAD = 100
 """Bytes that a queued line takes in addition to its text, approximately."""
 
 
-def cut(text: str, byte_limit: int) -> str:
+def truncate_text(text: str, byte_limit: int) -> str:
     """Return `text` cut to `byte_limit` bytes of UTF-8 at a character's end; a text that was cut ends with "..."."""
     encoded = text.encode("utf-8", "backslashreplace")
     if len(encoded) <= byte_limit:
@@ -332,7 +334,7 @@ class LineOutbox:
 
         One line always fits into an empty outbox.
         """
-        text = cut(text, self._line_bytes)
+        text = truncate_text(text, self._line_bytes)
         size = len(text.encode()) + LINE_OVERHEAD
         if self._lines and (len(self._lines) >= self._most_lines or self.bytes + size > self._most_bytes):
             return 0
@@ -348,7 +350,7 @@ class LineOutbox:
             self._lines.popleft()
             self.bytes -= self._sizes.popleft()
 
-    def waiting(self, most_lines: int, most_bytes: int, through: int | None = None) -> list[Line]:
+    def next_lines(self, most_lines: int, most_bytes: int, through: int | None = None) -> list[Line]:
         """Return the oldest lines that fit one message, at least one if any is queued, numbered up to `through`."""
         chosen: list[Line] = []
         size = 0
@@ -419,13 +421,13 @@ class PushWindow:
         """True if half of the credit is in flight: the client then asks the server what arrived."""
         return 2 * self.in_flight_bytes >= self.credit
 
-    def pushing(self, byte_count: int, now: float) -> Changes:
+    def push_changes(self, byte_count: int, now: float) -> Changes:
         """Return the changes that count a cache of `byte_count` bytes as pushed at `now`."""
         caches, pushed = self.pushed_caches + 1, self.pushed_bytes + byte_count
         waits: Changes = [(self._waiting.append, ((now, (caches, pushed)),))]
         return setting(self, pushed_caches=caches, pushed_bytes=pushed) + waits
 
-    def answered(
+    def receive_answer(
         self,
         accepted: int,
         received: int,
@@ -465,7 +467,7 @@ class PushWindow:
     def _reach(self, caches: int, byte_count: int) -> None:
         self._through = max(self._through[0], caches), max(self._through[1], byte_count)
 
-    def give_up(self) -> None:
+    def mark_in_flight_lost(self) -> None:
         """Count all caches in flight as lost, since the client leaves this server; a later answer can correct that."""
         self._through = self.pushed_caches, self.pushed_bytes
         self._waiting.clear()
@@ -526,17 +528,17 @@ class AccountWindows:
         self.granted = granted or self.granted
         self.now.credit = min(self.granted, self._own_limit or self.granted)
 
-    def limit(self, credit: int) -> None:
+    def limit_bytes(self, credit: int) -> None:
         """Set the client's own limit in bytes, which caps the home server's grant; 0 removes it."""
         self._own_limit = credit
         self.grant(0)
 
-    def belong(self, run: int, home: int, since: int) -> None:
+    def enter_account(self, run: int, home: int, since: int) -> None:
         """Make the window of this account the present one; its counts go on if the client was there before."""
         key = (run, home, since)
         if key == self._key:
             return
-        self.now.give_up()
+        self.now.mark_in_flight_lost()
         self._former[self._key] = self.now
         credit = self.now.credit
         self.now = self._former.pop(key) if key in self._former else PushWindow(credit, lost_after=self._lost_after)

@@ -25,13 +25,13 @@ from memoire.arguments import mapping, whole
 from memoire.errors import EmptyEpisodeError, EntryError, EpisodeClosedError, ParameterError
 from memoire.limits import CONTAINER, Reservation
 from memoire.replay.columns import Ragged
-from memoire.replay.conversion import ending, exact, finite, init_weights
+from memoire.replay.conversion import check_close, exact_array, finite, init_weights
 from memoire.replay.memory import MAX_ROWS, Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.replay.writing import AfterStep, Changes, putting
+from memoire.replay.writing import AfterStep, Changes, put_changes
 from memoire.wire import containers as pack
 from memoire.wire import messages
 from memoire.wire.layout import episode_bytes, most_fitting
@@ -105,7 +105,7 @@ class OpenEpisodes(Memory):
             _core.at_once(self._handing_over(lane, facts, final))
         self.flush(lane, 1)
 
-    def closing(
+    def closing_changes(
         self,
         lane: int,
         *,
@@ -128,7 +128,7 @@ class OpenEpisodes(Memory):
         with self.held():
             payload, length, returned = self._packed(lane, final), self.open_length(lane), self.open_return(lane)
         shipment = Shipment(payload, facts, length, returned)
-        return [*putting((lane, shipment), next(self._numbers), self.leaving), *self.opening(lane)]
+        return [*put_changes((lane, shipment), next(self._numbers), self.leaving), *self.opening_changes(lane)]
 
     def flush(self, first_lane: int, lanes: int) -> None:
         """Push the closed episodes of `lanes` lanes from `first_lane` on, or count them as skipped."""
@@ -149,7 +149,7 @@ class OpenEpisodes(Memory):
 
         return self._pack(fill, weights, ages, versions, lengths, final)
 
-    def whole(
+    def make_shipment(
         self, columns: Mapping[str, Any], init_w: ArrayLike, model_version: ArrayLike, ending: Mapping[str, Any]
     ) -> Shipment:
         """Return the shipment of a caller's arrays, checked as if the entries had been added one by one.
@@ -170,7 +170,7 @@ class OpenEpisodes(Memory):
             raise ParameterError.with_text(
                 "An episode needs at least one entry: each column is an array [T, ...] with T of 1 or more."
             )
-        arrays = {name: exact(name, schema[name], value, (count,)) for name, value in values.items()}
+        arrays = {name: exact_array(name, schema[name], value, (count,)) for name, value in values.items()}
         for name in schema.finite:
             finite(name, schema[name], arrays[name])
         versions = _versions(self, model_version, count)
@@ -194,7 +194,7 @@ class OpenEpisodes(Memory):
         bootstrap_value: ArrayLike | None = None,
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
         """Return the fields of an episode's message, and the final state or None, from the arguments of `close`."""
-        factor, bootstrap, states = ending(self.schema, multiplier, final_state, terminated, bootstrap_value)
+        factor, bootstrap, states = check_close(self.schema, multiplier, final_state, terminated, bootstrap_value)
         facts = {
             "has_final": states is not None,
             "multiplier": factor,
@@ -290,7 +290,7 @@ class EpisodesSide(ActorSide):
             now=pusher.clock(),
             compression=pusher.codec(),
         )
-        pusher.spend(began)
+        pusher.record_time(began)
         return payload
 
     def _ship(self, shipment: Shipment, with_it: Changes) -> None:
@@ -298,7 +298,7 @@ class EpisodesSide(ActorSide):
         pusher = self.pusher
         pusher.waiting.check_process()
         remaining = pusher.waiting.closed_by - pusher.waiting.now()
-        patience = max(0.0, min(pusher.patience, remaining))
+        patience = max(0.0, min(pusher.room_timeout, remaining))
         self._push(shipment, patience, lambda is_pushed: with_it, is_granted=self.is_granted_at_once)
 
     def message_of(self, shipment: Shipment) -> Callable[[int, int, int], messages.PushedBody]:
@@ -324,14 +324,14 @@ class EpisodesSide(ActorSide):
         """
         memory = self.memory()
         assert isinstance(memory, OpenEpisodes)
-        shipment = memory.whole(mapping("columns", columns), **entries, ending=ending)
+        shipment = memory.make_shipment(mapping("columns", columns), **entries, ending=ending)
         counted = shipment.entries if steps is None else whole("steps", steps, 0, shipment.entries)
         if is_cut:
             shipment.facts["cut"] = True
         returned = None if is_cut else shipment.returned
 
         def counting(is_pushed: bool) -> Changes:
-            return self.pusher.counting(counted, returned) if is_pushed else []
+            return self.pusher.episode_changes(counted, returned) if is_pushed else []
 
         return self._push(shipment, patience, counting)
 
@@ -350,7 +350,7 @@ class EpisodesSide(ActorSide):
             is_granted: True if the entries were granted when they were recorded.
         """
         pusher, entries, inserts = self.pusher, shipment.entries, self.session.inserts
-        pusher.waiting.check_shipping()
+        pusher.waiting.check_can_push()
         size, most_bytes = shipment.payload.nbytes, self.session.most_bytes
         if size > most_bytes:
             raise ParameterError.with_text(
@@ -358,11 +358,11 @@ class EpisodesSide(ActorSide):
                 f"episodes earlier. The episode was not pushed."
             )
         deadline = pusher.waiting.now() + patience
-        is_granted = is_granted or pusher.is_granted(deadline)
+        is_granted = is_granted or pusher.wait_for_grant(deadline)
         if not (is_granted and pusher.has_room(size, deadline)):
             reason = WINDOW_FULL if is_granted else HELD_BACK
-            return pusher.skip(reason, lambda: inserts.settling(entries, 0) + with_it(False))
-        changes = lambda: inserts.settling(entries, entries) + with_it(True)  # noqa: E731
+            return pusher.skip(reason, lambda: inserts.insert_changes(entries, 0) + with_it(False))
+        changes = lambda: inserts.insert_changes(entries, entries) + with_it(True)  # noqa: E731
         pusher.enqueue(shipment.payload, entries, self.message_of(shipment), changes)
         return True
 
@@ -385,9 +385,9 @@ class RolloutWriter(Writer):
 
     def _discard(self) -> None:
         """Drop the entries of open episodes, which go on, and request a wait before the next step."""
-        changes = putting(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
+        changes = put_changes(self._clock, slice(None), self._opened) + setting(self, _room=0, _answer="wait")
         for i in np.flatnonzero(self._opened < self._clock).tolist():
-            changes += self._memory.opening(int(self.lanes[i]))
+            changes += self._memory.opening_changes(int(self.lanes[i]))
         self._commit(changes)
 
 
@@ -398,10 +398,12 @@ class RolloutsObserver(WriterObserver):
         """Count the writer's new entries: inserts if the first of them was granted, else passed steps."""
         self._waiting.check_process()
         inserts, counts, session = self._session.inserts, self._session.counts, self._session
-        with self._waiting.changed:
+        with self._waiting.condition:
             entries, has_room = writer._untold, inserts.remaining > 0
             is_enough = inserts.remaining > entries or session.is_finished
-            changes = session.recording(entries) + setting(counts, passed=counts.passed + entries * (not has_room))
+            changes = session.recording_changes(entries) + setting(
+                counts, passed=counts.passed + entries * (not has_room)
+            )
             answer: AfterStep = "discard" if not has_room else "" if is_enough else "wait"
             _core.at_once(changes + setting(writer, _untold=0, _answer=answer))
 
@@ -409,7 +411,7 @@ class RolloutsObserver(WriterObserver):
         """Wait until another entry may be inserted, `block_timeout` seconds at most."""
         pusher, waiting, with_it = self._pusher, self._waiting, setting(writer, _answer="")
         waiting.wake()
-        if not pusher.is_granted(waiting.now() + pusher.block_timeout) and not self._session.is_finished:
+        if not pusher.wait_for_grant(waiting.now() + pusher.block_timeout) and not self._session.is_finished:
             pusher.skip(HELD_BACK, lambda: with_it)
         else:
             _core.at_once(with_it)
@@ -438,7 +440,7 @@ class RolloutsSide(EpisodesSide):
         most = self.session.welcome.limits.get("episode_entries", self.memory().capacity)
         return min(longest or self.session.parameters.rollout_length or most, most, self.fitting)
 
-    def follow(self, writers: WriterRegistry, former: Parameters) -> None:
+    def apply_parameters(self, writers: WriterRegistry, former: Parameters) -> None:
         """Set the length of the writers' fragments to the table's new one."""
         if former.rollout_length != self.session.parameters.rollout_length:
             writers.shorten(self._longest())

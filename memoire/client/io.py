@@ -45,7 +45,7 @@ from .waiting import ClientLock
 
 
 class DataSockets:
-    """A client's socket that sends pushes and socket that receives notices; `open` opens the two sockets.
+    """A client's socket that sends pushes and socket that receives notices; `reconnect` opens the two sockets.
 
     Args:
         channel: Channel for requests to the same home.
@@ -68,7 +68,7 @@ class DataSockets:
         """Feed of the home server's notices and models."""
         self._push = Sender(poller, is_reading=False)
 
-    def open(self, endpoints: messages.NodeEndpoints, usual_bytes: int) -> bool:
+    def reconnect(self, endpoints: messages.NodeEndpoints, usual_bytes: int) -> bool:
         """Close and reconnect both sockets; returns True if the one for notices is open.
 
         Args:
@@ -83,7 +83,7 @@ class DataSockets:
             link.dial(self._poller, push_socket, push, keys=self._keys)
             self._push.use(push_socket)
         if subscribe:
-            self.feed.open(subscribe)
+            self.feed.subscribe_to(subscribe)
         return self.feed.is_open
 
     def _drop(self) -> None:
@@ -98,7 +98,7 @@ class DataSockets:
                 queue.popleft()
             return not queue
 
-        return self._push.turn(send)
+        return self._push.tick(send)
 
     def subscribe(self, topic: str, wanted: bool) -> bool:
         """Subscribe to a topic, or unsubscribe if `wanted` is false; returns False if no socket is open yet."""
@@ -119,12 +119,12 @@ class FormerClient:
         self._teller, self._done = teller, done
 
     def next_time(self) -> float:
-        """Return the time when `turn` has something to do, in seconds of the monotonic clock."""
+        """Return the time when `tick` has something to do, in seconds of the monotonic clock."""
         return min(self._teller.again_at, self.channel.next_time())
 
-    def turn(self, ready: dict[object, int]) -> None:
+    def tick(self, ready: dict[object, int]) -> None:
         """Take received replies, and begin with HELLO once that is due."""
-        self.channel.turn(ready)
+        self.channel.tick(ready)
         if time.monotonic() >= self._teller.again_at:
             self._ask(self._teller.begin())
 
@@ -132,9 +132,9 @@ class FormerClient:
         self.channel.ask(request.body, self._answered, run=request.run, home=request.home)
 
     def _answered(self, answer: Answer) -> None:
-        request = self._teller.answered(answer, time.monotonic())
+        request = self._teller.receive_answer(answer, time.monotonic())
         if isinstance(answer, Message) and isinstance(answer.body, messages.Welcome):
-            self.channel.learned(answer.header, answer.body)
+            self.channel.apply_welcome(answer.header, answer.body)
         if request is not None:
             self._ask(request)
         elif self._teller.is_done:
@@ -194,7 +194,7 @@ class Connection:
         self._renewals = 0  # renewals of the channel that the other sockets have followed
         self._connections = 0  # connections of the channel that `_turn` has seen
         self.worker.post(self.hello)
-        for path, content in () if folder is None else reports.found(folder):
+        for path, content in () if folder is None else reports.read_reports(folder):
             channel = self._channel_of(content.client)
             self.former.append(FormerClient(channel, reports.UnreportedClient(path, content), self._remove_former))
 
@@ -212,7 +212,7 @@ class Connection:
 
     # Calls from any thread
 
-    def is_met(self) -> bool:
+    def has_server_answered(self) -> bool:
         """Return True if a server has answered. Raises AuthError if the server refuses this process' keys for good."""
         is_met = self._session.has_welcome
         if not is_met and (denied := self.channel.denied_for_good) is not None:
@@ -241,12 +241,12 @@ class Connection:
 
     def deliver_everything(self, deadline: float) -> bool:
         """Wait until a server has acknowledged all counts, with reports of earlier clients; False at the deadline."""
-        session, changed = self._session, self._waiting.changed
+        session, changed = self._session, self._waiting.condition
         with changed:
             if not session.has_welcome or not self.worker.is_alive or self._waiting.failed is not None:
                 return False
             session.is_leaving = True
-            ticket = session.schedule.ask(session.outbox.newest)
+            ticket = session.schedule.add_waiting_call(session.outbox.newest)
             self.worker.wake()
             while session.schedule.answered < ticket or session.has_remainder or self._pusher.queue or self.former:
                 remaining = deadline - time.monotonic()
@@ -266,7 +266,7 @@ class Connection:
             Closed: the client was closed while this call waited.
         """
         session = self._session
-        with self._waiting.changed:
+        with self._waiting.condition:
             if self._add_line(line) or self._wait_for_room(line, timeout):
                 session.schedule.is_dirty = True
                 return True
@@ -301,7 +301,7 @@ class Connection:
             self._waiting.wake()
 
         deadline = self._waiting.now() + (self.log_timeout if timeout is None else timeout)
-        if self._waiting.until(lambda: self._add_line(line), deadline, self._waiting.check_open, ask):
+        if self._waiting.wait_until(lambda: self._add_line(line), deadline, self._waiting.check_open, ask):
             return True
         if timeout is None:
             self._blocking_line = outbox.oldest
@@ -329,7 +329,7 @@ class Connection:
             waited=pusher.waited,
             compression=pusher.codec(),
             passed_steps=counts.passed,
-            held_back=session.inserts.held_back,
+            held_back=session.inserts.block_reason,
             held_back_for=session.inserts.waited,
             skipped_caches=counts.skipped,
             not_pushed=dict(pusher.not_pushed),
@@ -344,9 +344,9 @@ class Connection:
             resubscribed=topics.resubscribed,
             updates=session.updates,
             resends=channel.resends,
-            refused=dict(channel.refused) | session.refused | dict(topics.refused),
+            refused=dict(channel.refused) | session.refused | dict(topics.rejected_bodies),
             silent=self.silent,
-            untold_steps=counts.missing.steps,
+            untold_steps=counts.unacknowledged_counts.steps,
             trouble=session.trouble,
             applied=counts.applied,
             stale=counts.stale,
@@ -363,25 +363,25 @@ class Connection:
 
     def _turn(self, ready: dict[object, int]) -> None:
         session = self._session
-        self.channel.turn(ready)
+        self.channel.tick(ready)
         if not session.has_welcome and self.channel.link.denied is not None:
             self._notify()
         if self.channel.connections != self._connections:
             self._connections = self.channel.connections
-            session.schedule.hear_news(time.monotonic())  # the server may have restarted and lost something
+            session.schedule.schedule_after_news(time.monotonic())  # the server may have restarted and lost something
         if self.channel.renewals != self._renewals or session.hello_is_due(time.monotonic()):
             self.hello()  # the answer to HELLO reopens the other sockets
-        self.data.feed.turn(ready, self._take_notice, session.refuse)
-        self.topics.turn()
+        self.data.feed.tick(ready, self._take_notice, session.count_refusal)
+        self.topics.tick()
         if self.data.send(self._pusher.queue) and session.is_leaving:
             self._notify()
         now = time.monotonic()
         if now >= session.update_due():
             self._send_update()
         if session.has_welcome:
-            self._log_change(session.watch.look(now))
+            self._log_change(session.watch.check_away(now))
             for each in list(self.former):
-                each.turn(ready)
+                each.tick(ready)
 
     def _at_end(self) -> None:
         if hasattr(self, "channel"):  # a malformed address leaves no channel
@@ -389,8 +389,8 @@ class Connection:
                 each.close(Closed("this client"))
 
     def _notify(self) -> None:
-        with self._waiting.changed:
-            self._waiting.changed.notify_all()
+        with self._waiting.condition:
+            self._waiting.condition.notify_all()
 
     def _log_change(self, change: Change) -> None:
         """Log a warning if the home server has gone away or has come back."""
@@ -400,7 +400,7 @@ class Connection:
             home = session.welcome.home_name
             _log.warning("%s: server %r is back; steps recorded in the meantime are counted", label, home)
         elif change == "away":
-            missing = session.counts.missing
+            missing = session.counts.unacknowledged_counts
             _log.warning(
                 "%s: server %r at %s has acknowledged nothing for %.0f s. The client keeps %d steps, %d episodes and "
                 "%d log lines until the server is back. %s",
@@ -416,10 +416,10 @@ class Connection:
 
     def _remove_former(self, former: FormerClient) -> None:
         def leave() -> None:
-            former.channel.leave()
-            with self._waiting.changed:
+            former.channel.close_socket()
+            with self._waiting.condition:
                 self.former.remove(former)
-                self._waiting.changed.notify_all()
+                self._waiting.condition.notify_all()
 
         self.worker.post(leave)
 
@@ -427,50 +427,50 @@ class Connection:
 
     def hello(self, home: int | None = None) -> None:
         """Send HELLO, whose answer has schema, parameters, run and endpoints; home 0 asks for another server."""
-        with self._waiting.changed:
+        with self._waiting.condition:
             hello = self._session.hello(socket.gethostname()[:256], os.getpid())
         if hello is not None:
             self.channel.ask(hello, self._apply_welcome, run=0, home=home)
 
     def _apply_welcome(self, answer: Answer) -> None:
         try:
-            welcomed = self._session.welcomed(answer, time.monotonic())
+            welcomed = self._session.parse_welcome(answer, time.monotonic())
             if welcomed is not None:
                 self._enter_home(welcomed)
         except MemoireError as error:
             self._fail(error)
 
     def _fail(self, error: MemoireError) -> None:
-        with self._waiting.changed:
+        with self._waiting.condition:
             if not self._waiting.is_closing:
                 self._waiting.failed = error
                 self._session.end()
-            self._waiting.changed.notify_all()
+            self._waiting.condition.notify_all()
 
     def _enter_home(self, welcomed: AcceptedWelcome) -> None:
         session, welcome = self._session, welcomed.welcome
-        with self._waiting.changed:
-            if session.remains(welcomed):
+        with self._waiting.condition:
+            if session.stay_in_former_run(welcomed):
                 self.channel.home = session.home
                 return
         self._follow_endpoints(welcomed)
         self._local.configure(welcomed.parameters, welcome.parameters_version)
-        with self._waiting.changed:
-            entered = session.enter(welcomed, time.monotonic())
-            self.channel.learned(welcomed.header, welcome)
-            self._waiting.changed.notify_all()
+        with self._waiting.condition:
+            entered = session.enter_home(welcomed, time.monotonic())
+            self.channel.apply_welcome(welcomed.header, welcome)
+            self._waiting.condition.notify_all()
         self._log_change(entered.change)
         if entered.is_new_run:
             self.topics.begin_run()
         self.topics.is_kept = welcome.durable
         if entered.has_forgotten:
-            self.topics.restarted()
+            self.topics.accept_lower_versions()
         self._take_versions(welcome.models)
 
     def _take_versions(self, models: dict[str, int]) -> None:
         """Take the newest versions of models at the home. Never called under the lock."""
-        self.topics.announced(models)
-        self._local.saw_models(models)
+        self.topics.receive_versions(models)
+        self._local.set_newest_versions(models)
 
     def _follow_endpoints(self, welcomed: AcceptedWelcome) -> None:
         """Reopen the sockets for caches and notices if the home server names other endpoints or has a new address."""
@@ -478,17 +478,17 @@ class Connection:
         if former is None or welcome.endpoints != former.endpoints or self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             usual = self._local.choose_side(welcome.storage).usual_bytes(welcomed.schema, welcomed.parameters)
-            if self.data.open(welcome.endpoints, usual):
-                self.topics.opened()
+            if self.data.reconnect(welcome.endpoints, usual):
+                self.topics.subscribe_all()
 
     # UPDATE and its answer
 
     def _send_update(self) -> None:
         session = self._session
-        with self._waiting.changed:
+        with self._waiting.condition:
             session.schedule.is_dirty = False  # set before the sums are read: later changes go into the next UPDATE
         sums = self._local.sums()
-        with self._waiting.changed:
+        with self._waiting.condition:
             update = report_of(session, sums, self.topics.versions())
             asked = session.begin_update(time.monotonic())
         self.channel.ask(update, lambda answer: self._answered(answer, asked))
@@ -498,7 +498,7 @@ class Connection:
         if isinstance(answer, Message) and isinstance(answer.body, messages.Updated):
             step = self._updated(answer.body, answer.payload, asked)
         else:
-            with self._waiting.changed:
+            with self._waiting.condition:
                 step = self._session.update_refused(answer, time.monotonic())
             if isinstance(answer, Refused) and answer.code not in OUTDATED + BUSY_CODES:
                 _log.warning("client %s: %s", self._session.shown, answer)
@@ -514,16 +514,16 @@ class Connection:
         if payload is not None and reply.feedback_through > session.feedback_through and session.is_same_life(reply):
             self._apply_feedback(payload, reply.feedback_through, reply.feedback_age)
         self._take_versions(reply.models)
-        with self._waiting.changed:
-            step = session.updated(reply, asked, time.monotonic())
-            self._waiting.changed.notify_all()
+        with self._waiting.condition:
+            step = session.apply_acknowledgement(reply, asked, time.monotonic())
+            self._waiting.condition.notify_all()
         return step
 
     def _take_parameters(self, values: dict[str, Any], version: int) -> None:
         try:
             self._local.configure(Parameters.from_wire(values), version)
         except MemoireError as error:  # an unknown version: keeping the former parameters would be silently wrong
-            self._session.refuse("parameters")
+            self._session.count_refusal("parameters")
             self._fail(error)
 
     def _apply_feedback(self, payload: Any, through: int, age: float) -> None:
@@ -531,7 +531,7 @@ class Connection:
         try:
             feedback = containers.read_feedback(payload, session.schema, self._limits)
         except ProtocolError as error:
-            session.refuse(error.code)
+            session.count_refusal(error.code)
             feedback = {}  # still acknowledged: otherwise the home server sends them again
         if (samples := feedback.get(session.client)) is not None:
             applied, stale, gone = self._local.update_priorities(*samples, age)
@@ -545,14 +545,14 @@ class Connection:
 
     def _set_dirty(self, model: Model, is_renewed: bool, source: tuple[int, int]) -> None:
         """Mark the session dirty, so that the next UPDATE reports the model's version."""
-        with self._waiting.changed:
+        with self._waiting.condition:
             self._session.schedule.is_dirty = True
 
     def _take_notice(self, message: Message, frames: Sequence[Buffer]) -> None:
         if not isinstance(message.body, messages.Notice):
-            self._session.schedule.hear_news(time.monotonic())
+            self._session.schedule.schedule_after_news(time.monotonic())
         elif message.header.run in (0, self._session.run):
-            self.topics.noticed(message.body, message.payload, message.header.home)
-            if self._local.side.waits_for_models:  # a new model may free room at the server
-                with self._waiting.changed:
-                    self._session.inserts.expect()
+            self.topics.receive_notice(message.body, message.payload, message.header.home)
+            if self._local.actor_side.waits_for_models:  # a new model may free room at the server
+                with self._waiting.condition:
+                    self._session.inserts.end_pause()

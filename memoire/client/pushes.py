@@ -37,9 +37,9 @@ from memoire.replay.schema import Schema
 from memoire.replay.steps import layout
 from memoire.replay.writer import Writer
 from memoire.replay.writers import WriterRegistry
-from memoire.replay.writing import Changes, putting
+from memoire.replay.writing import Changes, put_changes
 from memoire.tables import registry
-from memoire.tables.registry import loaded
+from memoire.tables.registry import import_object
 from memoire.wire import _bytes, messages
 from memoire.wire.compression import CompressionChoice
 from memoire.wire.frames import encode
@@ -99,7 +99,7 @@ class Pusher:
         self._shut_since: float | None = None  # time since which the window was full and messages were skipped
 
     @property
-    def patience(self) -> float:
+    def room_timeout(self) -> float:
         """Seconds that a writer waits for room in the window."""
         return self.block_timeout if self.on_full == "block" else 0.0
 
@@ -107,31 +107,33 @@ class Pusher:
 
     def count(self, entries: int) -> None:
         """Count entries that were recorded without a writer."""
-        with self.waiting.changed:
-            _core.at_once(self.session.recording(entries))
+        with self.waiting.condition:
+            _core.at_once(self.session.recording_changes(entries))
 
     def count_episode(
         self, length: int, returned: Any, kind: int = messages.TRAIN, with_it: Callable[[], Changes] = list
     ) -> None:
         """Count a closed episode, or report one of a test; `returned` is the sum of its rewards, [*R] or a number."""
-        with self.waiting.changed:
+        with self.waiting.condition:
             _core.at_once([*self._closing_episode(length, returned, kind), *with_it()])
 
     def _closing_episode(self, length: int, returned: Any, kind: int = messages.TRAIN) -> Changes:
-        return self.session.closing_episode(length, float(np.sum(returned)), self.clock(), kind)
+        return self.session.episode_changes(length, float(np.sum(returned)), self.clock(), kind)
 
-    def counting(self, entries: int, returned: Any) -> Changes:
+    def episode_changes(self, entries: int, returned: Any) -> Changes:
         """Return the changes that count an episode of a caller's arrays; `returned` is None if the episode goes on."""
-        changes = self.session.recording(entries)
+        changes = self.session.recording_changes(entries)
         return changes if returned is None else changes + self._closing_episode(entries, returned)
 
     def record(self, entries: int, with_it: Changes) -> None:
         """Count entries that a writer recorded, as passed steps until a grant turns these entries into inserts."""
-        with self.waiting.changed:
+        with self.waiting.condition:
             session = self.session
-            _core.at_once([*session.recording(entries), *session.inserts.recording(entries), *with_it])
+            _core.at_once([*session.recording_changes(entries), *session.inserts.recording_changes(entries), *with_it])
 
-    def admit(self, entries: Callable[[], int], with_it: Callable[[int], Changes], patience: float) -> bool:
+    def insert_when_granted(
+        self, entries: Callable[[], int], with_it: Callable[[int], Changes], patience: float
+    ) -> bool:
         """Make inserts of recorded entries as soon as they are granted; True if all were within `patience` seconds.
 
         Args:
@@ -141,19 +143,19 @@ class Pusher:
         inserts, schedule = self.session.inserts, self.session.schedule
 
         def are_admitted() -> bool:
-            if admitted := inserts.admitted(entries()):
-                changes = inserts.settling(admitted, admitted) + setting(schedule, is_dirty=True)
+            if admitted := inserts.insertable_count(entries()):
+                changes = inserts.insert_changes(admitted, admitted) + setting(schedule, is_dirty=True)
                 _core.at_once(changes + with_it(admitted))
             return entries() == 0 or self.session.is_finished
 
-        with self.waiting.changed:
+        with self.waiting.condition:
             self._hold_until(are_admitted, self.waiting.now() + patience)
             return entries() == 0
 
-    def is_granted(self, deadline: float) -> bool:
+    def wait_for_grant(self, deadline: float) -> bool:
         """Wait until at least one entry may be inserted; False at the deadline, or if the run is over."""
         session = self.session
-        with self.waiting.changed:
+        with self.waiting.condition:
             self._hold_until(lambda: session.inserts.remaining > 0 or session.is_finished, deadline)
             return session.inserts.remaining > 0
 
@@ -163,7 +165,7 @@ class Pusher:
             return
         inserts, waiting, began = self.session.inserts, self.waiting, self.waiting.now()
         try:
-            _core.while_more(inserts, "waiting", waiting.until, is_done, deadline, waiting.check_shipping)
+            _core.while_more(inserts, "waiting", waiting.wait_until, is_done, deadline, waiting.check_can_push)
         finally:
             inserts.waited += waiting.now() - began
 
@@ -171,11 +173,11 @@ class Pusher:
 
     def skip(self, reason: str, with_it: Callable[[], Changes] = list) -> bool:
         """Count a skipped push together with the changes that `with_it` returns; returns False."""
-        with self.waiting.changed:
+        with self.waiting.condition:
             inserts, counts = self.session.inserts, self.session.counts
             cause = inserts.reason or "learners are behind, and the server has not granted more entries yet"
             changes = setting(self, reason=f"{reason}: {cause}" if reason == HELD_BACK else reason)
-            changes += putting(self.not_pushed.get(reason, 0) + 1, reason, self.not_pushed)
+            changes += put_changes(self.not_pushed.get(reason, 0) + 1, reason, self.not_pushed)
             changes += setting(counts, skipped=counts.skipped + (reason == WINDOW_FULL))
             changes += setting(self.session.schedule, is_dirty=True) + with_it()
             if reason == HELD_BACK and not inserts.is_short:
@@ -190,10 +192,10 @@ class Pusher:
             wanted = "lz4" if self._choice.packs else "none"
         return wanted if wanted in (*self.session.welcome.codecs, "none") else "none"
 
-    def spend(self, began: float, waited: float = 0.0) -> None:
+    def record_time(self, began: float, waited: float = 0.0) -> None:
         """Record the time since `began` as spent on packing or waiting, for the choice of compression."""
-        with self.waiting.changed:
-            self._choice.spend(self.waiting.now() - began, waited)
+        with self.waiting.condition:
+            self._choice.record_time(self.waiting.now() - began, waited)
 
     def has_room(self, size: int, deadline: float) -> bool:
         """Wait until a message of `size` payload bytes fits the window; False at the deadline."""
@@ -202,19 +204,21 @@ class Pusher:
         def has_room() -> bool:
             return session.window.has_room(size) and not session.is_between
 
-        with waiting.changed:
+        with waiting.condition:
             if has_room():
                 return True
-            began, check = waiting.now(), waiting.check_shipping
+            began, check = waiting.now(), waiting.check_can_push
             try:
-                fits: bool = _core.while_more(session.schedule, "pressed", waiting.until, has_room, deadline, check)
+                fits: bool = _core.while_more(
+                    session.schedule, "pressed", waiting.wait_until, has_room, deadline, check
+                )
                 if not fits and self._shut_since is None:
                     self._shut_since = waiting.now()
                 return fits
             finally:
                 elapsed = waiting.now() - began
                 self.waited += elapsed
-                self._choice.spend(elapsed, elapsed)
+                self._choice.record_time(elapsed, elapsed)
 
     def enqueue(
         self,
@@ -232,12 +236,12 @@ class Pusher:
         """
         # The caller's thread computes checksums, so that the thread with the sockets spends no time on them.
         checksum, size, session = _bytes.checksum(payload), payload.nbytes, self.session
-        with self.waiting.changed:
+        with self.waiting.condition:
             now, window = self.waiting.now(), session.window
             if self._shut_since is not None:
-                self._choice.spend(now - self._shut_since, now - self._shut_since)
+                self._choice.record_time(now - self._shut_since, now - self._shut_since)
                 self._shut_since = None
-            self._choice.carried(samples)
+            self._choice.record_sent(samples)
             frames = encode(
                 message(session.welcome.since, window.pushed_caches + 1, window.pushed_bytes + size),
                 client=session.client,
@@ -249,7 +253,7 @@ class Pusher:
                 payload=payload,
                 payload_checksum=checksum,
             )
-            changes = window.pushing(size, now) + setting(self, last_size=size, reason="") + with_it()
+            changes = window.push_changes(size, now) + setting(self, last_size=size, reason="") + with_it()
             changes += [*setting(session.schedule, is_dirty=True), (self.queue.append, (frames,))]
             _core.at_once([*changes, (self.waiting.wake, ())])
 
@@ -322,7 +326,7 @@ class ActorSide(ABC):
         """Return arguments of `WriterRegistry.make` from a caller's options of a writer. Raises ParameterError."""
         return dict(options)
 
-    def follow(self, writers: WriterRegistry, former: Parameters) -> None:
+    def apply_parameters(self, writers: WriterRegistry, former: Parameters) -> None:
         """Apply the session's parameters, which were `former` before, to the writers. Raises ParameterError if a writer
         does not fit them; the parameters hold all the same.
         """
@@ -353,9 +357,9 @@ def side_of(storage: str) -> type[ActorSide]:
     """Return the actor side of a kind of table. Raises ParameterError if no actor can fill it, or it is unknown."""
     kind = registry.find(storage)
     if kind is None or not kind.actor:
-        names = [each.name for each in registry.known() if each.actor]
+        names = [each.name for each in registry.known_kinds() if each.actor]
         raise ParameterError("storage", storage, f"{one_of(storage, names)}, which this version of the client can fill")
-    side: type[ActorSide] = loaded(kind.actor)
+    side: type[ActorSide] = import_object(kind.actor)
     return side
 
 
@@ -379,7 +383,7 @@ class LocalMemory:
         self._writers: WriterRegistry | None = None
 
     @property
-    def side(self) -> ActorSide:
+    def actor_side(self) -> ActorSide:
         """Actor side of the client's table."""
         return self.choose_side(self._session.welcome.storage)
 
@@ -405,7 +409,7 @@ class LocalMemory:
         if expected and capacity and capacity != expected:
             raise ParameterError("capacity", capacity, f"{expected}, the client_capacity of the table, or left out")
 
-    def begin_again(self, capacity: int | None) -> None:
+    def replace_memory(self, capacity: int | None) -> None:
         """Replace the memory by an empty one. Writers of the former memory go on until `end_writers`."""
         with _core.Held(self.lock):
             if self._memory is not None:
@@ -422,7 +426,7 @@ class LocalMemory:
         entries = capacity or welcome.max_step or min(most, fitting)
         # A capacity that was set explicitly limits the bytes: the author knows the size of an entry.
         ragged_bytes = 0 if capacity or welcome.max_step else usual
-        return self.side.make_memory(entries, ragged_bytes=ragged_bytes, live=self._live, seed=self._seed)
+        return self.actor_side.make_memory(entries, ragged_bytes=ragged_bytes, live=self._live, seed=self._seed)
 
     # Writers
 
@@ -438,7 +442,7 @@ class LocalMemory:
         with _core.Held(self.lock):
             if self._writers is None or self._writers.memory is not self.memory:
                 self._writers = WriterRegistry(self.memory)
-            writers, side = self._writers, self.side
+            writers, side = self._writers, self.actor_side
             return writers.make(
                 *layout(envs, num_envs, autoreset), side.observer(side), stamp=stamp, **side.writer_options(options)
             )
@@ -463,13 +467,13 @@ class LocalMemory:
                 self._memory.configure(parameters)
             if self._writers is not None:
                 try:
-                    self.side.follow(self._writers, former)
+                    self.actor_side.apply_parameters(self._writers, former)
                 except ParameterError as error:  # no caller could catch the error
                     _log.warning(
                         "the server now sets %s=%s; writers here need %s", error.name, error.value, error.expected
                     )
 
-    def saw_models(self, models: dict[str, int]) -> None:
+    def set_newest_versions(self, models: dict[str, int]) -> None:
         """Take the newest versions of models; entries older than `max_model_lag` allows have weight 0 from now on."""
         self._session.models = models
         if self._memory is not None:

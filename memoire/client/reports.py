@@ -89,7 +89,7 @@ def save(folder: Path, untold: FinalCounts, *, at: Fault = no_fault) -> Path:
     return path
 
 
-def leave(folder: Path | None, untold: FinalCounts) -> str:
+def keep_final_report(folder: Path | None, untold: FinalCounts) -> str:
     """Keep the report in the folder, if there is one; returns a phrase on what was not acknowledged and is kept."""
     counts = f"{untold.steps} steps, {untold.episodes} episodes and {untold.lines} log lines were acknowledged"
     if folder is None:
@@ -101,7 +101,7 @@ def leave(folder: Path | None, untold: FinalCounts) -> str:
     return f"{counts}: they are in {path}, and the next client with this folder reports them"
 
 
-def found(folder: Path) -> list[tuple[Path, FinalCounts]]:
+def read_reports(folder: Path) -> list[tuple[Path, FinalCounts]]:
     """Return path and content of each readable report file. A damaged file is logged, and stays. Drafts of processes
     that have ended are removed.
     """
@@ -152,7 +152,8 @@ class LateRequest(NamedTuple):
 class UnreportedClient:
     """Delivery of one report file in the name of the client that left it: HELLO, then an UPDATE for each part.
 
-    `begin` and `answered` return the request to send next. None ends the delivery, or pauses it until `begin` is due.
+    `begin` and `receive_answer` return the request to send next. None ends the delivery, or pauses it until `begin` is
+    due.
     """
 
     def __init__(self, path: Path, untold: FinalCounts) -> None:
@@ -172,7 +173,7 @@ class UnreportedClient:
         hello = messages.Hello(role="actor", table=self.untold.table, label=self.untold.label, software=SOFTWARE)
         return LateRequest(hello, home=name_hash(self.untold.home))
 
-    def answered(self, answer: Answer, now: float) -> LateRequest | None:
+    def receive_answer(self, answer: Answer, now: float) -> LateRequest | None:
         """Take the answer to HELLO or UPDATE, received at `now`; returns the next request, if any."""
         if isinstance(answer, MemoireError):
             self._refused(answer, now)
@@ -245,7 +246,7 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
         parameters_version=session.parameters_version,
         models=dict(models),
         scalars=session.scalars,
-        lines=session.outbox.waiting(LINES_PER_UPDATE, session.limits.tuning.tail_bytes // 4, through=last_line),
+        lines=session.outbox.next_lines(LINES_PER_UPDATE, session.limits.tuning.tail_bytes // 4, through=last_line),
         dropped_lines=counts.dropped_lines,
         ended=session.counts.oldest_episodes(ENDED_PER_UPDATE),
         applied=counts.applied,
@@ -258,20 +259,20 @@ def report_of(session: Session, sums: MemorySums, models: Mapping[str, int]) -> 
     )
 
 
-def remainder_of(session: Session, models: Mapping[str, int]) -> FinalCounts | None:
+def take_unacknowledged_report(session: Session, models: Mapping[str, int]) -> FinalCounts | None:
     """Return a report of all that no home has acknowledged; None if nothing is left. Removes the client's lines and
     episodes, so call it once, after the client has ended.
     """
     counts, lines = session.counts, len(session.outbox)
-    episodes = max(counts.missing.episodes, counts.waiting_episodes)
-    if not (counts.missing.steps or episodes or lines):
+    episodes = max(counts.unacknowledged_counts.episodes, counts.waiting_episodes)
+    if not (counts.unacknowledged_counts.steps or episodes or lines):
         return None
     return FinalCounts(
         client=session.client,
         label=session.label,
         table=session.welcome.table_name,
         home=session.welcome.home_name,
-        steps=counts.missing.steps,
+        steps=counts.unacknowledged_counts.steps,
         episodes=episodes,
         lines=lines,
         parts=_all_parts(session, models),

@@ -47,8 +47,10 @@ class HomeWatch:
         self.is_away = False
 
     @property
-    def due(self) -> float:
-        """Time when `look` returns "away", unless an acknowledgement comes before; infinity if the server is away."""
+    def away_at(self) -> float:
+        """Time when `check_away` returns "away", unless an acknowledgement comes before; infinity if the server is
+        away.
+        """
         return float("inf") if self.is_away else self.acknowledged_at + AWAY_TIMEOUT
 
     def acknowledged(self, now: float) -> Change:
@@ -57,9 +59,9 @@ class HomeWatch:
         was_away, self.is_away = self.is_away, False
         return "back" if was_away else ""
 
-    def look(self, now: float) -> Change:
+    def check_away(self, now: float) -> Change:
         """Return "away" once, as soon as it is due; else ""."""
-        if now < self.due:
+        if now < self.away_at:
             return ""
         self.is_away = True
         return "away"
@@ -101,16 +103,16 @@ class UpdateSchedule:
         self._sent_at = 0.0
         self._news_at = float("inf")  # time of the UPDATE that follows NEWS
 
-    def ask(self, line: int) -> int:
+    def add_waiting_call(self, line: int) -> int:
         """Register a call that waits until everything is acknowledged, lines up to `line` too; returns its ticket."""
         self.asked, self.asked_line = self.asked + 1, line
         return self.asked
 
-    def hurry(self) -> None:
+    def make_due(self) -> None:
         """Make an UPDATE due at once, even if nothing has changed."""
         self._news_at = 0.0
 
-    def hear_news(self, now: float) -> None:
+    def schedule_after_news(self, now: float) -> None:
         """Make an UPDATE due at a random time within `REPORT_DELAY` seconds, since a server has sent NEWS. The reply to
         the UPDATE has the news.
         """
@@ -126,11 +128,11 @@ class UpdateSchedule:
         self.is_dirty, self._sent_at = True, until
 
     @property
-    def soonest(self) -> float:
+    def earliest(self) -> float:
         """Earliest time of the next UPDATE if a call waits for it: at once, unless the newest one was refused."""
         return self._sent_at
 
-    def due(self, outbox: LineOutbox, window: PushWindow, inserts: InsertGrant) -> float:
+    def due_at(self, outbox: LineOutbox, window: PushWindow, inserts: InsertGrant) -> float:
         """Return the time when the next UPDATE is due, if no UPDATE is open."""
         # A call waits for lines that did not fit the last UPDATE, or so many lines are queued that log() soon waits.
         has_backlog = outbox.oldest <= self.asked_line or outbox.is_half_full
@@ -282,20 +284,20 @@ class Session:
         """True if log lines or closed episodes wait for an acknowledgement."""
         return bool(len(self.outbox) or self.counts.waiting_episodes)
 
-    def refuse(self, code: str) -> None:
+    def count_refusal(self, code: str) -> None:
         """Count a received message that was not accepted."""
         self.refused[code] = self.refused.get(code, 0) + 1
 
     # Counting
 
-    def recording(self, entries: int) -> Changes:
+    def recording_changes(self, entries: int) -> Changes:
         """Return the changes that count `entries` recorded entries."""
-        changes, schedule = self.counts.recording(entries, self.schema.entry_bytes), self.schedule
+        changes, schedule = self.counts.recording_changes(entries, self.schema.entry_bytes), self.schedule
         return changes if schedule.is_dirty else changes + setting(schedule, is_dirty=True)
 
-    def closing_episode(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
+    def episode_changes(self, length: int, returned: float, now: float, kind: int = messages.TRAIN) -> Changes:
         """Return the changes that count an episode closed at `now`, in seconds since 1970."""
-        return self.counts.closing_episode(length, returned, now, kind) + setting(self.schedule, is_dirty=True)
+        return self.counts.episode_changes(length, returned, now, kind) + setting(self.schedule, is_dirty=True)
 
     def end(self) -> None:
         """End the session for good: no UPDATE is due any more."""
@@ -305,7 +307,7 @@ class Session:
 
     def next_time(self) -> float:
         """Return the time when HELLO, an UPDATE or a log line about the home server is due."""
-        return min(self._hello.next_time(), self.update_due(), self.watch.due if self.has_welcome else float("inf"))
+        return min(self._hello.next_time(), self.update_due(), self.watch.away_at if self.has_welcome else float("inf"))
 
     def hello_is_due(self, now: float) -> bool:
         """Return True if HELLO is due again, after a home server was busy."""
@@ -318,8 +320,8 @@ class Session:
         if self.schedule.is_open or self._is_moving or not self.has_welcome or self._is_over:
             return float("inf")
         if (boundary := self.counts.boundary) is not None:
-            return float("inf") if boundary.is_told else self.schedule.soonest
-        return self.schedule.due(self.outbox, self.window, self.inserts)
+            return float("inf") if boundary.is_told else self.schedule.earliest
+        return self.schedule.due_at(self.outbox, self.window, self.inserts)
 
     # HELLO and its answer
 
@@ -340,13 +342,13 @@ class Session:
             codecs=codecs(),
         )
 
-    def welcomed(self, answer: Answer, now: float) -> AcceptedWelcome | None:
+    def parse_welcome(self, answer: Answer, now: float) -> AcceptedWelcome | None:
         """Parse the answer to HELLO; None if the home server is busy. Changes nothing that other threads use.
 
         Raises:
             MemoireError: HELLO was refused, or the WELCOME does not fit; the client cannot go on.
         """
-        self._hello.answered()
+        self._hello.receive_answer()
         self._is_moving = False
         if isinstance(answer, Refused) and answer.code in PASSING:
             self._hello.due = now + self.limits.tuning.resend_after * self._rng.uniform(1.0, 2.0)
@@ -364,7 +366,7 @@ class Session:
             raise SchemaMismatch(client, "storage", welcome.storage, self.welcome.storage)
         return AcceptedWelcome(answer.header, welcome, schema, Parameters.from_wire(welcome.parameters))
 
-    def remains(self, welcomed: AcceptedWelcome) -> bool:
+    def stay_in_former_run(self, welcomed: AcceptedWelcome) -> bool:
         """Return True if the client stays in its former run until that run's counts are acknowledged; HELLO follows."""
         if not self.has_welcome or welcomed.welcome.run_name == self.welcome.run_name or self.end_run().is_told:
             return False
@@ -372,13 +374,13 @@ class Session:
         self.is_between = True
         return True
 
-    def enter(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
+    def enter_home(self, welcomed: AcceptedWelcome, now: float) -> WelcomeChanges:
         """Enter the home server and run of a WELCOME; returns what changes with that."""
         header, welcome, former = welcomed.header, welcomed.welcome, self._welcome
         self._schema, self.is_between = welcomed.schema, False
         self.counts.enter_run(header.run)
         self.inserts.grant(welcome.granted_steps, "")
-        self.windows.belong(header.run, header.home, welcome.since)
+        self.windows.enter_account(header.run, header.home, welcome.since)
         self.windows.grant(welcome.credit)
         self.run, self.home, self.table, self.fingerprint = header.run, header.home, welcome.table, header.fingerprint
         self._welcome, self.is_finished, self.schedule.is_dirty = welcome, welcome.finished, True
@@ -390,7 +392,7 @@ class Session:
             self.feedback_through = 0  # each start of a server numbers feedback from 1
         if welcome.home_name != former.home_name:
             self._move_at = 0.0
-        self.schedule.hurry()  # a new or restarted home server gets UPDATE now
+        self.schedule.make_due()  # a new or restarted home server gets UPDATE now
         is_other_life = welcome.epoch != former.epoch and welcome.home_name == former.home_name
         has_forgotten = not welcome.durable or welcome.since > former.epoch  # a later `since`: a new state folder
         return WelcomeChanges(change, welcome.run_name != former.run_name, is_other_life and has_forgotten)
@@ -402,9 +404,9 @@ class Session:
         boundary = self.counts.boundary
         ticket = self.schedule.asked if boundary is None else boundary.asked
         self.schedule.begin(now)
-        return SentUpdate(ticket, self.counts.reach, now, boundary)
+        return SentUpdate(ticket, self.counts.covered_counts, now, boundary)
 
-    def updated(self, reply: messages.Updated, asked: SentUpdate, now: float) -> Step:
+    def apply_acknowledgement(self, reply: messages.Updated, asked: SentUpdate, now: float) -> Step:
         """Apply the home server's acknowledgement of an UPDATE; returns the next message to send."""
         is_same = self.is_same_life(reply)
         self.updates += 1
@@ -413,7 +415,7 @@ class Session:
         self.outbox.acknowledge(reply.lines_through)
         self.counts.acknowledge_episodes(reply.ended_through)
         if is_same:
-            self.window.answered(
+            self.window.receive_answer(
                 reply.caches, reply.received_bytes, reply.lost_bytes, reply.rejected, asked.at, lost_caches=reply.lost
             )
         self.windows.grant(reply.credit)
@@ -433,7 +435,7 @@ class Session:
     def _follow_run(self, reply: messages.Updated, asked: SentUpdate) -> None:
         if reply.run_name in ("", self.welcome.run_name):
             if reply.finished and not self.is_finished:
-                self.schedule.hurry()  # a server that ends waits until its clients have acknowledged that
+                self.schedule.make_due()  # a server that ends waits until its clients have acknowledged that
             self.is_finished = reply.finished
             if reply.run_name and asked.boundary is not None and asked.boundary is self.counts.boundary:
                 self.counts.resume_run()  # the other run was over before this client entered it

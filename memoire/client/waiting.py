@@ -57,7 +57,7 @@ class ClientLock(NodeLock):
         self.check_process()
         super().check_open()
 
-    def check_shipping(self) -> None:
+    def check_can_push(self) -> None:
         """Do as `check_open`, but let writers push their open episodes while the client is being closed."""
         if not self.is_parting:
             self.check_open()
@@ -70,16 +70,16 @@ class HandedModels:
         self._session = session
         self._versions: dict[str, int] = {}
 
-    def follow(self, topic: str) -> None:
+    def add_topic(self, topic: str) -> None:
         """Register a topic whose models the caller uses."""
         self._versions.setdefault(topic, 0)
 
-    def hand(self, model: Model) -> Model:
+    def set_acting_model(self, model: Model) -> Model:
         """Record the model as the one that acts; returns it."""
         self._versions[model.topic] = model.version
         return model
 
-    def stamp(self, model_version: Any) -> int:
+    def version_or_acting(self, model_version: Any) -> int:
         """Return `model_version`, or for 0 the version of the model that acts.
 
         Raises:
@@ -135,7 +135,7 @@ class ModelHandle:
         """Return the newest model that has arrived, or None: .version, .body (bytes), .value (as published)."""
         self._waiting.check_open()
         model = self._topics.newest(self.topic)
-        return None if model is None else self._handed.hand(model)
+        return None if model is None else self._handed.set_acting_model(model)
 
     def wait(self, timeout: float | None = None, *, after: int = 0) -> Model:
         """Return the newest model as soon as its version is above `after`.
@@ -147,7 +147,7 @@ class ModelHandle:
         waiting = self._waiting
         waiting.check_process()
         model = self._topics.wait(self.topic, after, waiting.seconds(timeout), waiting.check_open, self._endpoint)
-        return self._handed.hand(model)
+        return self._handed.set_acting_model(model)
 
 
 class Receiver:

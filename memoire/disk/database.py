@@ -36,14 +36,14 @@ from memoire._core import Held
 from memoire.accounting.packing import Packed
 from memoire.accounting.runs import LogEntry
 from memoire.errors import StateError, StateForeign, StateUnusable
-from memoire.replay.files import drafting
+from memoire.replay.files import draft_file
 
-from .files import RECOVERABLE_ERRORS, RESTORE, corrupt, hindered, mode_in
-from .records import LAST, META, SEAL, FactRow, PartRow, add_up, checked_fact, checked_parts, entry_of
+from .files import RECOVERABLE_ERRORS, RESTORE, corrupt, folder_error, mode_in
+from .records import LAST, META, SEAL, FactRow, PartRow, checked_fact, checked_parts, entry_of, fact_checksum
 
 
 @contextmanager
-def as_saved(path: Path) -> Iterator[None]:
+def corrupt_on_bad_values(path: Path) -> Iterator[None]:
     """Raise StateCorrupt for errors in the block that show a value which memoire cannot have saved."""
     try:
         yield
@@ -73,7 +73,7 @@ _VAGUE: Final = frozenset(
 )
 
 
-def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
+def recoverable_problem(folder: Path, error: Exception) -> tuple[str, str] | None:
     """Return the disk's problem and advice if saving may go on after it is solved; None for any other error.
 
     SQLite hides the system's error code, so a test file is written to learn it. An error of a sync is never temporary.
@@ -93,24 +93,24 @@ def healing(folder: Path, error: Exception) -> tuple[str, str] | None:
     return RECOVERABLE_ERRORS[errno.ENOSPC] if code == sqlite3.SQLITE_FULL else None
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's text, with SQLite's name of the error."""
     name = getattr(error, "sqlite_errorname", "")
     return f"{error} ({name})" if name else str(error)
 
 
-def translated(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
+def database_open_error(error: sqlite3.Error, folder: Path, path: Path) -> StateError:
     """Return the state error for a database that cannot be opened."""
     code = getattr(error, "sqlite_errorcode", 0) & 255
-    if (trouble := healing(folder, error)) is not None:
-        return hindered(folder, trouble)
+    if (trouble := recoverable_problem(folder, error)) is not None:
+        return folder_error(folder, trouble)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return StateUnusable(str(folder), words(error), "Make it writable for this user.")
+        return StateUnusable(str(folder), error_text(error), "Make it writable for this user.")
     if is_busy(error):
         return StateUnusable(str(folder), "another program has state.db open", "Close it, and start again.")
     if code == sqlite3.SQLITE_IOERR:
-        return StateUnusable(str(folder), words(error), "Check the disk.")
-    return corrupt(path, f"SQLite says {words(error)}")
+        return StateUnusable(str(folder), error_text(error), "Check the disk.")
+    return corrupt(path, f"SQLite says {error_text(error)}")
 
 
 _log = logging.getLogger(__name__)
@@ -199,14 +199,14 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
 
 def create(path: Path, name: str, at: Callable[[str], None]) -> None:
     """Make an empty state file for the server `name`. Atomic: the file appears whole, or not at all."""
-    with drafting(path, mode=mode_in(path.parent)) as draft:
+    with draft_file(path, mode=mode_in(path.parent)) as draft:
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode = MEMORY")  # no journal file beside a draft that may be left over
             connection.executescript(_TABLES)
             _stamp(connection, LIVE)
             row = (META, b"name", name.encode())
-            check = add_up(*row)
+            check = fact_checksum(*row)
             write_facts(connection, [(*row, check)])
             write_seal(connection, RowsChecksum(facts=1, facts_sum=check))
         finally:
@@ -250,7 +250,7 @@ def read_head(path: Path) -> bool:
     return bool(application == BACKUP)
 
 
-def set_aside(path: Path) -> None:
+def rename_stale_log(path: Path) -> None:
     """Rename the write-ahead log beside a restored backup: it belongs to the former file, and SQLite would write its
     pages into the backup.
     """
@@ -317,7 +317,7 @@ def write_facts(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None
 def write_seal(connection: sqlite3.Connection, seal: RowsChecksum) -> None:
     """Replace the row that holds the seal."""
     body = seal.pack()
-    connection.execute(_PUT_FACT, (SEAL, b"", body, add_up(SEAL, b"", body)))
+    connection.execute(_PUT_FACT, (SEAL, b"", body, fact_checksum(SEAL, b"", body)))
 
 
 def copy_into(source: sqlite3.Connection, path: Path, target: Path) -> None:
@@ -498,7 +498,7 @@ class DatabaseBackups:
             self.trouble = str(error)
             _log.error("%s: no backup was made, the former ones stay: %s", self._folder, error)
         except (OSError, sqlite3.Error, ValueError) as error:
-            self.trouble = f"no backup could be made: {words(error)}"
+            self.trouble = f"no backup could be made: {error_text(error)}"
             _log.warning("%s: %s", self._folder, self.trouble)
 
     def make(self) -> Path:
@@ -510,7 +510,7 @@ class DatabaseBackups:
         with Held(self._making):
             generation = self._generation()
             first, second = (self._folder / f"state.db.backup-{number}" for number in (1, 2))
-            with drafting(first, mode=mode_in(self._folder)) as draft:
+            with draft_file(first, mode=mode_in(self._folder)) as draft:
                 self._reader.copy_to(draft)
                 self._at("before backups")
                 if first.exists():

@@ -57,11 +57,11 @@ def unusable(folder: Path, error: OSError) -> StateUnusable:
         errno.ENOTDIR: "Name a folder, not a file.",
     }
     if (trouble := RECOVERABLE_ERRORS.get(error.errno or 0)) is not None:
-        return hindered(folder, trouble)
+        return folder_error(folder, trouble)
     return StateUnusable(str(folder), error.strerror or str(error), advice.get(error.errno or 0, "Check the disk."))
 
 
-def hindered(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
+def folder_error(folder: Path, trouble: tuple[str, str]) -> StateUnusable:
     """Return the state error for a folder with a problem of `RECOVERABLE_ERRORS`."""
     problem, advice = trouble
     return StateUnusable(str(folder), f"its {problem}", f"{advice}, and start again: nothing is lost.")
@@ -108,7 +108,7 @@ def make_folder(folder: Path) -> None:
             folder.chmod(0o770 | stat.S_ISGID)
 
 
-def tighten(path: Path) -> None:
+def restrict_permissions(path: Path) -> None:
     """Remove permissions of other users from an existing file. Links and other users' files stay as they are."""
     with contextlib.suppress(OSError):
         facts = path.lstat()

@@ -82,10 +82,10 @@ class LineFile:
                 self._try(self._file.writelines, map(_line_of, lines))
 
     def next_time(self) -> float:
-        """Return the time when `turn` has something to do."""
+        """Return the time when `tick` has something to do."""
         return self._flush_at
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Flush the buffer if its oldest line is `LOG_FLUSH_INTERVAL` seconds old."""
         with Held(self._lock):
             if now >= self._flush_at and self._file is not None:
@@ -194,7 +194,7 @@ class LineLog:
     def plan(self, lines: list[tuple[int, LogEntry]], name_of: Callable[[int], str]) -> list[_AppendedLines]:
         """Open the files for new lines (number of the run, entry), and return the text to append with new segments.
 
-        The caller saves the segments, and then calls `finish`, or `drop` after a failure.
+        The caller saves the segments, and then calls `finish`, or `abandon_append` after a failure.
         """
         by_run: dict[int, list[LogEntry]] = {}
         for run, entry in lines:
@@ -298,7 +298,7 @@ class LineLog:
             _log.warning("%s could not be written and is completed later: %s", segment.name, error)
         self.trouble = f"{self.folder / segment.name} cannot be written: {error}"
 
-    def drop(self, pieces: Iterable[_AppendedLines]) -> None:
+    def abandon_append(self, pieces: Iterable[_AppendedLines]) -> None:
         """Close the files of a plan, after the database could not save the lines."""
         for piece in pieces:
             if piece.opened >= 0:
@@ -323,13 +323,13 @@ class LineLog:
             except OSError as error:
                 self._lag(segment, error)
 
-    def settle(self) -> None:
+    def sync_text(self) -> None:
         """Sync all text, so that the next start has nothing to complete."""
         for segment in self._open.values():
             if segment.number in self._touched:
                 self._settle(segment)
 
-    def oldest(self) -> LogSegment | None:
+    def segment_to_remove(self) -> LogSegment | None:
         """Return the oldest segment if it has to be removed, since all together exceed the limit; else None."""
         if sum(segment.bytes for segment in self._segments.values()) <= self._byte_limit:
             return None

@@ -28,8 +28,8 @@ from memoire.wire import _bytes
 from memoire.wire.frames import name_hash
 
 from . import database
-from .database import DatabaseReader, as_saved, translated
-from .files import RESTORE, check_file_system, lock_folder, make_folder, mode_in, tighten, unusable
+from .database import DatabaseReader, corrupt_on_bad_values, database_open_error
+from .files import RESTORE, check_file_system, lock_folder, make_folder, mode_in, restrict_permissions, unusable
 from .logs import LineLog
 from .records import META, MODEL, Fact, StoredModel, run_key
 from .state_file import StateFile
@@ -142,7 +142,7 @@ class StoredModels:
     def _path(self, run: int, topic: str, version: int) -> Path:
         return self._folder / f"{run}-{_bytes.checksum(topic.encode()):016x}-{version}.model"
 
-    def of(self, run: int | None) -> list[Model]:
+    def newest_of_run(self, run: int | None) -> list[Model]:
         """Return the newest model of each topic of a run, in the order of topics.
 
         Raises:
@@ -226,7 +226,7 @@ class OpenFolder:
         check_file_system(folder)
         self._lock = lock_folder(folder)
         for path in (path for pattern in _OURS for path in folder.glob(pattern)):
-            tighten(path)  # a former version made files for all users
+            restrict_permissions(path)  # a former version made files for all users
         self._counter: CommitCounter | None = None
         try:
             self._open(name, default_name)
@@ -252,7 +252,7 @@ class OpenFolder:
             self._counter = CommitCounter(self.folder)
             self.file = StateFile(self.path, self._counter.stored, at=self._at)
             try:
-                with as_saved(self.path):
+                with corrupt_on_bad_values(self.path):
                     self.name = self._check_name(name, default_name)
                     self.rows = DiskRows(self.folder / "rows", self.file, self._at)
                     self._begin(self._counter)
@@ -260,7 +260,7 @@ class OpenFolder:
                 self.file.close()
                 raise
         except sqlite3.Error as error:
-            raise translated(error, self.folder, self.path) from error
+            raise database_open_error(error, self.folder, self.path) from error
         except OSError as error:
             raise unusable(self.folder, error) from error
 
@@ -287,13 +287,13 @@ class OpenFolder:
     def _begin(self, counter: CommitCounter) -> None:
         """Save a new epoch of the server, and complete what a crash has cut short."""
         file = self.file
-        was_clean = bool(file.number(META, b"clean")) and not file.was_backup
-        file.go_live((counter.stored or 0) + 1)
-        self.restored = file.number(META, b"restored")
+        was_clean = bool(file.read_number(META, b"clean")) and not file.was_backup
+        file.open_for_writing((counter.stored or 0) + 1)
+        self.restored = file.read_number(META, b"restored")
         """Number of times that a backup was restored in this folder."""
         if file.was_backup:
             _log.warning("%s: a backup was restored; clients that still run bring their totals up to date", self.folder)
-        former = file.number(META, b"epoch")
+        former = file.read_number(META, b"epoch")
         self.epoch = max(former + 1, int(self._clock() * 1e9))
         """Epoch of the server, which grows at each start; on disk before a client receives it."""
         self.since = self._unbroken_since(former)
@@ -316,7 +316,7 @@ class OpenFolder:
         wrote it. If the latter is not the former epoch, an older program, which does not write it, used the folder in
         between. Each start of the older program opened accounts with its own epoch.
         """
-        since, written_in = divmod(self.file.number(META, b"since"), 1 << 64)
+        since, written_in = divmod(self.file.read_number(META, b"since"), 1 << 64)
         if self.file.was_backup or not former:
             return self.epoch
         return since if written_in == former else former
@@ -335,7 +335,7 @@ class OpenFolder:
         self.lines.recover(was_clean=was_clean)
         self.lines.complete()
         self.models.load(file.rows(MODEL))
-        self.rows.tidy()
+        self.rows.remove_unused_files()
         self.packing = AccountPacker(name_hash(self.name), file.contents.words)
         self.reader = DatabaseReader(self.path)
 
@@ -355,7 +355,7 @@ class OpenFolder:
         if self._counter is not None:
             self._counter.close()
 
-    def forget_in_child(self) -> None:
+    def close_lock_in_child(self) -> None:
         """Close the lock and the commit counter in a forked child, which must not keep the lock when its parent ends.
         SQLite's files stay open, since they belong to the parent.
         """

@@ -103,7 +103,7 @@ class LogFile:
     """Tags of the file's records, in order."""
 
     @property
-    def end(self) -> int:
+    def end_number(self) -> int:
         """Number of the record after the file's last one."""
         return self.first + len(self.tags)
 
@@ -189,7 +189,7 @@ class RecordLog(ClosingContext):
                 size += RECORD_BYTES + memoryview(payload).nbytes
             self._newest.step("sync")
             os.fsync(self._newest.fileno())
-            counts = self._counts._replace(end=file.end + len(tags), chain=chain)
+            counts = self._counts._replace(end=file.end_number + len(tags), chain=chain)
             self._count(counts)
         except BaseException:
             with suppress(OSError):
@@ -298,10 +298,10 @@ class RecordLog(ClosingContext):
                     str(path), f"begins with record {int(path.stem)}: the records from {end} on are missing"
                 )
             file, damage = self._read_file(path, chain, counts)
-            if damage and (path != paths[-1] or file.end < counts.end):
+            if damage and (path != paths[-1] or file.end_number < counts.end):
                 raise damage[0]
             self.files.append(file)
-            end, chain = file.end, file.chain
+            end, chain = file.end_number, file.chain
         if end < counts.end:
             raise DataError(
                 str(self.folder), f"has the records from {counts.first} to {end}, but should have {counts.end}: "
@@ -321,7 +321,7 @@ class RecordLog(ClosingContext):
                     break
                 file.tags.append(record.tag)
                 file.chain, file.size = reader.chain, reader.place
-                if file.end == counts.end and file.chain != counts.chain:
+                if file.end_number == counts.end and file.chain != counts.chain:
                     raise DataError(str(path), f"holds other records than {_COUNTER_NAME} counts: one of them is old")
         return file, damage
 
@@ -339,10 +339,10 @@ class RecordLog(ClosingContext):
             newest.step("cut")
             os.ftruncate(newest.fileno(), last.size)
             os.fsync(newest.fileno())
-        if last.end > self._counts.end:
+        if last.end_number > self._counts.end:
             newest.step("sync")
             os.fsync(newest.fileno())
-            counts = self._counts._replace(end=last.end, chain=last.chain)
+            counts = self._counts._replace(end=last.end_number, chain=last.chain)
             self._count(counts)
             self._counts = counts
 

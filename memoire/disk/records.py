@@ -82,7 +82,7 @@ def _pattern(text: str) -> str:
     return f"%{escaped}%"
 
 
-def add_up(kind: int, key: bytes, body: bytes) -> int:
+def fact_checksum(kind: int, key: bytes, body: bytes) -> int:
     """Return the checksum of a row of facts, in 63 bits, since SQLite's integers have a sign."""
     return _bytes.checksum(b"%c%c%b%b" % (kind, len(key) & 255, key, body)) >> 1
 
@@ -127,7 +127,7 @@ class LogSegment:
         return self.run << INDEX_BITS | self.first, self.run << INDEX_BITS | self.last
 
     @property
-    def fact(self) -> Fact:
+    def row_change(self) -> Fact:
         """Change that saves the segment's row."""
         return SEGMENT, segment_key(self), msgspec.msgpack.encode(self)
 
@@ -170,7 +170,7 @@ class StateContents:
                 raise corrupt(self._path, f"{segment.name[:80]!r} is not a valid name of a file of log lines")
             self.segments[segment.number] = segment
         elif kind == WORD:
-            if self.words.number(body.decode()) != int.from_bytes(key, "big"):
+            if self.words.number_of(body.decode()) != int.from_bytes(key, "big"):
                 raise corrupt(self._path, "a word is missing")
         elif kind == META and key.startswith(b"count"):
             self.counts[struct.unpack(">I", key[5:])[0]] = count_of(body)
@@ -256,7 +256,7 @@ def entry_of(row: tuple[Any, ...], path: Path) -> LogEntry:
 
 def checked_fact(row: FactRow, path: Path) -> FactRow:
     """Return the row unchanged. Raises StateCorrupt if its checksum is wrong."""
-    if add_up(*row[:3]) != row[3]:
+    if fact_checksum(*row[:3]) != row[3]:
         raise corrupt(path, f"a row of kind {row[0]} has a wrong checksum")
     return row
 

@@ -258,7 +258,7 @@ class _RecordCounts:
             self._still.add(record.table)
         else:
             counts = self._tables[record.table]
-            for name, count in body.counted(size).items():
+            for name, count in body.count_contribution(size).items():
                 counts[name] += count
 
     def end(self) -> EndRecord:

@@ -33,9 +33,17 @@ from memoire.errors import (
     SnapshotMismatch,
 )
 from memoire.limits import Limits
-from memoire.replay.parameters import Parameters, differing
+from memoire.replay.parameters import Parameters, differing_fields
 from memoire.tables import registry
-from memoire.tables.base import Heir, KeepsLayout, PutBack, RecordBody, SavedRecord, SavesRows, TakesPriorities
+from memoire.tables.base import (
+    KeepsLayout,
+    RecordBody,
+    RestoredMemory,
+    RestoreOutcome,
+    SavedRecord,
+    SavesRows,
+    TakesPriorities,
+)
 from memoire.tables.table import OpenTable
 from memoire.wire import _bytes
 from memoire.wire.rows import unpack_accounts
@@ -54,7 +62,7 @@ from .snapshot_file import (
 )
 
 
-def about(
+def read_header(
     tables: Iterable[OpenTable],
     *,
     server: str,
@@ -71,7 +79,7 @@ def about(
             schema=table.schema.to_json(),
             parameters=table.parameters.to_wire(),
             parameters_version=table.parameters_version,
-            making=table.making,
+            making=table.content_settings,
         )
         for table in tables
     ]
@@ -108,7 +116,7 @@ class SavedHead(NamedTuple):
     about: SnapshotHeader
 
 
-def heads(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:
+def read_headers(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:
     """Return id and header of each file. Raises ParameterError for a bad list, DataError for an unreadable file."""
     try:
         listed = [] if isinstance(paths, (str, bytes, Path)) else list(map(Path, paths))
@@ -123,7 +131,7 @@ def heads(paths: Sequence[str | Path]) -> dict[Path, SavedHead]:
     return heads
 
 
-def facts(path: str | Path, *, check: bool = False) -> dict[str, Any]:
+def describe_file(path: str | Path, *, check: bool = False) -> dict[str, Any]:
     """Return a description of a file's contents; with `check` every checksum is compared.
 
     Raises:
@@ -337,8 +345,8 @@ def differing_settings(
     Caches hold finished samples, and groups of prompts finished scores. Entries of episodes and rollouts are raw: other
     values are computed from them here.
     """
-    differences = registry.named(table.storage).differing_parameters(table.schema, parameters, file_parameters)
-    making = table.making
+    differences = registry.require_kind(table.storage).differing_parameters(table.schema, parameters, file_parameters)
+    making = table.content_settings
     names = sorted(making.keys() | saved.making.keys())
     values = {name: (making.get(name), saved.making.get(name)) for name in names}
     return differences | {name: pair for name, pair in values.items() if pair[0] != pair[1]}
@@ -364,7 +372,7 @@ class _Restoring:
     _limits: Limits
     _now: float
     _inherit: Callable[[str, bool, Rows], Any]
-    _heirs: dict[str, Heir] = field(default_factory=dict)
+    _heirs: dict[str, RestoredMemory] = field(default_factory=dict)
     """Memories with the saved layout, ready to replace tables' own, by table."""
     _replaced: set[str] = field(default_factory=set)
     """Names of tables whose memory was replaced by one of `_heirs`."""
@@ -380,7 +388,7 @@ class _Restoring:
 
     def _is_remade(self, saved: TableAbout) -> bool:
         table = self._tables[saved.name]
-        differences = differing(table.schema, table.parameters, Parameters.from_wire(saved.parameters))
+        differences = differing_fields(table.schema, table.parameters, Parameters.from_wire(saved.parameters))
         has_priorities = isinstance(table.pool, TakesPriorities) and table.schema.value is not None
         return has_priorities and not differences.keys().isdisjoint(_OF_PRIORITIES)
 
@@ -402,7 +410,7 @@ class _Restoring:
         if len(self._files) != 1 or self._of != 1:
             return
         (file,), damage = self._files, FileDamage()
-        heirs: dict[int, Heir | None] = {}
+        heirs: dict[int, RestoredMemory | None] = {}
         ends = [] if file.end is None else file.end.tables
         for place, (saved, end) in enumerate(zip(file.about.tables, ends, strict=False)):
             if (file.path, saved.name) in self._left_out:
@@ -423,11 +431,16 @@ class _Restoring:
         }
 
     def _lay(
-        self, file: SnapshotFile, table: OpenTable, heir: Heir | None, record: SnapshotRecord, wanted: Parameters | None
-    ) -> Heir | None:
+        self,
+        file: SnapshotFile,
+        table: OpenTable,
+        heir: RestoredMemory | None,
+        record: SnapshotRecord,
+        wanted: Parameters | None,
+    ) -> RestoredMemory | None:
         """Add a record of a table to the memory that is made with its layout; returns that memory, if any."""
 
-        def wrong(problem: str) -> DataError:
+        def layout_error(problem: str) -> DataError:
             return DataError(str(file.path), f"{problem} (table {table.name!r})")
 
         body, payload = record.body, record.payload
@@ -435,7 +448,7 @@ class _Restoring:
             return heir
         if isinstance(body, TableRecord):
             generator, parameters = self._keeps_generators and not self._is_same, wanted or table.parameters
-            return table.pool.heir(body, payload, parameters, keeps_generator=generator, wrong=wrong)
+            return table.pool.empty_copy(body, payload, parameters, keeps_generator=generator, wrong=layout_error)
         if heir is not None:
             heir.put(body, payload)
         return heir
@@ -489,7 +502,7 @@ class _Restoring:
             pass  # the record was restored
         elif payload is None:
             self._done["damaged"] += 1
-        elif (name := body.belongs_to(heading)) is not None and part_of(name, self._of) != self._rank:
+        elif (name := body.routing_key(heading)) is not None and part_of(name, self._of) != self._rank:
             self._done["elsewhere"] += not body.is_heading
         else:
             is_remade = table.name in self._remade
@@ -498,9 +511,9 @@ class _Restoring:
                 self._count(table, table.pool.put_record(saved))
             except (ProtocolError, ParameterError, EntryError, EpisodeTooLong) as error:
                 code, why = (error.code, error.detail) if isinstance(error, ProtocolError) else ("container", error)
-                self._refuse(code, f"{body.called(heading)} of table {table.name!r}: {why}")
+                self._refuse(code, f"{body.description(heading)} of table {table.name!r}: {why}")
 
-    def _count(self, table: OpenTable, put: PutBack) -> None:
+    def _count(self, table: OpenTable, put: RestoreOutcome) -> None:
         self._done["overwritten"] += put.overwritten
         self._done.update(put.counts if put.is_new else {"known": 1})
         if put.is_new and put.client:
@@ -519,7 +532,7 @@ class _Restoring:
             self._limiters[table.name] = body.limiter
         if heir is None or heir.memory is None or not isinstance(table.pool, KeepsLayout):
             pass
-        elif table.pool.take_over(heir.memory, heir.names):
+        elif table.pool.replace_memory(heir.memory, heir.names):
             self._replaced.add(table.name)
             self._done.update(episodes=len(heir.names), entries=heir.entries)
         if self._keeps_generators and not self._is_same:

@@ -30,7 +30,7 @@ from .database import (
     read_facts,
     read_head,
     read_parts,
-    set_aside,
+    rename_stale_log,
     write_facts,
     write_seal,
 )
@@ -48,9 +48,9 @@ from .records import (
     PartChanges,
     PartRow,
     StateContents,
-    add_up,
     checked_fact,
     entry_of,
+    fact_checksum,
     last_of_each,
     line_row,
     part_sum,
@@ -83,7 +83,7 @@ class StateFile:
     """Open state file of this process, which holds the folder's lock.
 
     Args:
-        path: Path of an existing file: see `database.create`. Nothing is written before `go_live`.
+        path: Path of an existing file: see `database.create`. Nothing is written before `open_for_writing`.
         counted: Transactions that the file must contain, from the commit counter; None if the counter is damaged.
         at: Called at named points, so that a test may end the process there.
         recent: Most recently written rows, of `accounts` and of `table_rows`, whose checksums are kept in memory.
@@ -126,7 +126,7 @@ class StateFile:
     def _check_counter(self, counted: int | None) -> None:
         if self.was_backup:
             return
-        if counted is None and not self.number(META, b"clean"):
+        if counted is None and not self.read_number(META, b"clean"):
             raise StateCorrupt(
                 str(self.path.with_name("committed")),
                 f"it has the number of transactions that {self.path.name} must contain, and cannot be read",
@@ -184,7 +184,7 @@ class StateFile:
             self.contents.apply(kind, key, body)
         return seal
 
-    def go_live(self, generation: int) -> None:
+    def open_for_writing(self, generation: int) -> None:
         """Open the file for writing, with a write-ahead log, and each transaction synced.
 
         A backup becomes the state itself: its transactions are counted on from `generation`, that of the file which it
@@ -193,10 +193,10 @@ class StateFile:
         self._connection.close()
         self._logs.clear()
         if self.was_backup:
-            set_aside(self.path)
+            rename_stale_log(self.path)
         self._connection = connect(self.path)
         if self.was_backup:
-            times = (self.number(META, b"restored") + 1).to_bytes(8, "big")
+            times = (self.read_number(META, b"restored") + 1).to_bytes(8, "big")
             self.seal = self.seal._replace(generation=max(generation, self.seal.generation))
             self.save([(META, b"restored", times)], [], application=LIVE)
         mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -217,7 +217,7 @@ class StateFile:
         """Return the body of a fact; None if the fact has no row."""
         return next((body for other, body in self.rows(kind, key) if other == key), None)
 
-    def number(self, kind: int, key: bytes) -> int:
+    def read_number(self, kind: int, key: bytes) -> int:
         """Return the number in a fact's body; 0 if the fact has no row."""
         return int.from_bytes(self.find(kind, key) or b"", "big")
 
@@ -264,10 +264,10 @@ class StateFile:
         """
         words = self.contents.words
         if len(words) > self._saved_words:
-            texts = enumerate(words.after(self._saved_words), self._saved_words + 1)
+            texts = enumerate(words.texts_after(self._saved_words), self._saved_words + 1)
             facts = [*facts, *((WORD, number.to_bytes(4, "big"), text.encode()) for number, text in texts)]
         changed = last_of_each(facts) if facts else []
-        rows = [(kind, key, body, add_up(kind, key, body)) for kind, key, body in changed if body is not None]
+        rows = [(kind, key, body, fact_checksum(kind, key, body)) for kind, key, body in changed if body is not None]
         removed = [(kind, key) for kind, key, body in changed if body is None]
         former = [self._sums[kind, key] for kind, key, _ in changed if (kind, key) in self._sums]
         new = [line_row(run, entry) for run, entry in lines]
@@ -405,8 +405,8 @@ class StateFile:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Close the file. Before `go_live`, the write-ahead log and its index get their former contents back, since
-        SQLite makes an empty log and a new index for reading.
+        """Close the file. Before `open_for_writing`, the write-ahead log and its index get their former contents back,
+        since SQLite makes an empty log and a new index for reading.
         """
         self._connection.close()
         for path, content in self._logs.items():

@@ -44,7 +44,7 @@ from memoire.limits import Limits, wall_clock
 from memoire.models.model import Model
 
 from . import records
-from .database import DatabaseBackups, as_saved, healing, is_busy, words
+from .database import DatabaseBackups, corrupt_on_bad_values, error_text, is_busy, recoverable_problem
 from .files import bytes_in
 from .opening import OpenFolder
 from .records import LAST, META, SETTING, condition
@@ -75,15 +75,15 @@ class _RunReader:
 
     def body(self, key: bytes) -> bytes | None:
         """Return the body of the account with this key; None if there is none."""
-        return next((body for _, body in self.after(key, 1, key + b"\0")), None)
+        return next((body for _, body in self.accounts_after(key, 1, key + b"\0")), None)
 
-    def after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
+    def accounts_after(self, key: bytes, most: int, before: bytes = LAST) -> list[Packed]:
         """Return at most `most` accounts, in the order of keys, from `key` on and below `before`."""
         return self._store.packed_accounts(self._run, key, most, before)
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return a context in which impossible values raise StateCorrupt: see `as_saved`."""
-        return as_saved(self._path)
+    def add_file_to_errors(self) -> AbstractContextManager[None]:
+        """Return a context in which impossible values raise StateCorrupt: see `corrupt_on_bad_values`."""
+        return corrupt_on_bad_values(self._path)
 
 
 def _nothing(point: str) -> None:
@@ -122,7 +122,7 @@ class Store(ClosingContext):
         self._opened = opened = OpenFolder(self.folder, name, default_name, limits, clock, at)
         self.name, self.epoch = opened.name, opened.epoch
         """Name and epoch of the server. The epoch grows at each start, and is on disk before a client receives it."""
-        self.since = opened.since
+        self.complete_since = opened.since
         """Epoch since which the folder has lost nothing; new accounts carry it as their `since`."""
         self.restored = opened.restored
         """Number of times that a backup was restored in this folder."""
@@ -159,7 +159,7 @@ class Store(ClosingContext):
 
     def settings(self) -> dict[str, str]:
         """Return saved settings: texts by name."""
-        with as_saved(self._opened.path):
+        with corrupt_on_bad_values(self._opened.path):
             self._check_open()
             return {key.decode(): body.decode() for key, body in self._reader.facts(SETTING)}
 
@@ -205,7 +205,7 @@ class Store(ClosingContext):
         Raises:
             StateCorrupt: a body has another checksum than the published one.
         """
-        return self._models.of(self._contents.runs.get(run))
+        return self._models.newest_of_run(self._contents.runs.get(run))
 
     def versions(self) -> dict[str, int]:
         """Return the highest version of each topic over all runs: versions never go back."""
@@ -255,22 +255,22 @@ class Store(ClosingContext):
         lines = [(runs[run], entry) for run, entry in group.lines]
         names = {number: run for run, number in runs.items()} if lines else {}
         pieces = self._lines.plan(lines, names.__getitem__)
-        facts += [*model_facts, *(piece.segment.fact for piece in pieces)]
+        facts += [*model_facts, *(piece.segment.row_change for piece in pieces)]
         accounts = records.pack_accounts(group, runs, self._opened.packing, file.account)
         try:
             rows = self._rows.write(group.rows)
             former = file.save(facts, lines, accounts, rows.rows)
         except BaseException:
-            self._lines.drop(pieces)
+            self._lines.abandon_append(pieces)
             raise
         self._opened.count_commit()
         self._lines.finish(pieces)
         self._models.replace(written)
-        self._rows.replace(rows, former)
+        self._rows.remove_replaced_files(rows, former)
 
     def _trim(self) -> None:
         """Remove the oldest lines, in the database and as text, if the text exceeds its limit."""
-        oldest = self._lines.oldest()
+        oldest = self._lines.segment_to_remove()
         if oldest is None:
             return
         is_over = self._file.trim(oldest)
@@ -311,7 +311,7 @@ class Store(ClosingContext):
                     return
         except Exception as error:
             _log.exception("%s: the state can no longer be saved", self.folder)
-            self._failure = error if isinstance(error, StateLost) else StateLost(str(self.folder), words(error))
+            self._failure = error if isinstance(error, StateLost) else StateLost(str(self.folder), error_text(error))
             self._unsaved = True
             self._failed(self._failure)
 
@@ -353,7 +353,7 @@ class Store(ClosingContext):
                 self.save(group)
             except (sqlite3.Error, OSError) as error:
                 if not self._may_heal(error):
-                    raise StateLost(str(self.folder), words(error)) from error
+                    raise StateLost(str(self.folder), error_text(error)) from error
                 if self._give_up.wait(RETRY_INTERVAL):
                     return False
             else:
@@ -380,7 +380,7 @@ class Store(ClosingContext):
         """Return problem and advice of a temporary error; None for any other error."""
         if is_busy(error):
             return "another program holds the database", "Close that program"
-        trouble = healing(self.folder, error)
+        trouble = recoverable_problem(self.folder, error)
         return None if trouble is None else (f"the {trouble[0]}", trouble[1])
 
     # ------------------------------------------------------------------------------------------------ status
@@ -391,7 +391,7 @@ class Store(ClosingContext):
         return self._failure is None and self._trouble is None and not self._closed
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Problem of the disk now, in words; "" if there is none."""
         if self._failure is not None:
             return str(self._failure)
@@ -401,14 +401,14 @@ class Store(ClosingContext):
             return f"{problem}. {advice}, and it goes on by itself"
         return self._lines.trouble or self._backups.trouble
 
-    def space(self) -> FolderStats:
+    def disk_space(self) -> FolderStats:
         """Return the folder's bytes, measured every few seconds, the disk's free and total bytes, and `trouble`."""
         now, (looked_at, size) = time.monotonic(), self._size
         if now > looked_at + DISK_CHECK_INTERVAL:
             size = bytes_in(self.folder)
             self._size = now, size
         free = os.statvfs(self.folder)
-        return FolderStats(size, free.f_bavail * free.f_frsize, free.f_blocks * free.f_frsize, self.trouble)
+        return FolderStats(size, free.f_bavail * free.f_frsize, free.f_blocks * free.f_frsize, self.problem)
 
     # ------------------------------------------------------------------------------------------------ closing
 
@@ -445,7 +445,7 @@ class Store(ClosingContext):
         """Complete the text, mark the folder as clean, and empty the write-ahead log: a start repairs nothing then."""
         try:
             self._lines.complete()
-            self._lines.settle()
+            self._lines.sync_text()
             if self._lines.trouble == "":
                 self._file.save([(META, b"clean", b"\x01")], [])
                 self._opened.count_commit()
@@ -460,7 +460,7 @@ class Store(ClosingContext):
     def _forget_in_child(self) -> None:
         _kept_open.append(self._opened)
         self._closed = True
-        self._opened.forget_in_child()
+        self._opened.close_lock_in_child()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -63,7 +63,8 @@ class PlannedRows(NamedTuple):
 
 
 class DiskRows:
-    """Saved rows of all tables of a state folder. Nothing is written before `tidy`; then one thread writes.
+    """Saved rows of all tables of a state folder. Nothing is written before `remove_unused_files`; then one thread
+    writes.
 
     Args:
         folder: Folder of the files; made with the first file.
@@ -96,7 +97,7 @@ class DiskRows:
             if lost := sum(body is None for _, body in bodies):
                 raise corrupt(path, f"it is missing or damaged, and has {lost} rows that the tables need")
 
-    def tidy(self) -> None:
+    def remove_unused_files(self) -> None:
         """Remove files that no row names, left by a transaction that was not committed, or by a restored backup."""
         if self._folder.is_dir():
             remove_abandoned_in(self._folder, ".bodies")
@@ -158,7 +159,8 @@ class DiskRows:
         """Write the large rows of a group to files; they are on disk when this returns.
 
         Returns:
-            The argument of `replace`, which is to be called after its rows are in the database. If they are not saved,
+            The argument of `remove_replaced_files`, which is to be called after its rows are in the database. If they
+            are not saved,
             the files stay until the next start: after an error of a sync it is unknown if the database names them.
 
         Raises:
@@ -170,7 +172,7 @@ class DiskRows:
             for kind, key, body in each:
                 new[kind, prefix + key] = body
         moved = self._rows_to_move() if self.is_sparse else {}
-        self._is_saved = False  # before `replace`, a repeated write moves no rows, to need no more room
+        self._is_saved = False  # before `remove_replaced_files`, a repeated write moves no rows, to need no more room
         try:
             return self._plan(moved | new if moved else new)
         except OSError:
@@ -245,7 +247,7 @@ class DiskRows:
         record_file.write(path, KIND, records, mode=mode_in(self._folder), at=self._at)
         return path.stat().st_size
 
-    def replace(self, planned: PlannedRows, former: Iterable[bytes]) -> None:
+    def remove_replaced_files(self, planned: PlannedRows, former: Iterable[bytes]) -> None:
         """Remove files that no row names any more, after the database has the planned changes.
 
         Args:

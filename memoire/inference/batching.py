@@ -295,7 +295,7 @@ class Batching:
         if self._room is not None:
             self._room.take(-request.size)
 
-    def answered(self, request: InferenceRequest, reply: KeptReply | None) -> None:
+    def receive_answer(self, request: InferenceRequest, reply: KeptReply | None) -> None:
         """Record a request's reply; None for a refused request, which is computed again if it is resent."""
         self._give_back(request)
         client = self._clients.get(request.client)

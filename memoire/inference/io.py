@@ -70,7 +70,7 @@ class SerialThread:
         """Queue a function for the thread. Callable from any thread."""
         self._waiting.put(function)
 
-    def trouble(self) -> list[str]:
+    def problem(self) -> list[str]:
         """Return why a restart is needed, if the thread died; empty while it lives or was never started."""
         is_dead = self._thread.ident is not None and not self._thread.is_alive()
         return [f"thread {self._thread.name} has died: its log says why"] if is_dead else []
@@ -125,9 +125,9 @@ class NodeService(Protocol):
         """Handle the end of a connection."""
 
     def next_time(self) -> float:
-        """Return the time of the next `turn`."""
+        """Return the time of the next `tick`."""
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Run the actions that are due."""
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class InferenceThread:
         budget: ByteBudget,
     ) -> None:
         self._owner, self._name, self.limits, self.budget = owner, name, limits, budget
-        self._received = budget.holder("requests", own=limits.tuning.request_bytes)
+        self._received = budget.add_holder("requests", own=limits.tuning.request_bytes)
         self.batching, self.computation, self._load = batching, computation, load
         self.started, self.counts = time.monotonic(), InferenceCounts()
         self.weights, self.is_waiting = Weights(), is_waiting
@@ -201,7 +201,7 @@ class InferenceThread:
         self.batches = SerialThread("memoire-batches")
         self.loader = SerialThread("memoire-weights", is_newest_only=True)
         self.worker = Worker("memoire-inference", self._turn, self._next_time, self._at_end)
-        replies = budget.holder("replies on their way", own=limits.tuning.request_bytes)
+        replies = budget.add_holder("replies on their way", own=limits.tuning.request_bytes)
         self.send_queues, self.receivers = SendQueues(room=replies), Receivers()
         if service is not None:
             service.begin(self, self._received)
@@ -272,10 +272,10 @@ class InferenceThread:
         if self._router in ready:
             self._take_requests()
         if self.models is not None:
-            self.models.turn(ready)
+            self.models.tick(ready)
         if self.service is not None:
-            self.service.turn()
-        self.send_queues.turn(time.monotonic())
+            self.service.tick()
+        self.send_queues.tick(time.monotonic())
         self._start_batch()
 
     def _at_end(self) -> None:
@@ -327,7 +327,7 @@ class InferenceThread:
         if self.service is not None:
             self.service.hello(client, body.name)
         frames = reply(message.header, welcome)
-        self.receivers.of(client).check(client, welcome, frames)
+        self.receivers.limits_of(client).check(client, welcome, frames)
         self.send([*request.envelope, *frames])
 
     def check_patience(self, patience: float) -> None:
@@ -344,7 +344,7 @@ class InferenceThread:
         if header.fingerprint != inputs.fingerprint:
             raise ProtocolError("schema", f"the rows have another schema; this node expects {inputs!r}"[:1000])
         size = unpacked_size(message.payload, inputs)
-        with self._received.taken(size):
+        with self._received.reserved(size):
             self._take_rows(request, message, body, now, size)
 
     def _take_rows(
@@ -449,7 +449,7 @@ class InferenceThread:
             asked = self._open.pop((request.client, request.number), request.content)
             body = messages.Inferred(version=weights.version, batch=rows, waited=max(0.0, fired - request.arrived))
             frames, kept = self._answer_to(request, asked, body, outputs, first)
-            self.batching.answered(request, kept)
+            self.batching.receive_answer(request, kept)
             counts.waits.record(batch.reason, fired - request.arrived)
             counts.durations.record(batch.reason, now - request.arrived)
             self.send([*asked.envelope, *frames])
@@ -491,7 +491,7 @@ class InferenceThread:
         outputs = self.computation.outputs
         known = pack_known(outputs, rows_by_name, rows, first)
         payload = pack_rows(outputs, cut(rows_by_name, first, first + rows), rows) if known is None else known
-        most = min(self.limits.tuning.request_bytes, self.receivers.of(client).request_bytes)
+        most = min(self.limits.tuning.request_bytes, self.receivers.limits_of(client).request_bytes)
         if len(payload) > most:
             text = (
                 f"the outputs of {rows} rows have {len(payload)} bytes; {most} are allowed (request_bytes). Send "

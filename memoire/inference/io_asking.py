@@ -67,15 +67,15 @@ class NodeChoice:
         return self.order[0]
 
     @property
-    def undisturbed(self) -> str:
+    def first_if_none_silent(self) -> str:
         """First node, if no node was silent; else ""."""
         return "" if self._probe_at else self.order[0]
 
-    def silent(self, url: str, now: float) -> None:
+    def record_silence(self, url: str, now: float) -> None:
         """Record that a node did not answer in time."""
         self._probe_at.setdefault(url, now)
 
-    def answered(self, url: str) -> None:
+    def receive_answer(self, url: str) -> None:
         """Record that a node has answered, so that it is asked again."""
         self._probe_at.pop(url, None)
 
@@ -83,7 +83,7 @@ class NodeChoice:
         """Return the time of the next probe."""
         return min(self._probe_at.values(), default=float("inf"))
 
-    def probes(self, now: float) -> list[str]:
+    def due_probes(self, now: float) -> list[str]:
         """Return the silent nodes that get a HELLO now."""
         due = [url for url, at in self._probe_at.items() if at <= now]
         for url in due:
@@ -295,17 +295,17 @@ class AskingThread:
 
     def _turn(self, ready: dict[object, int]) -> None:
         for channel in self._channels.values():
-            channel.turn(ready)
+            channel.tick(ready)
         now = time.monotonic()
-        for url in self.choice.probes(now):
+        for url in self.choice.due_probes(now):
             self._channels[url].ask(messages.Hello(role="actor"), self._probed(url), now + PROBE_INTERVAL)
 
     def _probed(self, url: str) -> Callable[[Answer], None]:
-        def heard(answer: Answer) -> None:
+        def record_answer(answer: Answer) -> None:
             if not isinstance(answer, MemoireError):
-                self.choice.answered(url)
+                self.choice.receive_answer(url)
 
-        return heard
+        return record_answer
 
     def _at_end(self) -> None:
         raise NotImplementedError

@@ -42,7 +42,7 @@ OWN_COPIES = 2
 """Multiple of `request_bytes` that a node uses in addition to `held_bytes`: for requests, and for queued replies."""
 
 
-def kept_of(held: int) -> int:
+def kept_reply_limit(held: int) -> int:
     """Return the maximum bytes of kept replies of a node, which come on top of its held bytes."""
     return min(KEPT_BYTES, held // 8)
 
@@ -129,12 +129,14 @@ class Inference(Node):
 
         def hold(limits: Limits) -> Limits:
             held = limits.held_bytes or self._reserved.default("held_bytes", HELD_BYTES)
-            self._reserved.reserve("held_bytes", held, held + kept_of(held) + OWN_COPIES * limits.tuning.request_bytes)
+            self._reserved.reserve(
+                "held_bytes", held, held + kept_reply_limit(held) + OWN_COPIES * limits.tuning.request_bytes
+            )
             return replace(limits, held_bytes=held)
 
         self._limits = self._reserved.limits(limits or Limits(), hold, model_bytes=1)
         held = self._limits.held_bytes
-        kept = kept_of(held)
+        kept = kept_reply_limit(held)
         for columns, schema in (("inputs", computation.inputs), ("outputs", computation.outputs)):
             if (size := rows_bytes(schema, 1)) > (most := self._limits.tuning.request_bytes):
                 raise ParameterError("request_bytes", most, f"at least {size}, the bytes of one row of {columns}")
@@ -143,10 +145,10 @@ class Inference(Node):
         self.topic = check_topic(topic)
         budget = ByteBudget(held)
         rows = whole("queue_rows", queue_rows, 1)
-        batching = Batching(max_batch, wait, life, rows, kept, room=budget.holder("requests that wait"))
-        budget.holder("kept replies", own=kept, measure=lambda: batching.kept_bytes)
+        batching = Batching(max_batch, wait, life, rows, kept, room=budget.add_holder("requests that wait"))
+        budget.add_holder("kept replies", own=kept, measure=lambda: batching.kept_bytes)
         context = context or shared_context()
-        self._gate = Gate(context, Keys.of(keys, "inference"))
+        self._gate = Gate(context, Keys.from_setting(keys, "inference"))
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._close_lock = threading.Lock()
@@ -234,7 +236,7 @@ class Inference(Node):
         with thread.changed.held():
             if not thread.changed.wait_for(is_done, patience):
                 link = thread.models
-                why = f"The node has version {self.version}. " + ("Call update()." if link is None else link.trouble)
+                why = f"The node has version {self.version}. " + ("Call update()." if link is None else link.problem)
                 raise MemoireTimeout(f"version {version} of the weights", self.endpoint, patience, why)
         if self._closing.is_set():
             raise Closed(self.CALLED)
@@ -248,7 +250,7 @@ class Inference(Node):
         """Return all figures of the node at this moment."""
         thread, batching = self._thread, self._thread.batching
         counts, now = thread.counts, time.monotonic()
-        waits = counts.waits.now()
+        waits = counts.waits.durations()
         return InferenceStats(
             name=self.name,
             endpoint=self.endpoint,
@@ -271,7 +273,7 @@ class Inference(Node):
             waited_seconds=sum(each.seconds for each in waits.values()),
             computed_seconds=counts.computed,
             waits=waits,
-            durations=counts.durations.now(),
+            durations=counts.durations.durations(),
             security=self._gate.security(),
             faults=thread.worker.errors,
             jobs=JobStats() if thread.service is None else thread.service.stats(),
@@ -281,7 +283,7 @@ class Inference(Node):
     def liveness(self) -> list[str]:
         """Return faults that only a restart can repair, a sentence each; empty if there is none."""
         thread = self._thread
-        return [*thread.worker.trouble(), *thread.batches.trouble(), *thread.loader.trouble()]
+        return [*thread.worker.problem(), *thread.batches.problem(), *thread.loader.problem()]
 
     def readiness(self) -> list[str]:
         """Return reasons why this node should get no clients now, a sentence each; empty if it is ready."""
@@ -289,7 +291,7 @@ class Inference(Node):
             return ["closing: this inference node is closing"]
         if self._thread.is_waiting and not self._thread.weights.is_there:
             return [f"starting: no weights of topic {self.topic!r} have come yet"]
-        return self._gate.trouble()
+        return self._gate.problem()
 
     @property
     def closed(self) -> bool:

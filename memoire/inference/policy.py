@@ -56,11 +56,11 @@ class Exchange:
         self._expected, self._tail_bytes = expected, tail_bytes
 
     @classmethod
-    def of(
+    def for_rows(
         cls, inputs: RowSchema, outputs: RowSchema, rows: int, *, client: bytes, patience: float, limits: Limits
     ) -> Exchange | None:
         """Return the exchange for a number of rows; None if the forms of the containers are not known yet."""
-        request, answered = FORMS.of(inputs, rows), FORMS.of(outputs, rows)
+        request, answered = FORMS.form_of(inputs, rows), FORMS.form_of(outputs, rows)
         if request is None or answered is None:
             return None
         facts: dict[str, Any] = {"client": client, "payload": b"\0"}
@@ -159,7 +159,7 @@ class PolicyThread(AskingThread):
         """Drop a request whose answer is not needed any more."""
         self.worker.post(lambda: self._drop(request))
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return the reason why the nodes may not answer, and what to do. Tries to connect, for at most 0.2 s."""
         return self._channels[self.choice.order[0]].link.explain()
 
@@ -199,7 +199,7 @@ class PolicyThread(AskingThread):
                 self._send(request, self.choice.pick(self._is_down), now)
         elif (is_down := self._is_down(request.url)) or now >= request.move_at:
             if not is_down:
-                self.choice.silent(request.url, now)
+                self.choice.record_silence(request.url, now)
             best = self.choice.pick(self._is_down)
             request.move_at = now + self._silence
             if best != request.url:
@@ -208,7 +208,7 @@ class PolicyThread(AskingThread):
                 self._send(request, best, now)
 
     def _act(self, columns: Any, timeout: float) -> Rows | RowsRequest | None:
-        url = self.choice.undisturbed
+        url = self.choice.first_if_none_silent
         if self._open or not url or type(columns) is not dict:
             return None
         channel, first = self._channels[url], columns.get(self._inputs.names[0])
@@ -237,7 +237,7 @@ class PolicyThread(AskingThread):
         if timeout <= 2.0 * ANSWER_TIMEOUT or self._outputs.ragged:
             return None
         facts: dict[str, Any] = {"client": self._client, "patience": timeout, "limits": self._limits}
-        exchange = Exchange.of(self._inputs, self._outputs, rows, **facts)
+        exchange = Exchange.for_rows(self._inputs, self._outputs, rows, **facts)
         if exchange is not None:
             if len(self._exchanges) >= MAX_EXCHANGES:
                 self._exchanges.clear()
@@ -265,7 +265,7 @@ class PolicyThread(AskingThread):
             if request.url != url or request not in self._open:
                 return
             if isinstance(answer, Message):
-                self.choice.answered(url)
+                self.choice.receive_answer(url)
                 self._take(request, answer)
             elif isinstance(answer, Refused) and answer.code in ("busy", "closed"):
                 self._back_off(request)
@@ -405,7 +405,7 @@ class Pending:
 
     def _timeout_error(self, patience: float) -> Exception:
         tried = ", ".join(self._request.tried or self._thread.choice.order)
-        return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.trouble())
+        return self._thread.denied or MemoireTimeout("outputs", tried, patience, self._thread.problem())
 
     def cancel(self) -> None:
         """Drop the request: its result is not needed any more."""
@@ -456,7 +456,7 @@ class RemotePolicy(Asker):
             client=self._client,
             silence=min(1.0, max(0.05, self._timeout / 4.0)),
             limits=self._limits,
-            keys=Keys.of(keys, "actor"),
+            keys=Keys.from_setting(keys, "actor"),
             context=context or shared_context(),
         )
         self._start()
@@ -466,7 +466,7 @@ class RemotePolicy(Asker):
         return self._thread
 
     @property
-    def moves(self) -> int:
+    def moved_requests(self) -> int:
         """Number of requests that moved to another node."""
         return self._thread.choice.moves
 

@@ -19,7 +19,7 @@ class KeyedKind(Kind):
     weighed = "Bytes of rows."
     pool = "memoire.keyed.pool:KeyedPool"
     saved = "memoire.keyed.pool:PartitionRecord KeyedRecord"
-    answers = "memoire.keyed.handlers:answers"
+    answers = "memoire.keyed.handlers:request_handlers"
     offers = ("HasCalls", "KeyedPool")
     instead = "memoire.tq"
     no_pushes = "this table stores rows by key, which CHANGE_ROWS writes; use memoire.tq"

@@ -139,7 +139,7 @@ class KeyedCalls:
 
     def _done(self, works: Sequence[tuple[str, Work[T]]]) -> list[T]:
         self._transport.table(self._transport.now() + self._transport.limits.request_timeout)
-        return self._servers.done(works, PASSING_TIMEOUT, self._transport.limits.request_timeout)
+        return self._servers.run_generators(works, PASSING_TIMEOUT, self._transport.limits.request_timeout)
 
     def _over(
         self, partition: str, names: Sequence[str], works_of: Callable[[list[int]], Sequence[Work[list[T]]]]

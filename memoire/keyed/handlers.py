@@ -25,7 +25,7 @@ UNKNOWN = 1 << 40
 """Placeholder for the number of a row that is not written yet, as large as a real number."""
 
 
-def answers(context: HandlerContext) -> dict[type[Body], Handler]:
+def request_handlers(context: HandlerContext) -> dict[type[Body], Handler]:
     """Return the handlers for requests about rows by key."""
     handler = KeyedHandler(context)
     return {keyed.FindRows: handler.find, keyed.ChangeRows: handler.change}
@@ -39,7 +39,9 @@ class KeyedHandler:
 
     def _pool_of(self, header: MessageHeader) -> KeyedPool:
         """Return the pool of the requested table. Raise ProtocolError (code "table")."""
-        pool: KeyedPool = self._context.table(header).require_for(KeyedPool, header.type.name).rows(header.client)
+        pool: KeyedPool = (
+            self._context.table(header).require_for(KeyedPool, header.type.name).pool_for_client(header.client)
+        )
         return pool
 
     def find(self, _: float, header: MessageHeader, body: keyed.FindRows, payload: Any) -> Reply:
@@ -47,25 +49,25 @@ class KeyedHandler:
         pool, page = self._pool_of(header), self._page(header.client)
         if body.call == "tags":
             return self._list(pool, body, page)
-        with self._context.requests.taken(keyed.unpacked_size(payload)):
+        with self._context.requests.reserved(keyed.unpacked_size(payload)):
             keys = keyed.unpack_keys(payload)
             return (self._find if body.call == "facts" else self._values)(pool, body, keys, page)
 
     def _page(self, client: bytes) -> ReplyPage:
-        return self._context.page(client, types.KEYED_ROWS)
+        return self._context.empty_page(client, types.KEYED_ROWS)
 
     def _list(self, pool: KeyedPool, body: keyed.FindRows, page: ReplyPage) -> Reply:
         of = None if body.is_everywhere else body.partition
         partitions, names = pool.partitions(of), list[str]()
         known = partitions if body.known is None else partitions[body.known :]
         for name in known[:MAX_PARTITIONS]:
-            if body.known is not None and not page.takes(f"partition {name!r}", name):
+            if body.known is not None and not page.count_row(f"partition {name!r}", name):
                 break
             names.append(name)
         is_whole, after, rows = len(names) == len(known), body.after, list[keyed.RowFacts]()
         for partition, key, row in pool.walk(of, body.after):
             facts = _facts(partition, key, row)
-            if len(rows) == FACTS_PER_REPLY or not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+            if len(rows) == FACTS_PER_REPLY or not page.count_row(f"row {key!r}", payload=encoded_bytes(facts)):
                 is_whole = False
                 break
             rows.append(facts)
@@ -77,9 +79,9 @@ class KeyedHandler:
         for place in range(body.after, len(keys)):
             key, row = keys[place], held[place]
             facts = None if row is None else _facts(body.partition, key, row)
-            if facts is not None and not page.takes(f"row {key!r}", payload=encoded_bytes(facts)):
+            if facts is not None and not page.count_row(f"row {key!r}", payload=encoded_bytes(facts)):
                 if body.known is None:
-                    raise page.refused(f"{len(keys)} rows without values", encoded_bytes(facts))
+                    raise page.too_large_refusal(f"{len(keys)} rows without values", encoded_bytes(facts))
                 return self._reply(pool, rows, after=place, is_whole=False)
             if facts is not None:
                 rows.append(facts)
@@ -98,7 +100,7 @@ class KeyedHandler:
                 part = _part_of(key, values, page)
                 known += len(part.fields)
                 return self._reply(pool, [part], after=body.after, known=known, version=version, is_whole=False)
-            if not page.takes(f"row {key!r}", payload=size):
+            if not page.count_row(f"row {key!r}", payload=size):
                 return self._reply(pool, rows, after=body.after + len(rows), version=version, is_whole=False)
             rows.append(values)
             known = 0
@@ -107,15 +109,15 @@ class KeyedHandler:
     def change(self, now: float, header: MessageHeader, body: keyed.ChangeRows, payload: Any) -> Reply:
         """Write or delete rows, or store a piece of an upload."""
         pool = self._pool_of(header)
-        pool.give_up(now)
+        pool.expire_uploads(now)
         written = list[keyed.RowFacts]()
         if body.call == "stage":
             piece = memoryview(b"" if payload is None else payload).cast("B")
-            pool.stage(header.client, body.upload, body.offset, piece, now)
+            pool.append_upload_piece(header.client, body.upload, body.offset, piece, now)
         elif body.call == "reset":
             pool.reset()
         else:
-            with self._context.requests.taken(keyed.unpacked_size(payload)):
+            with self._context.requests.reserved(keyed.unpacked_size(payload)):
                 if body.call == "clear":
                     pool.remove(body.partition, keyed.unpack_keys(payload))
                 else:
@@ -128,7 +130,7 @@ class KeyedHandler:
         self._check(pool, client, body.partition, rows)
         written = pool.put(body.partition, rows, (client, body.upload))
         if body.upload:
-            pool.unstage(client, body.upload)
+            pool.discard_upload(client, body.upload)
         return [_facts(body.partition, row.key, new) for row, new in zip(rows, written, strict=True)]
 
     def _check(self, pool: KeyedPool, client: bytes, partition: str, changes: Sequence[keyed.PutRow]) -> None:
@@ -156,8 +158,8 @@ class KeyedHandler:
             if (size := encoded_bytes(facts) + HEAD_BYTES) > most:
                 text = f"tags and names of row {change.key!r} make a reply of {size} bytes; the limit is {most}"
                 raise ProtocolError("too_large", f"{text} (message_bytes)")
-            if not page.takes(f"row {change.key!r}", payload=encoded_bytes(facts)):
-                raise page.refused(f"the reply to {len(changes)} written rows", encoded_bytes(facts))
+            if not page.count_row(f"row {change.key!r}", payload=encoded_bytes(facts)):
+                raise page.too_large_refusal(f"the reply to {len(changes)} written rows", encoded_bytes(facts))
 
     def _reply(
         self, pool: KeyedPool, rows: list[Any], *, is_whole: bool = True, partitions: Sequence[str] = (), **cursor: int
@@ -182,7 +184,7 @@ def _part_of(key: str, values: keyed.RowValues, page: ReplyPage) -> keyed.RowVal
         if part.fields and _size_of(larger) > page.payload_room:
             break
         part = larger
-    page.takes(f"field {next(iter(part.fields), '')!r} of row {key!r}", payload=_size_of(part))
+    page.count_row(f"field {next(iter(part.fields), '')!r} of row {key!r}", payload=_size_of(part))
     return part
 
 

@@ -37,8 +37,8 @@ from memoire.kinds import (
     Name,
     Number,
     PoolStats,
-    PutBack,
     RecordBody,
+    RestoreOutcome,
     SavedRecord,
     Transport,
 )
@@ -116,11 +116,11 @@ class KeyedRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     made: Number = 0
     tags: Annotated[dict[str, bytes], Meta(max_length=keyed.MAX_FIELDS)] = {}
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the row's contribution to the file's counts."""
         return {"rows": 1, "bytes": payload_bytes}
 
-    def called(self, heading: RecordBody | None) -> str:
+    def description(self, heading: RecordBody | None) -> str:
         """Return the description of the row for error messages."""
         partition = heading.name if isinstance(heading, PartitionRecord) else ""
         return f"row {self.key!r} of partition {partition!r}"
@@ -157,7 +157,7 @@ class KeyedPool(LastingPool, HasCalls):
     ) -> None:
         super().__init__(client_timeout, clock)
         self.parameters, self.byte_limit, self.least_bytes = parameters or Parameters(), byte_limit, 1
-        self._room = ByteBudget(byte_limit).holder("rows", code="full")
+        self._room = ByteBudget(byte_limit).add_holder("rows", code="full")
         # Belongs to the waiter's lock.
         self._partitions: dict[str, dict[str, KeyedRow]] = {}
         self._uploads: OrderedDict[tuple[bytes, int], _Upload] = OrderedDict()  # ordered by the newest piece
@@ -165,7 +165,7 @@ class KeyedPool(LastingPool, HasCalls):
         self._rows = self._added = 0
         self._is_heir = False  # True: the pool's restored rows keep their numbers
 
-    def rows(self, client: bytes) -> KeyedPool:
+    def pool_for_client(self, client: bytes) -> KeyedPool:
         """Return this pool, and record a sign of life of the client. Raise Closed."""
         with self._waiter.lock:
             self._waiter.check_open()
@@ -178,9 +178,9 @@ class KeyedPool(LastingPool, HasCalls):
 
         return KeyedCalls(transport, transport.servers())
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget under this name. Rows without room beside the other holders are refused."""
-        self._room = budget.holder(name, code="full")
+        self._room = budget.add_holder(name, code="full")
 
     def _take(self, size: int) -> None:
         """Reserve bytes, or release them if negative. Raise ProtocolError (code "full" or "too_large") without room."""
@@ -200,7 +200,7 @@ class KeyedPool(LastingPool, HasCalls):
         with self._waiter.lock:
             return self._rows, self._room.bytes
 
-    def stage(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
+    def append_upload_piece(self, client: bytes, upload: int, offset: int, piece: Buffer, now: float) -> None:
         """Append a piece to an upload; ignore a piece that was received before.
 
         Raises:
@@ -228,7 +228,7 @@ class KeyedPool(LastingPool, HasCalls):
             staged.came, self._uploads[key] = now, staged
             self._uploads.move_to_end(key)
 
-    def give_up(self, now: float) -> None:
+    def expire_uploads(self, now: float) -> None:
         """Expire uploads that have got no piece for `UPLOAD_TIMEOUT`."""
         with self._waiter.lock:
             while self._uploads:
@@ -253,7 +253,7 @@ class KeyedPool(LastingPool, HasCalls):
                 )
         return staged
 
-    def unstage(self, client: bytes, upload: int) -> None:
+    def discard_upload(self, client: bytes, upload: int) -> None:
         """Discard an upload after its rows are written."""
         with self._waiter.lock:
             self._forget(client, upload)
@@ -345,7 +345,7 @@ class KeyedPool(LastingPool, HasCalls):
 
     # Methods of every pool
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit and return 0. Held rows stay."""
         self.byte_limit = byte_limit
         return 0
@@ -378,7 +378,7 @@ class KeyedPool(LastingPool, HasCalls):
             rows = ((key, row) for rows in self._partitions.values() for key, row in rows.items())
             sizes = [_row_size(key, row) for key, row in itertools.islice(rows, most)]
             count = self._rows
-        spread, ages = Histogram.of(np.array(sizes, np.float64)), Histogram.of(np.empty(0))
+        spread, ages = Histogram.from_values(np.array(sizes, np.float64)), Histogram.from_values(np.empty(0))
         return Distribution(len(sizes), count, float(count), float(count), None, spread, ages)
 
     def restore_state(self, state: Any, *, is_same: bool) -> None:
@@ -398,7 +398,7 @@ class KeyedPool(LastingPool, HasCalls):
                 fields = msgspec.msgpack.encode(row.fields)
                 yield KeyedRecord(key=key, number=row.number, made=row.made, tags=row.tags), fields
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Restore a partition or a row of a snapshot; a row that exists stays unchanged."""
         body = record.body
         if isinstance(body, PartitionRecord):
@@ -407,7 +407,7 @@ class KeyedPool(LastingPool, HasCalls):
                 if body.name not in self._partitions:
                     self._take(ROW_BYTES + getsizeof(body.name))
                     self._partitions[body.name] = {}
-            return PutBack(True)
+            return RestoreOutcome(True)
         if not isinstance(body, KeyedRecord) or not isinstance(record.heading, PartitionRecord):
             raise ProtocolError("container", "the record is of no partition or row")
         try:
@@ -418,14 +418,14 @@ class KeyedPool(LastingPool, HasCalls):
             self._waiter.check_open()
             return self._put_back(record.heading.name, body, fields)
 
-    def _put_back(self, partition: str, body: KeyedRecord, fields: dict[str, bytes]) -> PutBack:
+    def _put_back(self, partition: str, body: KeyedRecord, fields: dict[str, bytes]) -> RestoreOutcome:
         rows = self._partitions.get(partition, {})
         if body.key in rows:
-            return PutBack(False)
+            return RestoreOutcome(False)
         change = keyed.PutRow(body.key, body.tags, fields, made=body.made)
         self._take(_change_size(change))
         self._partitions[partition] = rows
         row = self._write(rows, change, memoryview(b""))
         if self._is_heir:
             row.number, self._newest = body.number, max(body.number, self._newest)
-        return PutBack(True, 0, {"rows": 1})
+        return RestoreOutcome(True, 0, {"rows": 1})

@@ -66,7 +66,7 @@ class _Fetching:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Request for a part of a body; the answer goes to `TopicFetcher.answered`."""
+    """Request for a part of a body; the answer goes to `TopicFetcher.receive_answer`."""
 
     version: int
     """Version of the model; 0 is the newest one."""
@@ -141,14 +141,14 @@ class TopicFetcher:
         """Newest version that was announced, fetched or not; 0 before any."""
         return self._heard
 
-    def announced(self, version: int, now: float) -> list[Step]:
+    def receive_versions(self, version: int, now: float) -> list[Step]:
         """Record the newest version that a reply named, in case its notice was lost."""
         if version > self._heard:
             self._enqueue(_WantedVersion(version), version)
             self._advance(now)
         return self._take_steps()
 
-    def noticed(self, notice: messages.Notice, payload: Any, now: float) -> list[Step]:
+    def receive_notice(self, notice: messages.Notice, payload: Any, now: float) -> list[Step]:
         """Record a notice of a published model, with its body if it is small. Call `is_anew` before.
 
         Raises:
@@ -176,7 +176,7 @@ class TopicFetcher:
         while len(self._queue) > MAX_QUEUED:
             self._queue.popleft()
 
-    def is_anew(self, notice: messages.Notice, home: int, *, is_kept: bool = False) -> bool:
+    def is_publisher_restart(self, notice: messages.Notice, home: int, *, is_kept: bool = False) -> bool:
         """Return True if a notice shows that its publisher restarted and counts from 1.
 
         A publisher restarted if the epoch of its server is newer and its versions name other models. A newer epoch of
@@ -226,7 +226,7 @@ class TopicFetcher:
 
     @property
     def next_time(self) -> float:
-        """Time at which `turn` has something to do."""
+        """Time at which `tick` has something to do."""
         fetching = self._fetching
         if fetching is None:
             return float("inf")
@@ -234,7 +234,7 @@ class TopicFetcher:
             return fetching.resume_at
         return fetching.heard_at + STALL_TIMEOUT if self._queue else float("inf")
 
-    def turn(self, now: float) -> list[Step]:
+    def tick(self, now: float) -> list[Step]:
         """Continue a fetch after its pause, and give up one that stalls."""
         fetching = self._fetching
         if fetching is not None and fetching.open and self._queue and now >= fetching.heard_at + STALL_TIMEOUT:
@@ -298,7 +298,7 @@ class TopicFetcher:
             fetching.open += 1
             self._steps.append(ChunkRequest(assembly.version, offset, fetching.stride, now, fetching))
 
-    def answered(self, request: ChunkRequest, answer: Answer, now: float) -> list[Step]:
+    def receive_answer(self, request: ChunkRequest, answer: Answer, now: float) -> list[Step]:
         """Process the answer to a request: a chunk or an error."""
         fetching = request.fetching
         fetching.waited = now - request.asked_at

@@ -48,7 +48,7 @@ Take = Callable[[Message, Sequence[Buffer]], None]
 
 
 class Feed:
-    """Notices and models of one node; receives nothing before `open`.
+    """Notices and models of one node; receives nothing before `subscribe_to`.
 
     Args:
         channel: Channel for requests to the same node.
@@ -58,7 +58,7 @@ class Feed:
         self._poller, self._channel, self._context, self._limits, self._keys = poller, channel, context, limits, keys
         self._socket: Socket | None = None
 
-    def open(self, endpoint: str) -> None:
+    def subscribe_to(self, endpoint: str) -> None:
         """Subscribe to an address: to NEWS at once, to notices of topics by `subscribe`."""
         self.close()
         socket = sockets.subscriber(self._context, max(self._limits.tuning.request_bytes, MAX_INLINE))
@@ -87,7 +87,7 @@ class Feed:
         self._socket.setsockopt(zmq.SUBSCRIBE if is_wanted else zmq.UNSUBSCRIBE, prefix)
         return True
 
-    def turn(self, ready: dict[object, int], take: Take, refuse: Callable[[str], None]) -> None:
+    def tick(self, ready: dict[object, int], take: Take, refuse: Callable[[str], None]) -> None:
         """Pass received messages to `take`, and codes of rejected ones to `refuse`; `NOTICES_PER_TURN` at most."""
         if self._socket is None or self._socket not in ready:
             return
@@ -146,10 +146,10 @@ class ModelLink:
         self._hello = HelloSchedule()
         self._renewals = self._epoch = 0
         self._publish = ""
-        self.topics.want(topic)
+        self.topics.follow_topic(topic)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Reason why there may be no model, as text. From any thread; a connection attempt takes up to 0.2 s."""
         denied = self.channel.denied_for_good
         return str(denied) if denied else f"{self._endpoint} has not answered. {self.channel.link.explain()}"
@@ -160,21 +160,21 @@ class ModelLink:
         return self.channel.heard_at > 0.0
 
     def next_time(self) -> float:
-        """Return the time at which `turn` has something to do."""
+        """Return the time at which `tick` has something to do."""
         return min(self.channel.next_time(), self.topics.next_time(), self._hello.next_time())
 
-    def turn(self, ready: dict[object, int]) -> None:
+    def tick(self, ready: dict[object, int]) -> None:
         """Process received messages, and send due requests."""
         now = time.monotonic()
-        self.channel.turn(ready)
+        self.channel.tick(ready)
         if self.channel.renewals != self._renewals:
             self._renewals = self.channel.renewals
             self._feed.close()
         if self._hello.is_due(now):
             self._hello.begin(now + HELLO_INTERVAL)
             self.channel.ask(messages.Hello(role="inference", name=self._name), self._welcomed)
-        self._feed.turn(ready, self._take_notice, lambda code: None)
-        self.topics.turn()
+        self._feed.tick(ready, self._take_notice, lambda code: None)
+        self.topics.tick()
 
     def close(self) -> None:
         """Close the channel and the topics; open requests fail with Closed."""
@@ -185,26 +185,26 @@ class ModelLink:
         return self._feed.subscribe(topic_frame(topic), is_wanted)
 
     def _welcomed(self, answer: Answer) -> None:
-        self._hello.answered()
+        self._hello.receive_answer()
         try:
             header, welcome = welcome_of(answer, self._endpoint)
         except MemoireError as error:
             if not isinstance(error, Closed):
                 _log.warning("inference node %s: %s", self._name, error)
             return
-        self.channel.learned(header, welcome)
+        self.channel.apply_welcome(header, welcome)
         publish = seen_from(self.channel.link.address, welcome.endpoints.publish) if welcome.endpoints.publish else ""
         if publish and (not self._feed.is_open or publish != self._publish):
             self._publish = publish
-            self._feed.open(publish)
-            self.topics.opened()
+            self._feed.subscribe_to(publish)
+            self.topics.subscribe_all()
         if self._epoch and welcome.epoch != self._epoch:
-            self.topics.restarted()
+            self.topics.accept_lower_versions()
         self._epoch = welcome.epoch
-        self.topics.announced(welcome.models)
+        self.topics.receive_versions(welcome.models)
 
     def _take_notice(self, message: Message, _: Sequence[Buffer]) -> None:
         if isinstance(message.body, messages.Notice):
-            self.topics.noticed(message.body, message.payload, message.header.home)
+            self.topics.receive_notice(message.body, message.payload, message.header.home)
         else:
-            self._hello.hurry()
+            self._hello.make_due()

@@ -131,11 +131,11 @@ class ModelStore:
 
     def add(self, model: Model, version: int = 0) -> Model:
         """Store a model that `make` returned, perhaps outside of the owner's lock. Like `publish`."""
-        numbered = self.number(model, version)
+        numbered = self.assign_version(model, version)
         self.put(numbered)
         return numbered
 
-    def number(self, model: Model, version: int = 0) -> Model:
+    def assign_version(self, model: Model, version: int = 0) -> Model:
         """Return the model with its version, which is reserved from now on; `put` stores the model.
 
         Raises:
@@ -391,7 +391,7 @@ def check_text(body: bytes, topic: str, version: int) -> None:
         raise ProtocolError("value", f"text of model {topic!r} version {version} is not UTF-8") from error
 
 
-def stretch_of(request: messages.Fetch, limits: Limits) -> int:
+def max_chunk_bytes(request: messages.Fetch, limits: Limits) -> int:
     """Return the largest number of bytes in the answer to a request for a chunk."""
     return min(request.size or limits.tuning.model_chunk, limits.tuning.model_chunk)
 
@@ -409,7 +409,7 @@ def chunk_of(
         raise ProtocolError("missing", f"this node has no {what} of topic {body.topic!r}")
     if body.offset > model.size:
         raise ProtocolError("missing", f"offset {body.offset} is beyond the {model.size} bytes of {body.topic!r}")
-    end = body.offset + stretch_of(body, limits)
+    end = body.offset + max_chunk_bytes(body, limits)
     chunk = messages.Chunk(
         topic=model.topic,
         version=model.version,
@@ -459,10 +459,10 @@ class Notices:
             self._asked_at = min(self._asked_at, now + GATHER_INTERVAL)
 
     def next_time(self) -> float:
-        """Return the time at which `due` returns something."""
+        """Return the time at which `due_models` returns something."""
         return min(self._all_at, self._asked_at)
 
-    def due(self, models: ModelStore, now: float) -> list[Model]:
+    def due_models(self, models: ModelStore, now: float) -> list[Model]:
         """Return the models to announce again now."""
         if now >= self._all_at:
             self._all_at, topics = now + REPEAT_INTERVAL, {b""}

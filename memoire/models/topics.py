@@ -214,12 +214,12 @@ class SubscriptionWatch:
         self._noticed = 0  # newest version in a notice
         self._named: tuple[int, float] | None = None  # time and version of a reply without notice
 
-    def named(self, version: int, now: float) -> None:
+    def receive_reply_version(self, version: int, now: float) -> None:
         """Record the newest version in a reply."""
         if self._named is None and version > self._noticed:
             self._named = (version, now)
 
-    def noticed(self, version: int) -> None:
+    def receive_notice(self, version: int) -> None:
         """Record the version in a notice."""
         self._noticed = max(self._noticed, version)
         if self._named is not None and self._named[0] <= self._noticed:
@@ -254,8 +254,8 @@ class _Topic:
 class Topics(ReceivedModels):
     """All topics of one client, or of one server behind a proxy.
 
-    The methods from `want` to `published`, and those of `ReceivedModels`, may be called by any thread. The other
-    methods belong to the thread that owns the sockets, which calls `turn` at `next_time`.
+    The methods from `follow_topic` to `published`, and those of `ReceivedModels`, may be called by any thread. The
+    other methods belong to the thread that owns the sockets, which calls `tick` at `next_time`.
 
     Args:
         fetch: Function that requests a part of a body (topic, version or 0 for the newest, offset, bytes or 0 for the
@@ -267,7 +267,7 @@ class Topics(ReceivedModels):
             topic's newest notice: server (hash of its name) and epoch, zeros before any notice.
         find: Function that returns a model that another server sent already, by topic, version and checksum.
         rng: Random numbers of the pauses.
-        clock: Function that returns the seconds of the thread that calls `turn`.
+        clock: Function that returns the seconds of the thread that calls `tick`.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Topics(ReceivedModels):
         """Number of renewed subscriptions to topics whose notices did not come."""
 
     @property
-    def refused(self) -> Counter[str]:
+    def rejected_bodies(self) -> Counter[str]:
         """Number of rejected bodies, by code."""
         return sum((topic.fetcher.refused for topic in list(self._topics.values())), Counter[str]())
 
@@ -308,7 +308,7 @@ class Topics(ReceivedModels):
 
     # Calls from any thread
 
-    def want(self, name: str) -> None:
+    def follow_topic(self, name: str) -> None:
         """Follow a topic, and keep its newest model.
 
         Raises:
@@ -327,7 +327,7 @@ class Topics(ReceivedModels):
 
     def subscribe(self, name: str) -> Subscription:
         """Follow a topic, and return a new receiver of it, which begins with the newest model if there is one."""
-        self.want(name)
+        self.follow_topic(name)
         return super().subscribe(name)
 
     def version(self, name: str) -> int:
@@ -342,7 +342,7 @@ class Topics(ReceivedModels):
 
     # Calls inside of the thread
 
-    def opened(self) -> None:
+    def subscribe_all(self) -> None:
         """Subscribe to all topics with a new socket."""
         for topic in list(self._topics.values()):
             topic.is_heard = False
@@ -354,7 +354,7 @@ class Topics(ReceivedModels):
             topic.is_heard = self._hear(topic.name, True)
         self._perform(topic, topic.fetcher.begin(self._clock()))
 
-    def announced(self, versions: Mapping[str, int]) -> None:
+    def receive_versions(self, versions: Mapping[str, int]) -> None:
         """Record the newest versions in a server's reply, in case notices were lost."""
         self.named = tuple(versions)
         for name, version in versions.items():
@@ -362,10 +362,10 @@ class Topics(ReceivedModels):
             if topic is None:
                 continue
             if topic.is_heard:
-                topic.watch.named(version, self._clock())
-            self._perform(topic, topic.fetcher.announced(version, self._clock()))
+                topic.watch.receive_reply_version(version, self._clock())
+            self._perform(topic, topic.fetcher.receive_versions(version, self._clock()))
 
-    def noticed(self, notice: messages.Notice, payload: Any, home: int = 0) -> None:
+    def receive_notice(self, notice: messages.Notice, payload: Any, home: int = 0) -> None:
         """Record a notice of a model that was published at `home` (the hash of that server's name), with a small body.
 
         Raises:
@@ -374,12 +374,12 @@ class Topics(ReceivedModels):
         topic = self._topics.get(notice.topic)
         if topic is None:
             return
-        if topic.fetcher.is_anew(notice, home, is_kept=self.is_kept):
+        if topic.fetcher.is_publisher_restart(notice, home, is_kept=self.is_kept):
             topic.watch.reset()
-        topic.watch.noticed(notice.version)
-        self._perform(topic, topic.fetcher.noticed(notice, payload, self._clock()))
+        topic.watch.receive_notice(notice.version)
+        self._perform(topic, topic.fetcher.receive_notice(notice, payload, self._clock()))
 
-    def restarted(self) -> None:
+    def accept_lower_versions(self) -> None:
         """Accept lower versions of all topics, because the server restarted."""
         for topic in list(self._topics.values()):
             topic.watch.reset()
@@ -398,16 +398,16 @@ class Topics(ReceivedModels):
         return topic is not None and topic.fetcher.is_coming(version)
 
     def next_time(self) -> float:
-        """Return the time at which `turn` has something to do."""
+        """Return the time at which `tick` has something to do."""
         if not self._topics:
             return float("inf")
         return min([min(topic.watch.next_time, topic.fetcher.next_time) for topic in list(self._topics.values())])
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Continue fetches after their pauses, give up those that stall, and renew lost subscriptions."""
         now = self._clock()
         for topic in list(self._topics.values()):
-            self._perform(topic, topic.fetcher.turn(now))
+            self._perform(topic, topic.fetcher.tick(now))
             if topic.watch.is_lost(now):
                 self.resubscribed += 1
                 self._hear(topic.name, False)
@@ -424,7 +424,7 @@ class Topics(ReceivedModels):
                 self._fetch(topic.name, step.version, step.offset, step.size, self._answered(topic, step))
 
     def _answered(self, topic: _Topic, request: ChunkRequest) -> Callable[[Answer], None]:
-        return lambda answer: self._perform(topic, topic.fetcher.answered(request, answer, self._clock()))
+        return lambda answer: self._perform(topic, topic.fetcher.receive_answer(request, answer, self._clock()))
 
 
 def fetch_patience(limits: Limits) -> float:

@@ -110,7 +110,7 @@ def _wrong(endpoint: str, action: str, reason: str, instead: str = "") -> Endpoi
     return EndpointError(endpoint, action, reason, instead or (LISTENER if action == "bind" else PEER))
 
 
-def beside(endpoint: str) -> tuple[str, str]:
+def derived_addresses(endpoint: str) -> tuple[str, str]:
     """Return the data and notice addresses that belong to a request address: the next two ports, or .push and .pub.
 
     "tcp://*:5560" gives "tcp://*:5561" and "tcp://*:5562"; a free port gives free ports; ipc and inproc get suffixes.
@@ -169,7 +169,7 @@ def why_unreachable(endpoint: str, address: str = "", *, known: NameResolver | N
     """
     if endpoint.startswith("tcp://"):
         host = endpoint[len("tcp://") :].rpartition(":")[0].strip("[]")
-        trouble = "" if address else (known or shared_names()).trouble(host, PROBE if probe else 0.0)
+        trouble = "" if address else (known or shared_names()).problem(host, PROBE if probe else 0.0)
         if trouble:
             return f"The name {host!r} {trouble}: correct it, or wait for the service."
         finding = _probe(address or endpoint) if probe else ""
@@ -252,7 +252,7 @@ class NameResolver:
                 return
         done(known)
 
-    def trouble(self, host: str, seconds: float = 0.0) -> str:
+    def problem(self, host: str, seconds: float = 0.0) -> str:
         """Return why a name cannot be resolved, as a clause; "" if it can. Waits `seconds` for a first answer."""
         if not host or is_numeric(host):
             return ""
@@ -303,7 +303,7 @@ class TimedSocket(socket.socket):
     deadline = float("inf")
 
     @classmethod
-    def of(cls, connection: socket.socket, deadline: float) -> TimedSocket:
+    def wrap(cls, connection: socket.socket, deadline: float) -> TimedSocket:
         """Return a timed socket for an existing connection, whose own socket object can no longer be used."""
         timed = cls(fileno=connection.detach())
         timed.deadline = deadline
@@ -335,7 +335,7 @@ def connect_before(host: str, port: int, deadline: float) -> TimedSocket:
     for place, address in enumerate(addresses, 1):
         try:
             seconds = _remaining(deadline) / (len(addresses) + 1 - place)
-            return TimedSocket.of(socket.create_connection((address, port), seconds), deadline)
+            return TimedSocket.wrap(socket.create_connection((address, port), seconds), deadline)
         except OSError:
             if place == len(addresses):
                 raise

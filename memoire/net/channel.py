@@ -27,7 +27,7 @@ from memoire.limits import Limits
 from memoire.security.keys import Keys
 from memoire.wire import messages
 from memoire.wire.frames import TOO_LARGE, Answer, MessageHeader, check_payload, encode, parse, peek
-from memoire.wire.receivers import ReplyLimits, introduced
+from memoire.wire.receivers import ReplyLimits, hello_with_limits
 
 from . import sockets
 from .link import Link, dial
@@ -95,7 +95,7 @@ class PendingRequests:
         call = self._calls[number] = PendingRequest(number, frames, deadline, finish, now, now, patience)
         return call
 
-    def due(self, now: float) -> list[PendingRequest]:
+    def due_requests(self, now: float) -> list[PendingRequest]:
         """Return the requests to send now, in the order in which they were added."""
         return [call for call in self._calls.values() if call.next_send <= now < call.deadline]
 
@@ -107,7 +107,7 @@ class PendingRequests:
         call.sends += 1
         call.sent_at = now
 
-    def lost(self, before: float, now: float) -> None:
+    def resend_lost(self, before: float, now: float) -> None:
         """Make requests due now that were sent until `before`, when the connection was lost that is back now."""
         for call in self._calls.values():
             if call.sent_at <= before:
@@ -126,7 +126,7 @@ class PendingRequests:
             del self._calls[call.number]
         return expired
 
-    def all(self) -> list[PendingRequest]:
+    def remove_all(self) -> list[PendingRequest]:
         """Remove and return every open request, when the channel closes."""
         calls = list(self._calls.values())
         self._calls.clear()
@@ -179,7 +179,7 @@ class Channel:
         self.connections = 0
         """Number of connections established so far."""
         self._client = client
-        self._introduces = bool(ReplyLimits.with_limits(limits).takes)  # HELLO precedes the requests of a connection
+        self._introduces = bool(ReplyLimits.with_limits(limits).declared_limits)  # HELLO precedes other requests
         self._is_unknown = self._introduces  # the peer may not know which replies this client takes
         self._limits = limits
         self._keys = keys
@@ -254,7 +254,7 @@ class Channel:
             patience: Least seconds before a resend, if a second answer would cost much.
         """
         if isinstance(body, messages.Hello):
-            body = introduced(body, self._limits)
+            body = hello_with_limits(body, self._limits)
         number = next(self._numbers) if sequence is None else sequence
         try:
             frames = encode(
@@ -327,7 +327,7 @@ class Channel:
             self._take(reply)
         return None
 
-    def learned(self, header: MessageHeader, welcome: messages.Welcome) -> None:
+    def apply_welcome(self, header: MessageHeader, welcome: messages.Welcome) -> None:
         """Apply a WELCOME: later requests carry its run, home, table and schema, and respect the peer's size limit."""
         self.run, self.home = header.run, header.home
         self.fingerprint, self.table = header.fingerprint, welcome.table
@@ -353,7 +353,7 @@ class Channel:
             self._socket = self._open()
             self._renewed_at = now
             self.renewals += 1
-        due = self._calls.due(now)
+        due = self._calls.due_requests(now)
         blocked = bool(due) and self._is_unknown and not self._introduce()
         for call in () if blocked else due:
             if not sockets.send(self._socket, call.frames):
@@ -374,7 +374,7 @@ class Channel:
         """Send HELLO with this client's receive limits, before the first request of a connection, since the peer may
         have restarted. Returns True if it was sent; its answer is ignored.
         """
-        hello = introduced(messages.Hello(role="client"), self._limits)
+        hello = hello_with_limits(messages.Hello(role="client"), self._limits)
         facts: dict[str, Any] = {"client": self._client, "sequence": next(self._numbers), "home": self.home}
         self._is_unknown = not sockets.send(self._socket, [b"", *encode(hello, **facts)])
         return not self._is_unknown
@@ -388,7 +388,7 @@ class Channel:
             self.connections += link.connections - self._seen
             self._is_unknown = self._introduces
             self._seen = link.connections
-            self._calls.lost(max(link.lost_at, self._renewed_at), now)
+            self._calls.resend_lost(max(link.lost_at, self._renewed_at), now)
         if link.address != self._address:
             self.renewals += bool(self._address)
             self._address = link.address
@@ -398,7 +398,7 @@ class Channel:
         due = self._calls.next_deadline() if self._is_blocked else self._calls.next_time()
         return min(due, self._renew_at)
 
-    def turn(self, ready: dict[object, int]) -> None:
+    def tick(self, ready: dict[object, int]) -> None:
         """Take up to `MAX_PER_TURN` received replies, then call `pump`."""
         if ready.get(self._socket, 0) & sockets.READABLE:
             for _ in range(MAX_PER_TURN):
@@ -413,7 +413,7 @@ class Channel:
     def take_soon(self) -> bool:
         """Wait `sockets.ANSWER_TIMEOUT` for a reply and take it. False at once if requests still wait to be sent.
 
-        Cheaper than a wait of the poller and a `turn`, which the caller still has to take from time to time.
+        Cheaper than a wait of the poller and a `tick`, which the caller still has to take from time to time.
         """
         if self._is_blocked:
             return False
@@ -424,10 +424,10 @@ class Channel:
 
     def close(self, error: MemoireError) -> None:
         """End every open request with this error. The poller closes the socket."""
-        for call in self._calls.all():
+        for call in self._calls.remove_all():
             call.finish(error)
 
-    def leave(self) -> None:
+    def close_socket(self) -> None:
         """Close the socket; the owner's thread goes on without this channel."""
         self._poller.drop(self._socket)
 

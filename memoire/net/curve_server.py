@@ -6,7 +6,7 @@
 
 ZeroMQ asks by its authentication protocol (rfc.zeromq.org/spec/27), inside of the process. Without an answer no peer
 connects. ZeroMQ marks each message with its connection and key, on the first hop alone. The rights of a key are checked
-at the first hop, and a proxy names the peer whose message it forwards (`roles.passport`).
+at the first hop, and a proxy names the peer whose message it forwards (`roles.passport_frame`).
 
     frames ──▶ Gate: which key? ──▶ parse: which message? ──▶ may this key send it, for this client? ──▶ Message
                    └─────────────────────┴───────────────────────┴── ProtocolError ──▶ counted, logged, answered
@@ -34,7 +34,7 @@ from memoire.limits import Limits
 from memoire.security import access, roles
 from memoire.security.access import Security
 from memoire.security.keys import Keys
-from memoire.security.roles import OPEN, ConnectionClients, EnvelopedRequest, Peer, opened
+from memoire.security.roles import OPEN, ConnectionClients, EnvelopedRequest, Peer, split_envelope
 from memoire.wire import messages, types
 from memoire.wire.frames import Message, MessageHeader, parse, parse_header, refusal
 
@@ -133,7 +133,7 @@ class Gate:
             with _core.Held(self._lock):
                 if self._authenticator is None:
                     self._authenticator = _authenticator_of(self._context)
-                    self.domain = self._authenticator.enter(self)
+                    self.domain = self._authenticator.register(self)
         except EndpointError:
             socket.close(0)
             raise
@@ -160,17 +160,17 @@ class Gate:
             return roles.read_passport(frames[place]), frames[:place] + frames[place + 1 :]
         return peer, frames
 
-    def passport(self, peer: Peer) -> list[bytes]:
+    def passport_frame(self, peer: Peer) -> list[bytes]:
         """Return the passport frame for a message that this process forwards for `peer`; [] if its role has none."""
         if self.keys is None or self.keys.own.role not in VOUCHING_ROLES:
             return []
         peer = peer if peer.role else self._local
-        return [roles.passport(peer)] if peer.role else []
+        return [roles.passport_frame(peer)] if peer.role else []
 
     def _sender(self, socket: Socket, frame: zmq.Frame) -> tuple[Peer, bool]:
         if socket not in self._guarded:
             return OPEN, True
-        key, descriptor = sockets.origin(frame)
+        key, descriptor = sockets.peer_address(frame)
         self.came[descriptor] = key
         peer = self._peers.get(key)
         if peer is None:
@@ -213,11 +213,11 @@ class Gate:
         open_addresses = tuple(access.reachable(self._open))
         return Security(self.keys is not None, open_addresses, dict(self.refused), self.hung_up)
 
-    def trouble(self) -> list[str]:
+    def problem(self) -> list[str]:
         """Return problems of the authenticator's thread, which keep new peers out, a sentence each; [] if none."""
-        return [] if self._authenticator is None else self._authenticator.worker.trouble()
+        return [] if self._authenticator is None else self._authenticator.worker.problem()
 
-    def look(self) -> None:
+    def reload_keys(self) -> None:
         """Reload changed keys from the folder, and end connections whose key is no longer authorized."""
         assert self.keys is not None
         if self._authenticator is not None:
@@ -274,7 +274,7 @@ class Gate:
         """Unregister the node from the authenticator. Call after its sockets were closed; may be called again."""
         authenticator, self._authenticator = self._authenticator, None
         if authenticator is not None:
-            authenticator.leave(self.domain)
+            authenticator.unregister(self.domain)
 
 
 _WANTED: Final = (
@@ -307,9 +307,9 @@ class _GuardedAddress(ConnectionWatcher):
     def due_at(self) -> float:
         return self._look_at
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         self._look_at = now + KEYS_INTERVAL
-        self._gate.look()
+        self._gate.reload_keys()
         if self._keys.own != self._own_key:
             self._rebind()
         window = 3.0 * sockets.HANDSHAKE_TIMEOUT + KEYS_INTERVAL
@@ -386,14 +386,14 @@ class _Authenticator:
         worker.start()
         return worker
 
-    def enter(self, gate: Gate) -> str:
+    def register(self, gate: Gate) -> str:
         """Register a node; returns the domain that the node's sockets have to name."""
         self._entered += 1
         domain = f"memoire-{self._entered}"
         self._gates[domain.encode()] = gate
         return domain
 
-    def leave(self, domain: str) -> None:
+    def unregister(self, domain: str) -> None:
         """Unregister a node; the thread ends with the last one."""
         with _core.Held(_lock):
             self._gates.pop(domain.encode(), None)
@@ -467,8 +467,8 @@ _MAX_TEXT = 1000  # characters of a refusal's reason that a peer is sent
 
 
 class Admission:
-    """Check of messages received at one node. One thread handles requests; any may call `receive_push`, `pass_on` and
-    `refuse`.
+    """Check of messages received at one node. One thread handles requests; any may call `receive_push`,
+    `forwarded_frames` and `refuse`.
 
     Args:
         gate: Access control of the node's sockets.
@@ -495,7 +495,7 @@ class Admission:
         received = len(frames)
         try:
             peer, frames = self._gate.admit(socket, frames, REQUEST_PLACE)
-            parts = opened(frames)
+            parts = split_envelope(frames)
             if parts is None:
                 raise ProtocolError("frames", "a request has an empty frame before its header")
         except ProtocolError as error:
@@ -571,7 +571,7 @@ class Admission:
 
     # Requests and pushed messages
 
-    def pass_on(self, socket: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
+    def forwarded_frames(self, socket: Socket, place: int, frames: list[zmq.Frame]) -> list[Any]:
         """Return the message as a plain proxy forwards it, with a passport if the node has keys; [] if it was refused.
 
         Args:
@@ -582,7 +582,7 @@ class Admission:
         except ProtocolError as error:
             self.refuse(error)
             return []
-        return [*self._gate.passport(peer), *frames]
+        return [*self._gate.passport_frame(peer), *frames]
 
     def refuse(self, error: ProtocolError) -> None:
         """Count a refusal; one that concerns the sender is logged every `WARNING_INTERVAL` seconds at most."""

@@ -121,7 +121,7 @@ class DialKeys:
         assert self._own_key.secret is not None
         sockets.use_keys(self._socket, self._own_key.public, self._own_key.secret, self.expected)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record a successful handshake: the expected key is that of the address."""
         self._record_key()
         self._wrong_keys.clear()
@@ -129,7 +129,7 @@ class DialKeys:
         self._refusals = 0
         self._dial_at = float("inf")
 
-    def failed(self, event: int, value: int, now: float) -> AuthError | None:
+    def record_failure(self, event: int, value: int, now: float) -> AuthError | None:
         """Take a failed handshake; returns the error that explains the refusal, or None if the cause is unclear yet."""
         key = self._own_key
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -224,7 +224,7 @@ class Link(ConnectionWatcher):
         """True if the socket is known to have no connection now; False without a monitor."""
         return self.monitor is not None and not self.is_connected
 
-    def join(self, socket: Socket, *, watch: bool = False) -> Socket:
+    def add_socket(self, socket: Socket, *, watch: bool = False) -> Socket:
         """Connect another socket to this link's address, and to each later one; returns the socket.
 
         Args:
@@ -238,7 +238,7 @@ class Link(ConnectionWatcher):
             self._attach(socket, self.address)
         return socket
 
-    def endings(self, socket: Socket) -> int:
+    def ended_connections(self, socket: Socket) -> int:
         """Return the number of ended connections of a joined and watched socket. Messages sent after this call reach a
         connection that ends later.
         """
@@ -250,7 +250,7 @@ class Link(ConnectionWatcher):
 
     @property
     def due_at(self) -> float:
-        """Time when `turn` has something to do."""
+        """Time when `tick` has something to do."""
         return self._name_at if self._keys is None else min(self._name_at, self._keys.due_at)
 
     @property
@@ -258,7 +258,7 @@ class Link(ConnectionWatcher):
         """True if the keys have changed since the socket was dialled, so that it has to be replaced."""
         return self._keys is not None and self._keys.is_outdated
 
-    def leave(self, socket: Socket) -> None:
+    def remove_socket(self, socket: Socket) -> None:
         """Forget a joined socket that is closed."""
         self._followers.pop(socket, None)
 
@@ -292,7 +292,7 @@ class Link(ConnectionWatcher):
             self._attach(self._socket, self.endpoint)
             self.address = self.endpoint
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Look the name up again, or dial again with new keys, if either is due."""
         if now >= self._name_at:
             self._look_up()
@@ -319,7 +319,7 @@ class Link(ConnectionWatcher):
             self._name_at = float("inf")
             self.denied = None
             if self._keys is not None:
-                self._keys.succeeded()
+                self._keys.record_success()
         elif event in _REFUSED:
             self._refused(event, value)
             self._refusal = _refusal(event, value)
@@ -338,7 +338,7 @@ class Link(ConnectionWatcher):
     def _refused(self, event: int, value: int) -> None:
         """Set `denied` if the failed handshake shows that the keys of both sides do not fit."""
         if self._keys is not None:
-            self.denied = self._keys.failed(event, value, time.monotonic()) or self.denied
+            self.denied = self._keys.record_failure(event, value, time.monotonic()) or self.denied
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == sockets.OTHER_MECHANISM:
             advice = "Give this process a keys folder: keys=, --keys or $MEMOIRE_KEYS."
             self.denied = AuthError(self.endpoint, "the node requires a key, and this process has none", advice)
@@ -454,16 +454,16 @@ class _FollowingSocket(ConnectionWatcher):
     def due_at(self) -> float:
         return float("inf") if self.keys is None else self.keys.due_at
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         if self.keys is not None and self.keys.is_due(now):
             self._link.dial_again(self._socket)
 
     def handle_event(self, event: int, value: int, address: str) -> None:
         self.endings += event == zmq.EVENT_DISCONNECTED
         if self.keys is not None and event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.keys.succeeded()
+            self.keys.record_success()
         elif self.keys is not None and event in _REFUSED:
-            self.keys.failed(event, value, time.monotonic())
+            self.keys.record_failure(event, value, time.monotonic())
 
 
 def _normalized(address: str) -> str:

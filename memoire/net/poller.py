@@ -58,10 +58,10 @@ class ConnectionWatcher:
 
     @property
     def due_at(self) -> float:
-        """Time when `turn` has something to do, by time.monotonic()."""
+        """Time when `tick` has something to do, by time.monotonic()."""
         return float("inf")
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Do periodic work; called when `due_at` has come."""
 
     def read_events(self) -> None:
@@ -73,7 +73,7 @@ class ConnectionWatcher:
     def handle_event(self, event: int, value: int, address: str) -> None:
         """Handle one event, with its value and address."""
 
-    def leave(self, socket: Socket) -> None:
+    def remove_socket(self, socket: Socket) -> None:
         """Forget another socket, which is about to be closed."""
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class Poller:
             self._sockets.remove(socket)
         process.shared_guard().forget(socket)
         for watcher in self._watchers.values():
-            watcher.leave(socket)
+            watcher.remove_socket(socket)
         if socket in self._watchers:
             watcher = self._watchers.pop(socket)
             if watcher.monitor is not None:
@@ -204,7 +204,7 @@ class Poller:
         """
         if self._is_guarding:
             guard = process.shared_guard()
-            guard.turn(time.monotonic())
+            guard.tick(time.monotonic())
             until = min(until, guard.due_at)
         due_at = min([watcher.due_at for watcher in self._watchers.values()], default=until)
         until = min(until, due_at)
@@ -238,7 +238,7 @@ class Poller:
         if now >= due_at:
             for watcher in self._watchers.values():
                 if now >= watcher.due_at:
-                    watcher.turn(now)
+                    watcher.tick(now)
 
     def close(self, linger: float = 0.0) -> None:
         """Close all sockets and the waker."""
@@ -378,10 +378,10 @@ class SendQueues:
                 self._room.add(-sent.size)
 
     def next_time(self) -> float:
-        """Return the time when `turn` has something to do."""
+        """Return the time when `tick` has something to do."""
         return self._retry_at
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Send queued messages whose connection has room by now."""
         self._forget_released()
         if now < self._retry_at:
@@ -461,7 +461,7 @@ class Sender:
             self._poller.drop(self.socket, linger)
         self.socket, self._is_blocked = None, False
 
-    def turn(self, send: Callable[[Socket], bool]) -> bool:
+    def tick(self, send: Callable[[Socket], bool]) -> bool:
         """Send messages until the socket has no room; returns True if none is left.
 
         Args:

@@ -3,7 +3,7 @@
     in every process    arrays of batches and caches reuse memory that earlier ones gave back, 128 MiB at most
                         (`_core.empty`); no other arrays do
                         in a process forked from a node's, the node gets another class, whose methods raise ForkedError
-                        instead of waiting for a lock that a thread of the parent held (`leave_to_parent`)
+                        instead of waiting for a lock that a thread of the parent held (`disable_in_child`)
     if it is tuned      the C library keeps freed blocks of megabytes (`_core.keep_freed_memory`)
                         at the interpreter's end `threading.excepthook` passes over Closed (`pass_over_in_threads`)
                         addresses that listen get a packet filter when nearly all descriptors are open, and the soft
@@ -72,7 +72,7 @@ def pass_over_in_threads(kind: type[BaseException]) -> None:
         threading.excepthook = lambda failed: None if failed.exc_type is kind else report(failed)
 
 
-def leave_to_parent(nodes: Iterable[Any], forked: type) -> None:
+def disable_in_child(nodes: Iterable[Any], forked: type) -> None:
     """Replace the class of nodes in a forked child by a subclass whose methods are those of `forked`."""
     answers = {name: value for name, value in vars(forked).items() if name not in ("__dict__", "__weakref__")}
     for node in nodes:
@@ -115,7 +115,7 @@ class System:
         """Set the two limits of open files. Raises OSError or ValueError if the system refuses a limit."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    def used(self) -> int | None:
+    def open_descriptors(self) -> int | None:
         """Return the number of open descriptors; None if no descriptor is free for the check itself."""
         try:
             return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
@@ -145,13 +145,13 @@ class System:
 class DescriptorGuard:
     """Guard of the process' file descriptors: stops new TCP connections while nearly all descriptors are open.
 
-    Thread-safe; each thread with a listening socket calls `turn` in its loop.
+    Thread-safe; each thread with a listening socket calls `tick` in its loop.
     """
 
     def __init__(self, system: System | None = None) -> None:
         self._system = system or System()
         self.due_at = float("inf")
-        """Time when `turn` has something to do, by time.monotonic()."""
+        """Time when `tick` has something to do, by time.monotonic()."""
         self.is_full = False
         """True if the packet filters are set, so that new connections are dropped."""
         self.times = 0
@@ -162,25 +162,25 @@ class DescriptorGuard:
         """Number of descriptors by which the soft limit is lowered now."""
         self._logged_at = float("-inf")
 
-    def limit(self) -> int:
+    def max_descriptors(self) -> int:
         """Return the most descriptors that the process may have open, including the reserved ones."""
         soft = self._system.limits()[0]
         return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft + self.reserved
 
     def reserve(self) -> int:
         """Return the number of descriptors to reserve, which new connections cannot use."""
-        return min(MAX_RESERVED, max(MIN_RESERVED, self.limit() // RESERVED))
+        return min(MAX_RESERVED, max(MIN_RESERVED, self.max_descriptors() // RESERVED))
 
-    def used(self) -> int:
+    def open_descriptors(self) -> int:
         """Return the number of open descriptors. Cost: a look at each descriptor, with Linux before 6.2."""
-        used = self._system.used()
-        return self.limit() if used is None else used
+        used = self._system.open_descriptors()
+        return self.max_descriptors() if used is None else used
 
     def raise_limit(self) -> int:
         """Raise the soft limit to the hard limit, or to `MAX_DESCRIPTORS`; returns the limit."""
         hard = self._system.limits()[1]
         wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-        limit = self.limit()
+        limit = self.max_descriptors()
         if limit < wanted:
             try:
                 self._system.set_limits(wanted - self.reserved, hard)
@@ -188,17 +188,17 @@ class DescriptorGuard:
                 _log.warning(
                     "the limit of file descriptors could not be raised from %d to %d: %s", limit, wanted, error
                 )
-        return self.limit()
+        return self.max_descriptors()
 
-    def too_few(self, clients: int) -> str:
+    def limit_advice(self, clients: int) -> str:
         """Return advice if the limit is too low for `clients` clients, in a sentence or two; "" if it is enough."""
-        needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, self.limit()
+        needed, allowed = DESCRIPTORS_PER_CLIENT * clients + OWN_DESCRIPTORS, self.max_descriptors()
         if allowed >= needed:
             return ""
         return f"{allowed} file descriptors are not enough for the {clients} clients expected. {self._advice(needed)}"
 
     def _advice(self, needed: int) -> str:
-        room = max(0, self.limit() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
+        room = max(0, self.max_descriptors() - OWN_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT
         return (
             f"The limit is enough for about {room} clients. Raise it (ulimit -n {needed}, LimitNOFILE= in systemd, "
             f"--ulimit nofile={needed} for a container), or put more proxies in front."
@@ -221,7 +221,7 @@ class DescriptorGuard:
                 del self._listening[fd]
             self._reserve()
 
-    def turn(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Check the number of open descriptors if `due_at` has come; set or remove the filters."""
         if now < self.due_at or not self._lock.acquire(blocking=False):
             return
@@ -234,11 +234,11 @@ class DescriptorGuard:
         finally:
             self._lock.release()
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return a sentence if new connections are dropped; "" if they are accepted."""
         if not self.is_full:
             return ""
-        limit = self.limit()
+        limit = self.max_descriptors()
         return f"descriptors: all but a few of {limit} are open; no new connection is accepted until some are closed"
 
     def forget_all(self) -> None:
@@ -248,7 +248,7 @@ class DescriptorGuard:
         self.__init__(self._system)  # type: ignore[misc]
 
     def _check(self, now: float) -> None:
-        free, reserved = self.limit() - self.used(), self.reserve()
+        free, reserved = self.max_descriptors() - self.open_descriptors(), self.reserve()
         if self.is_full:
             if free > 3 * reserved or not self._listening:
                 self._accept_connections()
@@ -270,7 +270,7 @@ class DescriptorGuard:
         self._reserve()
         if now - self._logged_at > WARNING_INTERVAL:
             self._logged_at = now
-            _log.error("%s. %s", self.trouble(), self._advice(2 * self.limit()))
+            _log.error("%s. %s", self.problem(), self._advice(2 * self.max_descriptors()))
 
     def _reserve(self) -> None:
         """Lower the soft limit by the reserve while connections are accepted; else restore it."""
@@ -287,7 +287,12 @@ class DescriptorGuard:
 
 
 _guard = DescriptorGuard()
-limit, used, raise_limit, too_few = _guard.limit, _guard.used, _guard.raise_limit, _guard.too_few
+limit, used, raise_limit, too_few = (
+    _guard.max_descriptors,
+    _guard.open_descriptors,
+    _guard.raise_limit,
+    _guard.limit_advice,
+)
 """Methods of this process' `DescriptorGuard`."""
 os.register_at_fork(after_in_child=_guard.forget_all)
 

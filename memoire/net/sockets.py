@@ -240,7 +240,7 @@ def use_keys(socket: Socket, public: bytes, secret: bytes, server: bytes) -> Non
     socket.setsockopt(zmq.CURVE_SERVERKEY, server)
 
 
-def origin(frame: zmq.Frame) -> tuple[str, int]:
+def peer_address(frame: zmq.Frame) -> tuple[str, int]:
     """Return the key of a message's sender in hex, as the authenticator has marked it, and the descriptor of its
     connection; ("", -1) if the message has no mark.
     """
@@ -526,7 +526,7 @@ class SharedFrame:
         self._body: bytes = b""
         self._frame: zmq.Frame | None = None
 
-    def of(self, payload: Any) -> Any:
+    def share(self, payload: Any) -> Any:
         """Return the shared frame if the payload is a view of all of a large `bytes`, else the payload itself."""
         if not isinstance(payload, memoryview) or payload.nbytes < COPY_BELOW:
             return payload

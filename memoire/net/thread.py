@@ -58,7 +58,7 @@ class NodeLock:
         self._called = called
 
     @property
-    def changed(self) -> _core.Held:
+    def condition(self) -> _core.Held:
         """The lock as a condition variable, notified at each answer, at a failure, and at close."""
         return _core.Held(self._changed)
 
@@ -77,7 +77,7 @@ class NodeLock:
         if self.failed is not None:
             raise self.failed
 
-    def until(
+    def wait_until(
         self,
         is_done: Callable[[], bool],
         deadline: float,
@@ -97,7 +97,7 @@ class NodeLock:
             if remaining <= 0.0:
                 return False
             (before or self.wake)()
-            self.changed.wait(min(remaining, interval))
+            self.condition.wait(min(remaining, interval))
             (check or self.check_open)()
         return True
 
@@ -108,15 +108,15 @@ class NodeLock:
             interval: Seconds after which `is_done` is called again without a notification.
         """
         deadline = self.now() + patience
-        with self.changed:
+        with self.condition:
             self.check_open()
-            return self.until(is_done, deadline, interval=interval)
+            return self.wait_until(is_done, deadline, interval=interval)
 
     def pause(self, seconds: float) -> None:
         """Wait for `seconds` seconds, or until a notification. Raises Closed, or the error of the node, before."""
-        with self.changed:
+        with self.condition:
             self.check_open()
-            self.changed.wait(seconds)
+            self.condition.wait(seconds)
 
 
 STUCK_TIMEOUT = 15.0
@@ -284,7 +284,7 @@ def _close_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    process.leave_to_parent(list(_nodes), Forked)
+    process.disable_in_child(list(_nodes), Forked)
     _nodes.clear()
 
 
@@ -341,7 +341,7 @@ class Worker:
         """True if the thread runs, in this process."""
         return self._thread.is_alive() and self._pid == os.getpid()
 
-    def trouble(self) -> list[str]:
+    def problem(self) -> list[str]:
         """Return problems of the thread, in words: it died, or is stuck in one turn. [] if it works, or is only slow:
         see `ProgressMonitor`.
         """

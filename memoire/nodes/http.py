@@ -117,7 +117,7 @@ class NodePages(ClosingContext):
         """Number of rejected requests, by reason."""
         self._pages = pages
         self._node = None if node is None else node_of(node)
-        self._tokens, self._guesses = Tokens.of(token), WrongTokens()
+        self._tokens, self._guesses = Tokens.from_setting(token), WrongTokens()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._connections: dict[_Connection, None] = {}  # the thread's, oldest first
@@ -127,7 +127,7 @@ class NodePages(ClosingContext):
         if not self._addresses:
             return
         try:
-            warn("the HTTP server of this node", self.open, guard="a token (token=)", may="read its pages")
+            warn("the HTTP server of this node", self.exposed_url, guard="a token (token=)", may="read its pages")
         except InsecureWarning:  # the filter of warnings is "error"
             self.forget()
             raise
@@ -183,7 +183,7 @@ class NodePages(ClosingContext):
         return self._addresses[-1].url if self._addresses and self._addresses[-1] is not self._main else None
 
     @property
-    def open(self) -> tuple[str, ...]:
+    def exposed_url(self) -> tuple[str, ...]:
         """URL of the main address in a tuple if other machines can read the pages without a token, else ()."""
         is_open = self._main is not None and not self._main.is_local and self._tokens is None
         return (f"http://{self.address}",) if is_open else ()
@@ -308,7 +308,7 @@ class NodePages(ClosingContext):
         if parts.path not in http_address.paths:
             text = f"no page {parts.path!r}; the pages are {', '.join(sorted(http_address.paths))}"
             raise EarlyAnswer(as_error(http.HTTPStatus.NOT_FOUND, text))
-        return PageRequest(parts.path, query, headers, self.open, dict(self.refused))
+        return PageRequest(parts.path, query, headers, self.exposed_url, dict(self.refused))
 
     def _guard(self, tokens: Tokens, authorization: str, peer: str) -> None:
         """Raise EarlyAnswer if the Authorization header does not hold the token, or if `peer` has to wait."""
@@ -320,7 +320,7 @@ class NodePages(ClosingContext):
         if tokens.holds(bearer(authorization)):
             return
         if authorization:
-            self._guesses.wrong(peer)
+            self._guesses.count_wrong(peer)
             self.refused["http_token"] += 1
         text = "this page needs the node's token; send it as Authorization: Bearer TOKEN"
         raise EarlyAnswer(

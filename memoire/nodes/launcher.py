@@ -220,7 +220,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses if the whole group has ended
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def order(self, order: str) -> None:
+    def send_order(self, order: str) -> None:
         """Send an order to the child; do nothing if the child has ended."""
         with contextlib.suppress(OSError):
             self.line.sendall(json.dumps({"order": order}).encode() + b"\n")
@@ -461,10 +461,10 @@ class Launcher(ClosingContext):
         pause = None if restarts is None else restarts.died(now, is_killed=child.process.returncode < 0)
         died = ChildDied(child.name, child.process.returncode, tuple(child.tail))
         if pause is not None:
-            self._say(f"{child.name} {died.how}; it restarts in {pause:g} s{_last(child.tail)}")
+            self._say(f"{child.name} {died.end_text}; it restarts in {pause:g} s{_last(child.tail)}")
         elif child.may_die:
             child.restarts = None
-            self._say(f"{child.name} {died.how}, and is not restarted{_last(child.tail)}")
+            self._say(f"{child.name} {died.end_text}, and is not restarted{_last(child.tail)}")
         else:
             raise died
 

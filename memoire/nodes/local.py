@@ -35,7 +35,7 @@ from memoire.security.keys import Keys, KeysLike
 
 from .launcher import ONE_THREAD, READY_TIMEOUT, Child, Launcher
 from .settings import ClusterCounts, LaunchSettings
-from .supervision import ProcessOutput, is_file, note, say
+from .supervision import ProcessOutput, is_file, print_line, print_note
 
 DASHBOARD_NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -164,11 +164,11 @@ def _former_addresses(facts: dict[str, Any]) -> tuple[str, ...]:
 
 def with_keys(keys: KeysLike, role: str) -> tuple[str, ...]:
     """Return the flag with the folder of the role's keys, or no flag without keys."""
-    role_keys = Keys.of(keys, role)
+    role_keys = Keys.from_setting(keys, role)
     return () if role_keys is None else ("--keys", str(role_keys.folder))
 
 
-def show(launcher: Launcher, pages: Sequence[str], history: str | None = None) -> Child | None:
+def start_dashboard(launcher: Launcher, pages: Sequence[str], history: str | None = None) -> Child | None:
     """Start a dashboard of these pages on a free port of this machine. Return None without the extra [dashboard].
 
     The fact "http" of the child is the dashboard's address once it is ready. A restarted dashboard has its former
@@ -245,7 +245,7 @@ class LocalRun:
         """
         pages = (*(self.cluster.pages if self.cluster else ()), *pages)
         if self._wants_dashboard and pages:
-            self._board = show(self._launcher, pages, history)
+            self._board = start_dashboard(self._launcher, pages, history)
 
     def watch(self, turn: Callable[[], bool] = lambda: True, every: float = IDLE_INTERVAL) -> None:
         """Keep everything running until `turn` returns False or this process is asked to end.
@@ -272,7 +272,7 @@ class LocalRun:
         """
         self._launcher.forget_signal()  # a second signal ends the wait below
         self._launcher.abandon(self._launcher.children)
-        children[0].order("finish")
+        children[0].send_order("finish")
         self._launcher.wait_for(children, timeout)
         return [child.name for child in children if child.status is None]
 
@@ -281,15 +281,15 @@ class LocalRun:
         if self._board is not None and self._board.facts is not None:
             self.dashboard = str(self._board.facts["http"])
             self._board = None
-            say(f"memoire: dashboard: {self.dashboard}")
+            print_line(f"memoire: dashboard: {self.dashboard}")
 
 
-def up(nodes: Nodes, *, dashboard: bool = True) -> int:
+def run_cluster(nodes: Nodes, *, dashboard: bool = True) -> int:
     """Run a cluster until SIGINT or SIGTERM. Return the exit status.
 
     Prints the addresses, then the output of all processes. A process that dies is restarted.
     """
-    with Launcher(lambda name, line: say(f"{name}: {line}", sys.stderr), say=note) as launcher:
+    with Launcher(lambda name, line: print_line(f"{name}: {line}", sys.stderr), say=print_note) as launcher:
         run = LocalRun(launcher, nodes, dashboard=dashboard)
         if run.begin() and run.cluster is not None:
             _announce_nodes(run.cluster)
@@ -300,10 +300,10 @@ def up(nodes: Nodes, *, dashboard: bool = True) -> int:
 
 def _announce_nodes(cluster: LocalCluster) -> None:
     for endpoint in cluster.endpoints:
-        say(f"memoire: actors and learners connect to {endpoint}")
+        print_line(f"memoire: actors and learners connect to {endpoint}")
     for child, page in zip((*cluster.servers, *cluster.proxies), cluster.pages, strict=True):
-        say(f"memoire: status of {child.name}: {page}/status")
-    say("Ctrl-C ends the cluster.", sys.stderr)
+        print_line(f"memoire: status of {child.name}: {page}/status")
+    print_line("Ctrl-C ends the cluster.", sys.stderr)
 
 
 TURN_INTERVAL = 0.2
@@ -348,13 +348,13 @@ class LaunchOptions(LaunchSettings):
         check_settings(self)
         if not self.learner and not self.actor:
             raise ParameterError.with_text("LEARNER is '-', which starts no learner: give an ACTOR.")
-        if self.embeds and not self.learner:
+        if self.is_embedded and not self.learner:
             raise ParameterError.with_text(
                 "LEARNER is '-', so no program creates a memoire.Server: give --env, --schema, --tables or --endpoint."
             )
 
     @property
-    def embeds(self) -> bool:
+    def is_embedded(self) -> bool:
         """True if the learner is the server."""
         return self.nodes is None and self.endpoint is None
 
@@ -406,7 +406,7 @@ def launch(options: LaunchOptions) -> int:
         MemoireTimeout: the learner did not open its address.
     """
     output = ProcessOutput(options.names, options.logs, None if options.quiet else sys.stdout)
-    with output, Launcher(output, say=note) as launcher:
+    with output, Launcher(output, say=print_note) as launcher:
         launched = LaunchedRun(launcher, options)
         launched.run()
         return 0 if launched.is_over else 128 + (launcher.stop_signal or signal.SIGTERM)
@@ -440,9 +440,9 @@ class LaunchedRun(LocalRun):
         if not self.begin():
             return
         self._endpoint = self._choose_endpoint()
-        note(f"MEMOIRE_ENDPOINT={self._endpoint}")
+        print_note(f"MEMOIRE_ENDPOINT={self._endpoint}")
         self._start_learner()
-        if self._options.embeds and not self._await_learner():
+        if self._options.is_embedded and not self._await_learner():
             return
         self._start_actors()
         self.show(self._learner_pages())
@@ -484,7 +484,7 @@ class LaunchedRun(LocalRun):
         }
         if role == "actor":  # a machine runs many actors
             variables |= {name: str(options.threads or os.environ.get(name, "1")) for name in ONE_THREAD}
-        elif options.embeds:
+        elif options.is_embedded:
             variables |= self._server_environment()
         optional = {"MEMOIRE_KEYS": options.keys, "MEMOIRE_ENV": options.env}
         return variables | {name: value for name, value in optional.items() if value is not None}
@@ -507,7 +507,7 @@ class LaunchedRun(LocalRun):
                 return True
             if waited > LISTEN_NOTE_DELAY and not is_noted:
                 is_noted = True
-                note(f"actors wait until the learner listens at {self._endpoint} ($MEMOIRE_LISTEN)")
+                print_note(f"actors wait until the learner listens at {self._endpoint} ($MEMOIRE_LISTEN)")
         advice = (
             'Make the server there, memoire.Server(os.environ["MEMOIRE_LISTEN"], ...), or have `memoire launch` run '
             "one: --env, --schema or --tables."
@@ -516,11 +516,11 @@ class LaunchedRun(LocalRun):
 
     def _learner_pages(self) -> list[str]:
         """Return the URL of the learner's pages in a list; [] if the learner is no server or opened no pages."""
-        if not self._options.embeds or not self._options.dashboard:
+        if not self._options.is_embedded or not self._options.dashboard:
             return []
         if _is_open(self._page.partition("://")[2]):
             return [self._page]
-        note("no dashboard: the learner has no pages; open them with NodePages.from_environment(server)")
+        print_note("no dashboard: the learner has no pages; open them with NodePages.from_environment(server)")
         return []
 
     def _learner_is_done(self) -> bool:
@@ -537,14 +537,16 @@ class LaunchedRun(LocalRun):
     def _finish(self) -> None:
         """Wait until the actors end by themselves: their clients report that the run is over."""
         if self._learner is not None and self.actors:
-            note("the learner has ended; actors end now")
+            print_note("the learner has ended; actors end now")
         self._launcher.abandon(self.actors)
         for actor in self.actors:
             actor.may_die = True
         has_ended = self._launcher.wait_for(self.actors, self._options.finish_timeout)
         if not has_ended and self._launcher.stop_signal is None:
             late = [actor.name for actor in self.actors if actor.status is None]
-            note(f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s; memoire ends them now")
+            print_note(
+                f"{', '.join(late)} did not end within {self._options.finish_timeout:g} s; memoire ends them now"
+            )
 
 
 def seed_of(seed: int, role: str, rank: int) -> int:

@@ -3,8 +3,8 @@
 Without a launcher, the process of a node prints its address and works until SIGINT or SIGTERM. A launched process (see
 `launcher`) reports its address and its figures through its `LauncherLine`.
 
-`order`, `show` and `put_back` are the snapshot commands: order snapshots at all servers of a cluster, print the content
-of a file, and restore files at a server's start.
+`order_snapshots`, `show` and `restore_snapshots` are the snapshot commands: order snapshots at all servers of a
+cluster, print the content of a file, and restore files at a server's start.
 
 `read_tables` reads a server's tables from JSON: `memoire server --tables` takes the name of a file, or its content.
 
@@ -55,13 +55,13 @@ from memoire.wire.messages import TRAIN
 from .http import NodePages
 from .pages import security
 from .settings import NotASize, env_schema, size
-from .supervision import LauncherLine, say
+from .supervision import LauncherLine, print_line
 
 INCOMPLETE = 3
 """Exit status if a server has not written its snapshot, or a file is damaged."""
 
 
-def order(
+def order_snapshots(
     endpoint: str, name: str, *, timeout: float = 600.0, keys: KeysLike = None, say: Callable[[str], object] = print
 ) -> int:
     """Order a snapshot at every server behind an address, each in its own state folder. Return the exit status.
@@ -96,7 +96,7 @@ def show(path: str, *, check: bool = False, as_json: bool = False, say: Callable
     Raises:
         DataError: the file cannot be read, or is not a snapshot.
     """
-    facts = snapshots.facts(path, check=check)
+    facts = snapshots.describe_file(path, check=check)
     if as_json:
         say(json.dumps(facts))
     else:
@@ -115,12 +115,12 @@ def _line(table: dict[str, Any]) -> str:
     if "caches" not in table:
         return f"  {table['name']}: {table['storage']}; the number of entries is not known"
     held = _held(table)
-    has_unused = registry.offers(table["storage"], ReceivesSums)
+    has_unused = registry.has_capability(table["storage"], ReceivesSums)
     unused = f", {table['unused']} not drawn yet, of {table['clients']} clients" if has_unused else ""
     return f"  {table['name']}: {held}{unused}, {table['bytes']} bytes"
 
 
-def part_of(part: str | None) -> tuple[int, int]:
+def parse_part(part: str | None) -> tuple[int, int]:
     """Return (rank, count) of "K/N", the K-th of N servers counted from 1; (0, 1) of None."""
     if part is None:
         return 0, 1
@@ -130,7 +130,9 @@ def part_of(part: str | None) -> tuple[int, int]:
     return int(match[1]) - 1, int(match[2])
 
 
-def put_back(server: Server, paths: Sequence[str], part: str | None, *, configure: bool, skip_damaged: bool) -> None:
+def restore_snapshots(
+    server: Server, paths: Sequence[str], part: str | None, *, configure: bool, skip_damaged: bool
+) -> None:
     """Restore snapshot files into a server that starts, and report the result on standard error.
 
     Files that were restored into the server's state folder before are skipped.
@@ -139,7 +141,7 @@ def put_back(server: Server, paths: Sequence[str], part: str | None, *, configur
         DataError, SnapshotMismatch: a file cannot be read, or does not fit.
         ParameterError: `part` is malformed.
     """
-    done = server.restore(paths, part=part_of(part), configure=configure, skip_damaged=skip_damaged, once=True)
+    done = server.restore(paths, part=parse_part(part), configure=configure, skip_damaged=skip_damaged, once=True)
     left_out = len(paths) - done.files
     known = f"; {left_out} of the files were restored here before" if left_out else ""
     print(f"memoire server: restored {done}{known}", file=sys.stderr, flush=True)
@@ -168,7 +170,7 @@ def schema_of(schema: str | None, env: str | None, storage: str | None = None) -
     Raises:
         ParameterError: neither a schema nor an environment is given.
     """
-    kind = registry.named(storage or registry.DEFAULT)
+    kind = registry.require_kind(storage or registry.DEFAULT)
     if schema is None and env is None:
         if not kind.has_columns:
             return kind.schema_from(None)
@@ -223,7 +225,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
     known = table_settings(settings)
     refuse_unknown(where, settings, {"schema", "env", *known})
     try:
-        has_columns = registry.named(settings.get("storage", registry.DEFAULT)).has_columns
+        has_columns = registry.require_kind(settings.get("storage", registry.DEFAULT)).has_columns
     except (MemoireError, TypeError) as error:
         raise ParameterError.with_text(f"{where}: {error}") from error
     if has_columns and ("schema" in settings) == ("env" in settings):
@@ -245,7 +247,7 @@ def _table(where: str, settings: Any, folder: Path) -> Table:
 def _schema(settings: Mapping[str, Any], folder: Path) -> Schema:
     if "env" in settings:
         return env_schema(str(settings["env"]))
-    schema, kind = settings["schema"], registry.named(settings.get("storage", registry.DEFAULT)).schema_class()
+    schema, kind = settings["schema"], registry.require_kind(settings.get("storage", registry.DEFAULT)).schema_class()
     return kind.from_json(schema if isinstance(schema, dict) else (folder / schema).read_text(encoding="utf-8-sig"))
 
 
@@ -352,7 +354,7 @@ def serve(
     room = dict(room or {})
     held_limit = {"held_bytes": room.pop("byte_limit")} if "byte_limit" in room else {}  # the limit of all tables
     push, pub = _beside(endpoint, beside)
-    part_of(part)  # reject a malformed part before any table is made
+    parse_part(part)  # reject a malformed part before any table is made
     with (
         LauncherLine(close_timeout + 2.0) as line,
         NodePages(http, token=http_token, probes=probes) as pages,
@@ -370,7 +372,7 @@ def serve(
         ) as server,
     ):
         if restore:
-            put_back(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
+            restore_snapshots(server, restore, part, configure=not settings, skip_damaged=skip_damaged)
         _announce(line, "server", server, pages)
         while line.wait(REPORT_INTERVAL):
             if server.failure is not None:
@@ -462,7 +464,7 @@ def relay(
             pub_front=pub,
             name=name,
             limits=read_limits(limits),
-            keys=Keys.of(keys, PROXY_KEYS[role]),
+            keys=Keys.from_setting(keys, PROXY_KEYS[role]),
         ) as proxy,
     ):
         pages.show(proxy)
@@ -490,14 +492,14 @@ def _announce(line: LauncherLine, role: str, node: Server | Proxy, pages: NodePa
     pages.show(node)
     line.ready(endpoint=node.endpoint, beside=[node.push_endpoint, node.pub_endpoint], http=pages.url)
     if not line.is_launched:
-        say(f"memoire {role}: {node.endpoint}")
+        print_line(f"memoire {role}: {node.endpoint}")
         if pages.url is not None:
-            say(f"memoire {role}: status: {pages.url}/status")
+            print_line(f"memoire {role}: status: {pages.url}/status")
         if pages.probes_url is not None:
-            say(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz")
-        say("Ctrl-C ends this process.", sys.stderr)
-    if addresses := security(node.stats(), pages.open).open:
-        say(f"memoire {role}: no keys or tokens are needed at: {', '.join(addresses)}", sys.stderr)
+            print_line(f"memoire {role}: probes and metrics: {pages.probes_url}/readyz")
+        print_line("Ctrl-C ends this process.", sys.stderr)
+    if addresses := security(node.stats(), pages.exposed_url).open:
+        print_line(f"memoire {role}: no keys or tokens are needed at: {', '.join(addresses)}", sys.stderr)
 
 
 def _server_report(server: Server) -> dict[str, Any]:

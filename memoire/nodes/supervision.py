@@ -9,7 +9,7 @@ is reset, not ended, if data lies unread. A copy of the launcher may hold the la
 case Linux sends SIGHUP to the child when the launcher itself dies, and the child ends the line from its side. A process
 without a launcher has no line; its `LauncherLine` only turns SIGINT and SIGTERM into `stopping`.
 
-A program that does not use a `LauncherLine` gets a `guard` instead, which also ends it with its launcher.
+A program that does not use a `LauncherLine` calls `end_with_launcher` instead, which also ends it with its launcher.
 
 `SignalWatch` takes over the signals that ask a process to end, and restores the former handlers at its end. One thread
 waits in `select` or on a selector for `SignalWatch.fileno`; a signal makes the descriptor readable at once, whichever
@@ -70,7 +70,7 @@ def accept_all_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(line: str, file: IO[str] | None = None) -> None:
+def print_line(line: str, file: IO[str] | None = None) -> None:
     """Print a line and flush it, to standard output if no file is given.
 
     A line that cannot be written, such as on a full disk, is lost without an error. Standard error reports the loss
@@ -87,19 +87,21 @@ def say(line: str, file: IO[str] | None = None) -> None:
     except OSError as error:
         if stream is not sys.stderr and stream not in _LOST:
             _LOST.add(stream)
-            note(f"output to {getattr(stream, 'name', 'a file')} cannot be written, and is lost: {error.strerror}")
+            print_note(
+                f"output to {getattr(stream, 'name', 'a file')} cannot be written, and is lost: {error.strerror}"
+            )
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """Print a line to standard error, apart from the output of a command and its processes."""
-    say(f"memoire: {line}", sys.stderr)
+    print_line(f"memoire: {line}", sys.stderr)
 
 
 _LOST: weakref.WeakSet[IO[str]] = weakref.WeakSet()
 """Files whose losses were reported."""
 
 
-def discard() -> None:
+def discard_output() -> None:
     """Discard standard output from now on, including the buffer that Python flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -134,9 +136,9 @@ class ProcessOutput(ClosingContext):
     def __call__(self, name: str, line: str) -> None:
         """Show and write a line that a process printed."""
         if self._terminal is not None:
-            say(f"{self._label(name)} {line}", self._terminal)
+            print_line(f"{self._label(name)} {line}", self._terminal)
         if self._folder is not None:
-            say(line, self._file(name))
+            print_line(line, self._file(name))
 
     def close(self) -> None:
         """Close the files of all processes."""
@@ -361,7 +363,7 @@ def run_child() -> None:
     is_program = sys.argv[1] == PROGRAM
     del sys.argv[: 2 if is_program else 1]
     if is_program:
-        guard()
+        end_with_launcher()
     if is_program and is_file(sys.argv[0]):
         sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -376,7 +378,7 @@ def is_file(program: str) -> bool:
     return program.endswith(".py") or os.path.isfile(program)
 
 
-def guard(grace: float = ORPHAN_GRACE) -> None:
+def end_with_launcher(grace: float = ORPHAN_GRACE) -> None:
     """End this process with its launcher, whatever code runs. Call it in the main thread, before that code begins.
 
     SIGTERM ends the process like Ctrl-C, through every `with` and `finally`, with status 143; a program may handle

@@ -20,7 +20,7 @@ class PromptsKind(Kind):
     pool = "memoire.prompts.pool:PromptPool"
     figures = "memoire.prompts.table:PromptStats"
     saved = "memoire.prompts.pool:PromptRecord"
-    answers = "memoire.prompts.handlers:answers"
+    answers = "memoire.prompts.handlers:request_handlers"
     settings = "memoire.prompts.rows:PromptSettings"
     offers = ("HasRoom", "HasCalls", "SavesRows", "PromptPool")
     instead = "memoire.Prompts"

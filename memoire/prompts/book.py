@@ -100,7 +100,7 @@ class PromptBook:
             raise ProtocolError("missing", f"no prompt {index} of data set {dataset!r} in epoch {epoch} is held here")
         return row
 
-    def knows(self, key: Key) -> bool:
+    def was_added(self, key: Key) -> bool:
         """Return True if this prompt was ever added, even if it was removed since."""
         return key in self.rows or key[1] in self.facts.forgotten.get(key[0], {})
 
@@ -113,7 +113,7 @@ class PromptBook:
         tags: Mapping[str, str] | None = None,
     ) -> bool:
         """Add a prompt. Return False if it is known. Raise ProtocolError (code "value") if its epoch is finished."""
-        if self.knows(key):
+        if self.was_added(key):
             return False
         if key[:2] in _finished(self.facts) and not is_evaluation:
             text = f"epoch {key[1]} of data set {key[0]!r} is finished, so prompt {key[2]} cannot be added"
@@ -129,7 +129,7 @@ class PromptBook:
         """Return the approximate bytes that a new prompt would take."""
         return row_size(key, self.rules.group, tags)
 
-    def recount(self, row: PromptRow) -> None:
+    def update_bytes(self, row: PromptRow) -> None:
         """Update the bytes that a prompt counts for, after its answers changed."""
         self.bytes += (size := row.memory_bytes) - row.counted
         row.counted = size
@@ -141,7 +141,7 @@ class PromptBook:
     def _hold(self, row: PromptRow) -> None:
         self.rows[row.key] = row
         row.counted = 0
-        self.recount(row)
+        self.update_bytes(row)
         self.counts[row.state] += 1
         self.evaluations[row.state] += row.is_evaluation
         self._open[row.key[:2]] += not row.is_evaluation
@@ -155,25 +155,25 @@ class PromptBook:
         if row.state is PromptState.DROPPED:
             self.reasons[row.reason] += 1
 
-    def note(self, row: PromptRow) -> None:
+    def mark_unsaved(self, row: PromptRow) -> None:
         """Mark a prompt to be saved again, without a change that listeners see."""
         self.dirty[row.key] = row
 
     def note_turns(self) -> None:
         """Record the turns of the data sets in their shares, to be saved."""
-        turns = self.waiting.turns, self.ready.turns
+        turns = self.waiting.taken_counts, self.ready.taken_counts
         if turns != (self.facts.leased, self.facts.drawn):
             (self.facts.leased, self.facts.drawn), self.has_new_facts = turns, True
 
-    def go_on(self, facts: TableFacts) -> None:
+    def restore_facts(self, facts: TableFacts) -> None:
         """Restore the saved counters and cursors after all prompts were restored."""
         self.facts, turns = facts, (facts.leased, facts.drawn)
         self.recount_facts()
         self._changes = sorted(((row.changed, row) for row in self.rows.values()), key=lambda each: each[0])
         newest = self._changes[-1][0] if self._changes else 0
         self.numbers = itertools.count(max(next(self.numbers), newest + 1))
-        self.share_out(facts.shares)
-        self.waiting.turns, self.ready.turns = turns
+        self.set_shares(facts.shares)
+        self.waiting.taken_counts, self.ready.taken_counts = turns
 
     # States
 
@@ -219,14 +219,14 @@ class PromptBook:
             self.released.append(row)
             self.touch(row)
 
-    def training(self, state: PromptState) -> int:
+    def training_count(self, state: PromptState) -> int:
         """Return the number of prompts in a state that are to be trained on."""
         return self.counts[state] - self.evaluations[state]
 
     @property
     def pending(self) -> int:
         """Number of prompts whose groups are not ready yet but may become so."""
-        return sum(map(self.training, (PromptState.WAITING, PromptState.LEASED, PromptState.ANSWERED)))
+        return sum(map(self.training_count, (PromptState.WAITING, PromptState.LEASED, PromptState.ANSWERED)))
 
     # Orders
 
@@ -236,11 +236,11 @@ class PromptBook:
         self._enqueue(row)
         self.touch(row)
 
-    def share_out(self, shares: Mapping[str, float]) -> None:
+    def set_shares(self, shares: Mapping[str, float]) -> None:
         """Set the shares in which data sets are leased and drawn from now on."""
         self.facts.shares, self.has_new_facts = dict(shares), True
-        self.waiting.share_out(shares)
-        self.ready.share_out(shares)
+        self.waiting.set_shares(shares)
+        self.ready.set_shares(shares)
 
     def finish(self, dataset: str, epoch: int, room: int) -> None:
         """Mark an epoch as finished: no more prompts are added to it.
@@ -363,7 +363,7 @@ class PromptBook:
             assert not (row.is_evaluation and row.step >= 0)
         assert self.bytes == sum(row.counted for row in self.rows.values()) + _facts_size(self.facts)
         assert len(self.waiting) == self.counts[PromptState.WAITING]
-        assert len(self.ready) == self.training(PromptState.READY)
+        assert len(self.ready) == self.training_count(PromptState.READY)
         numbers = [number for number, row in self._changes if number == row.changed]
         assert numbers == sorted(numbers) and len(numbers) == len(self.rows)
 

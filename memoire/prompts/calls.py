@@ -18,7 +18,7 @@ from memoire.kinds import DEFAULT_TIMEOUT, Context, RemoteCalls, Request
 from memoire.limits import Limits
 
 from . import messages
-from .columns import Key, gathered, mask_of, places_of
+from .columns import Key, gather_column, mask_of, places_of
 from .rows import PromptState
 from .servers import TableCalls, checked_dataset, checked_keys, checked_rank, checked_tags, keys_of
 from .trainer import TrainerCalls, fetched
@@ -97,7 +97,7 @@ class ListenerCalls(TableCalls):
         cursor: Cursor = {}
         facts |= {"consumer": "", "is_going_on": False}  # the first page has moved the consumer's cursor
         while requests:
-            for name, reply in self._servers.all(requests, deadline).items():
+            for name, reply in self._servers.replies_by_server(requests, deadline).items():
                 infos[name] += [_info(row, self.schema, name) for row in reply.body.prompts]
                 cursor[name], remaining = reply.body.cursor, limit - len(infos[name])
                 if reply.body.is_whole or remaining <= 0:
@@ -115,7 +115,7 @@ class ListenerCalls(TableCalls):
         that lists again begins with the first change.
         """
         request = messages.PromptsRequest(call="forget", consumer=text("consumer", consumer))
-        self._servers.every(request, self._deadline(timeout))
+        self._servers.replies_to_same(request, self._deadline(timeout))
 
     def fetch(
         self, keys: Iterable[Key], columns: Sequence[str] | None = None, timeout: float | None = None
@@ -135,7 +135,7 @@ class ListenerCalls(TableCalls):
                 if answers:
                     raws = [raw for _, raw in answers.values()]
                     answers_by_key[key] = {
-                        schema.names[place]: gathered(schema, place, [raw.get(place) for raw in raws])
+                        schema.names[place]: gather_column(schema, place, [raw.get(place) for raw in raws])
                         for place in places
                     } | {"answer": list(answers)}
         return answers_by_key
@@ -152,7 +152,7 @@ class ListenerCalls(TableCalls):
 
     def figures(self, timeout: float | None = None) -> dict[str, int]:
         """Return `counts` and all other figures of the table, summed over servers: leases, late answers, bytes, ..."""
-        replies = self._servers.every(messages.PromptsRequest(call="counts"), self._deadline(timeout))
+        replies = self._servers.replies_to_same(messages.PromptsRequest(call="counts"), self._deadline(timeout))
         sums: dict[str, int] = {}
         for reply in replies.values():
             for name, count in reply.body.counts.items():
@@ -222,9 +222,9 @@ class ProducerCalls(TableCalls):
         dataset, epoch = facts["dataset"], facts["epoch"]
         keys = [(dataset, epoch, index) for index in chunk]
         unknown = set(chunk)
-        self._servers.complete(deadline)
+        self._servers.wait_all_answered(deadline)
         if len(self._servers.names) > 1:
-            replies = self._servers.every(messages.Groups(call="known", keys=keys_of(keys)), deadline)
+            replies = self._servers.replies_to_same(messages.Groups(call="known", keys=keys_of(keys)), deadline)
             for reply in replies.values():
                 unknown -= {index for index, is_known in zip(chunk, reply.body.flags, strict=True) if is_known}
         shares: dict[str, list[int]] = {}
@@ -236,7 +236,7 @@ class ProducerCalls(TableCalls):
             new = [messages.NewPrompt(index, len(chunk[index])) for index in indexes]
             data = b"".join(chunk[index] for index in indexes)
             requests[name] = Request(messages.Groups(call="add", new=new, **facts), data)
-        return sum(reply.body.done for reply in self._servers.all(requests, deadline).values())
+        return sum(reply.body.done for reply in self._servers.replies_by_server(requests, deadline).values())
 
     def cancel(self, keys: Iterable[Key], timeout: float | None = None) -> int:
         """Drop prompts that are not drawn yet, and return how many; drawn prompts stay."""

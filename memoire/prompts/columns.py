@@ -80,7 +80,7 @@ def places_of(mask: int) -> list[int]:
 
 
 def _is_exact(column: Column, value: Any) -> bool:
-    """Return True if a value of a ragged column needs no conversion; takes a fifth of the time of `exact`."""
+    """Return True if a value of a ragged column needs no conversion; takes a fifth of the time of `exact_array`."""
     return (
         column.is_ragged
         and type(value) is np.ndarray
@@ -103,7 +103,7 @@ def raw_columns(schema: Schema, columns: Mapping[str, Any]) -> RawColumns:
         if name in columns:
             column, value = schema[name], columns[name]
             if not _is_exact(column, value):
-                value = conversion.exact(name, column, value)
+                value = conversion.exact_array(name, column, value)
             raw[place] = (conversion.finite(name, column, value) if column.is_finite else value).tobytes()
     if len(raw) < len(columns):
         mask_of(schema, columns)  # raises NoSuchField with the unknown name
@@ -170,7 +170,7 @@ def unpacked(schema: Schema, packed: Packed) -> RawColumns:
     return raw
 
 
-def chosen(schema: Schema, answer: Packed, mask: int) -> Packed:
+def select_columns(schema: Schema, answer: Packed, mask: int) -> Packed:
     """Return only those columns of an answer that are in the mask."""
     if not answer.columns & ~mask:
         return answer
@@ -199,7 +199,7 @@ def checked(schema: Schema, mask: int, lengths: Sequence[int], data: memoryview)
     return piece
 
 
-def joined(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
+def joined_pieces(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
     """Join the pieces of an answer: concatenate the elements of a ragged column, keep the last value of a plain one."""
     parts: dict[int, list[bytes]] = {}
     for piece in pieces:
@@ -211,7 +211,7 @@ def joined(schema: Schema, pieces: Sequence[Packed]) -> RawColumns:
     return {place: b"".join(part) for place, part in parts.items()}
 
 
-def gathered(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:
+def gather_column(schema: Schema, place: int, parts: Sequence[bytes | None]) -> Any:
     """Return one column of several answers as an array [n, *F] or `Ragged`; missing values are zeros, or empty."""
     column = schema[schema.names[place]]
     if column.is_ragged:
@@ -263,12 +263,12 @@ class PromptBytes:
         self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # pieces by place of the answer and number
 
     @property
-    def saves(self) -> dict[tuple[int, bytes], bytes | None] | None:
+    def unsaved_changes(self) -> dict[tuple[int, bytes], bytes | None] | None:
         """Changes since the last save, by kind and key; None if nothing is ever saved."""
         return self._saves
 
-    @saves.setter
-    def saves(self, changes: dict[tuple[int, bytes], bytes | None] | None) -> None:
+    @unsaved_changes.setter
+    def unsaved_changes(self, changes: dict[tuple[int, bytes], bytes | None] | None) -> None:
         self._saves = changes
         self.bytes -= self._unsaved_bytes
         self._unsaved_bytes = 0
@@ -287,12 +287,12 @@ class PromptBytes:
         """Return the payload of a prompt, b"" if it is unknown."""
         return self._payloads.get(key, b"")
 
-    def begin(self, key: Key, index: int, piece: Packed) -> None:
+    def put_first_piece(self, key: Key, index: int, piece: Packed) -> None:
         """Keep the first piece of an answer, and drop all other pieces but amended columns."""
-        self.begin_again(key, index)
+        self.drop_pieces(key, index)
         self._put(key, index, 0, piece)
 
-    def begin_again(self, key: Key, index: int) -> None:
+    def drop_pieces(self, key: Key, index: int) -> None:
         """Drop the pieces of an answer but amended columns."""
         for number in [number for number in self._pieces(key, index) if number != AMENDED]:
             self._drop(key, index, number)
@@ -306,12 +306,12 @@ class PromptBytes:
         former = unpacked(self._schema, self._pieces(key, index).get(AMENDED, NOTHING))
         self._put(key, index, AMENDED, packed(self._schema, former | unpacked(self._schema, piece)))
 
-    def join(self, key: Key, index: int) -> None:
+    def join_pieces(self, key: Key, index: int) -> None:
         """Join the pieces of a whole answer unless it is long."""
         pieces = {number: piece for number, piece in self._pieces(key, index).items() if number != AMENDED}
         if len(pieces) > 1 and sum(len(piece.data) for piece in pieces.values()) <= self.joined_bytes:
-            whole = packed(self._schema, joined(self._schema, [pieces[number] for number in sorted(pieces)]))
-            self.begin(key, index, whole)
+            whole = packed(self._schema, joined_pieces(self._schema, [pieces[number] for number in sorted(pieces)]))
+            self.put_first_piece(key, index, whole)
 
     def _pieces(self, key: Key, index: int) -> dict[int, Packed]:
         return self._answers.get(key, {}).get(index, {})
@@ -340,7 +340,7 @@ class PromptBytes:
         """Return all columns of an answer so far, as separate bytes."""
         pieces = self._pieces(key, index)
         amended = unpacked(self._schema, pieces.get(AMENDED, NOTHING))
-        return joined(self._schema, [pieces[number] for number in sorted(pieces) if number != AMENDED]) | amended
+        return joined_pieces(self._schema, [pieces[number] for number in sorted(pieces) if number != AMENDED]) | amended
 
     def release(self, key: Key, index: int | None = None) -> None:
         """Drop the columns of an answer, or of all answers to a prompt."""
@@ -359,7 +359,7 @@ class PromptBytes:
         self._count_payload(0 if payload is None else -PIECE_BYTES - len(payload))
         self._save(PAYLOAD, packed_key(*key), None)
 
-    def lose(self, kind: int, key: bytes) -> None:
+    def delete_damaged(self, kind: int, key: bytes) -> None:
         """Delete the saved row of a payload or a piece whose content is missing."""
         self._save(kind, key, None)
 

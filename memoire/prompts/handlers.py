@@ -23,7 +23,7 @@ from . import messages
 from .columns import NOTHING, PIECE_BYTES, Key, Packed, checked
 from .pool import PromptPool
 from .rows import PromptRow, PromptState
-from .table import PromptTable, figures_of, why_not
+from .table import PromptTable, draw_wait_reason, figures_of
 
 UNKNOWN: Final = 1 << 40
 """Number of a lease in the size of its row before the lease begins."""
@@ -33,10 +33,14 @@ OUTCOMES: Final = {"taken": 0, "repeated": 1, "late": 2}
 """Codes of a piece's outcomes in replies."""
 
 
-def answers(context: HandlerContext) -> dict[type[Body], Handler]:
+def request_handlers(context: HandlerContext) -> dict[type[Body], Handler]:
     """Return the handlers of messages about prompts, by message type."""
     handler = PromptsHandler(context)
-    return {messages.PromptsRequest: handler.ask, messages.Answers: handler.work, messages.Groups: handler.lead}
+    return {
+        messages.PromptsRequest: handler.handle_prompts,
+        messages.Answers: handler.handle_answers,
+        messages.Groups: handler.handle_groups,
+    }
 
 
 class PromptsHandler:
@@ -45,7 +49,7 @@ class PromptsHandler:
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
 
-    def ask(self, _: float, header: MessageHeader, body: messages.PromptsRequest, __: Any) -> Reply:
+    def handle_prompts(self, _: float, header: MessageHeader, body: messages.PromptsRequest, __: Any) -> Reply:
         """Handle a PROMPTS message: list prompts, fetch answers and payloads, forget a consumer."""
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
@@ -59,7 +63,7 @@ class PromptsHandler:
             page = self._page(header.client)
             return self._fetch(table, body, page) if body.call == "fetch" else self._payloads(table, body, page)
 
-    def work(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
+    def handle_answers(self, _: float, header: MessageHeader, body: messages.Answers, payload: Any) -> Reply:
         """Handle an ANSWERS message: lease prompts, store answers, renew and end leases."""
         pool, worker = self._pool_of(header), header.client
         with pool.locked(worker) as table:
@@ -69,7 +73,7 @@ class PromptsHandler:
                 return self._keep_leases(table, worker, body, pool.now())
             return self._answer(table, body, memoryview(payload or b"").cast("B"))
 
-    def lead(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
+    def handle_groups(self, _: float, header: MessageHeader, body: messages.Groups, payload: Any) -> Reply:
         """Handle a GROUPS message: add prompts, draw groups, commit and rewind steps."""
         pool = self._pool_of(header)
         with pool.locked(header.client) as table:
@@ -89,7 +93,7 @@ class PromptsHandler:
         is_whole = body.most <= MAX_LISTED
         for row in table.rows(body.states, body.tags, since):
             facts = _facts_of(row)
-            if len(infos) >= most or not page.takes(f"prompt {row.key}", facts):
+            if len(infos) >= most or not page.count_row(f"prompt {row.key}", facts):
                 return self._reply(table, prompts=infos, cursor=since, is_whole=is_whole and len(infos) >= most)
             infos.append(facts)
             since = row.changed
@@ -107,7 +111,7 @@ class PromptsHandler:
             indexes = [] if row is None or not row.has_columns else row.group
             if body.after is None:  # whole prompts alone
                 answers = [_columns_of(table, row, place, index, body.columns) for index in indexes if row]
-                if not page.takes(f"all answers to prompt {_key_of(key)}", *_sums(answers)):
+                if not page.count_row(f"all answers to prompt {_key_of(key)}", *_sums(answers)):
                     break
             else:
                 answers = []
@@ -117,7 +121,7 @@ class PromptsHandler:
                     data = data if answers or place else data[body.offset :]
                     part = data if columns or answers else data[: max(1, page.payload_room)]
                     facts = msgspec.structs.replace(facts, bytes=len(part))
-                    if not page.takes(f"answer {index} to prompt {row.key}", facts, len(part)):
+                    if not page.count_row(f"answer {index} to prompt {row.key}", facts, len(part)):
                         break
                     answers.append((facts, part))
                     if rest := len(data) - len(part):
@@ -138,7 +142,7 @@ class PromptsHandler:
         parts: list[bytes] = []
         for key in body.keys:
             payload = table.store.payload(table.book.find(_key_of(key)).key)
-            if not page.takes(f"the payload of prompt {_key_of(key)}", len(payload), len(payload)):
+            if not page.count_row(f"the payload of prompt {_key_of(key)}", len(payload), len(payload)):
                 break
             parts.append(payload)
         return self._reply(table, payload=b"".join(parts), sizes=list(map(len, parts)), answered=len(parts))
@@ -151,7 +155,7 @@ class PromptsHandler:
 
         def fits(row: PromptRow) -> bool:
             size = len(table.store.payload(row.key))
-            return page.takes(f"the lease of prompt {row.key}", _lease_of(row, now, size, UNKNOWN), size)
+            return page.count_row(f"the lease of prompt {row.key}", _lease_of(row, now, size, UNKNOWN), size)
 
         rows, why = table.lease(worker, now, having=body.leases, fits=fits, **facts)
         payloads = [table.store.payload(row.key) for row in rows]
@@ -196,7 +200,7 @@ class PromptsHandler:
                 flags.append(OUTCOMES[outcome])
         finally:  # pieces before a refused piece count
             for row in taken.values():
-                table.bring_on(row)
+                table.update_state(row)
         return self._reply(table, flags=bytes(flags), done=flags.count(0))
 
     def _check_version(self, table: PromptTable, row: PromptRow, version: int) -> None:
@@ -219,7 +223,7 @@ class PromptsHandler:
 
     def _order(self, table: PromptTable, body: messages.Groups) -> Reply:
         if body.call == "known":
-            return self._reply(table, flags=bytes(map(table.book.knows, _keys_of(body))), is_saved=True)
+            return self._reply(table, flags=bytes(map(table.book.was_added, _keys_of(body))), is_saved=True)
         return self._reply(table, done=ORDERS[body.call](table, body) or 0)
 
     def _draw(self, table: PromptTable, body: messages.Groups, client: bytes, now: float) -> Reply:
@@ -233,7 +237,7 @@ class PromptsHandler:
         drawn = table.draw(body.step, body.count, body.session, is_last=body.is_last, **facts)
         plan = table.plans.get(body.step)
         if drawn is None:
-            why = why_not(table, body.count or body.wanted, now, body.replay)
+            why = draw_wait_reason(table, body.count or body.wanted, now, body.replay)
             return self._reply(table, wait=why, plan=plan, counts=_drawable(table), is_saved=body.plan is None)
         if not table.steps.is_kept(drawn):
             text = f"the columns of step {body.step} were dropped: step {table.book.facts.committed} is committed"
@@ -242,7 +246,7 @@ class PromptsHandler:
         groups = list[messages.GroupFacts]()
         for key, importance in keys[body.after or 0 :]:
             group = _group_of(table.book.rows[key], importance)
-            if not page.takes(f"group {key}", group):
+            if not page.count_row(f"group {key}", group):
                 break
             groups.append(group)
         is_whole = (body.after or 0) + len(groups) >= len(keys)
@@ -265,14 +269,14 @@ class PromptsHandler:
 
     def _page(self, client: bytes) -> ReplyPage:
         """Return an empty reply to a client, with the room that its limits leave."""
-        return self._context.page(client, messages.Prompted.type)
+        return self._context.empty_page(client, messages.Prompted.type)
 
     def _reply(self, table: PromptTable, *, payload: bytes = b"", is_saved: bool = False, **fields: Any) -> Reply:
         committed = table.book.facts.committed
         facts: dict[str, Any] = {"epoch": self._context.epoch, "committed": None if committed < 0 else committed}
         is_empty = not table.book.rows and not table.book.forgotten
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **fields)
-        return Reply(body, payload or None, until_saved=not is_saved and table.store.saves is not None)
+        return Reply(body, payload or None, until_saved=not is_saved and table.store.unsaved_changes is not None)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
         return self._context.table(header).require_for(PromptPool, header.type.name)
@@ -304,7 +308,7 @@ ORDERS: Final[dict[str, Callable[[PromptTable, messages.Groups], int | None]]] =
     "prioritise": _prioritise,
     "finish": lambda table, body: table.finish(body.dataset, body.epoch),
     "forget": lambda table, body: table.forget(body.dataset, body.epoch),
-    "shares": lambda table, body: table.book.share_out(body.shares),
+    "shares": lambda table, body: table.book.set_shares(body.shares),
     "model": lambda table, body: table.saw_model(body.version or 0),
     "commit": lambda table, body: table.commit(body.step, body.session),
     "rewind": lambda table, body: table.rewind(-1 if body.is_before_first else body.step, body.session, body.version),

@@ -47,7 +47,7 @@ class PromptLeases:
             row.until, row.leased_at = now + self._book.rules.lease, now
             self._register(row)
 
-    def has_forgotten(self, worker: bytes, having: Collection[int]) -> bool:
+    def has_unknown_lease(self, worker: bytes, having: Collection[int]) -> bool:
         """Return True if a worker has a lease that it does not know, because a reply was lost."""
         return bool(self._held.get(worker, set()).difference(having))
 
@@ -58,12 +58,12 @@ class PromptLeases:
 
     # Workers
 
-    def next_of(self, worker: bytes, having: Collection[int]) -> PromptRow | None:
-        """Return the prompt that `take` would lease, without a change."""
+    def peek_next(self, worker: bytes, having: Collection[int]) -> PromptRow | None:
+        """Return the prompt that `lease_next` would lease, without a change."""
         forgotten = self._held.get(worker, set()).difference(having)
         return self._rows[min(forgotten)] if forgotten else self._book.waiting.first()
 
-    def take(
+    def lease_next(
         self, worker: bytes, now: float, seconds: float | None = None, having: Collection[int] = ()
     ) -> PromptRow | None:
         """Lease the next prompt to a worker; return None if no prompt is waiting.
@@ -86,7 +86,7 @@ class PromptLeases:
         self._register(row)
         return row
 
-    def why_not(self, version: int | None = None) -> str:
+    def lease_wait_reason(self, version: int | None = None) -> str:
         """Return the reason why a waiting prompt cannot be leased now, or "" if it can."""
         newest, lag = self._book.facts.newest_model, self._book.rules.max_model_lag
         if version is not None and lag is not None and version < newest - lag:
@@ -100,7 +100,7 @@ class PromptLeases:
         if not step_groups:
             return "on_stale='pace' waits for the first draw, which sets the number of groups of a step"
         states = PromptState.LEASED, PromptState.ANSWERED, PromptState.READY
-        ahead, most = sum(map(self._book.training, states)), (lag + 1) * step_groups
+        ahead, most = sum(map(self._book.training_count, states)), (lag + 1) * step_groups
         if ahead < most:
             return ""
         return f"{ahead} groups are leased or ready; more would be too old to train on (max_model_lag={lag})"
@@ -142,7 +142,7 @@ class PromptLeases:
         if row.state not in _OPEN or answer.is_settled or lease < answer.lease:
             return self._reject(answer, lease, piece)
         if piece == 0 and lease > answer.lease:
-            answer = self.begin_again(row, index)
+            answer = self.reset_answer(row, index)
             answer.lease = lease
         if piece < answer.pieces:
             return self._reject(answer, lease, piece)
@@ -156,7 +156,7 @@ class PromptLeases:
         answer.tokens += tokens
         return "taken"
 
-    def begin_again(self, row: PromptRow, index: int) -> AnswerRow:
+    def reset_answer(self, row: PromptRow, index: int) -> AnswerRow:
         """Forget the pieces of an answer but amended columns, and return the answer."""
         kept = row.answers[index].amended
         row.answers[index] = AnswerRow(columns=kept, amended=kept)
@@ -197,7 +197,7 @@ class PromptLeases:
             row.answers[index] = AnswerRow(failed=reason[:200] or "failed", lease=answer.lease)
         return "taken"
 
-    def settle(self, row: PromptRow) -> None:
+    def update_state(self, row: PromptRow) -> None:
         """Move a prompt to its next state after one of its answers changed."""
         if row.state not in (*_OPEN, PromptState.ANSWERED):
             return
@@ -257,7 +257,7 @@ class PromptLeases:
         for index in row.missing:
             row.answers[index] = AnswerRow(failed="attempts")
         self._book.move(row, PromptState.WAITING)  # the row has no lease: settle moves it on
-        self.settle(row)
+        self.update_state(row)
 
     def end(self, row: PromptRow) -> None:
         """End the lease of a prompt if it has one. The caller changes the state."""

@@ -35,8 +35,8 @@ from memoire.kinds import (
     Histogram,
     LastingPool,
     PoolStats,
-    PutBack,
     RecordBody,
+    RestoreOutcome,
     SavedRecord,
     SavedRow,
     SavesRows,
@@ -45,14 +45,14 @@ from memoire.kinds import (
 from memoire.limits import HELD_BYTES
 
 from .book import TableFacts
-from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Key, Packed, checked, chosen, packed_key
+from .columns import COLUMNS, FACTS, NOTHING, PAYLOAD, PLAN, ROW, STEP, Key, Packed, checked, packed_key, select_columns
 from .messages import StepPlan
 from .rows import RESTORED, AnswerRow, PromptRow, PromptSettings, PromptState, StepRow
 from .steps import NO_PLACE
 from .table import PromptTable, stats_of, unfinished_of
 
 
-class TableOrder(msgspec.Struct, frozen=True):
+class SavedTableState(msgspec.Struct, frozen=True):
     """State of leases and draws of a table beside its prompts."""
 
     facts: TableFacts
@@ -72,15 +72,15 @@ class PromptRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     columns: Count = 0
     """Bytes of the columns in the payload."""
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the counts of one prompt."""
         return {"rows": 1, "bytes": payload_bytes}
 
-    def belongs_to(self, heading: RecordBody | None) -> bytes:
+    def routing_key(self, heading: RecordBody | None) -> bytes:
         """Return the key of the prompt, which selects its server."""
         return self.name
 
-    def called(self, heading: RecordBody | None) -> str:
+    def description(self, heading: RecordBody | None) -> str:
         """Return the description of the prompt for messages."""
         try:
             dataset, epoch, index = msgspec.msgpack.decode(self.name, type=Key)
@@ -100,13 +100,15 @@ def record_of(table: PromptTable, row: PromptRow) -> tuple[PromptRecord, bytes] 
     return record, table.store.payload(row.key) + columns
 
 
-def order_of(table: PromptTable) -> TableOrder:
+def table_state_of(table: PromptTable) -> SavedTableState:
     """Return the state that a snapshot saves beside the prompts."""
     table.book.note_turns()
-    return TableOrder(msgspec.structs.replace(table.book.facts), list(table.steps.steps.values()), dict(table.plans))
+    return SavedTableState(
+        msgspec.structs.replace(table.book.facts), list(table.steps.steps.values()), dict(table.plans)
+    )
 
 
-def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
+def restore_table_state(table: PromptTable, order: SavedTableState, *, is_heir: bool) -> None:
     """Take over the saved state beside the prompts, before they are restored.
 
     Args:
@@ -130,24 +132,24 @@ def go_on(table: PromptTable, order: TableOrder, *, is_heir: bool) -> None:
             known |= {epoch: 0 for epoch in epochs if epoch not in known}
     book.recount_facts()
     if is_heir or not book.facts.shares:
-        book.share_out(saved.shares)
+        book.set_shares(saved.shares)
     if is_heir:
-        book.waiting.turns, book.ready.turns = saved.leased, saved.drawn
+        book.waiting.taken_counts, book.ready.taken_counts = saved.leased, saved.drawn
     book.has_new_facts = True
 
 
-def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_heir: bool = False) -> bool:
+def restore_prompt(table: PromptTable, record: PromptRecord, payload: bytes, *, is_heir: bool = False) -> bool:
     """Restore a prompt of a snapshot. Return False if it is known here.
 
     Args:
-        is_heir: As in `go_on`.
+        is_heir: As in `restore_table_state`.
 
     Raises:
         ProtocolError: (code "container") the record is malformed, or does not fit this table.
     """
     cut = max(0, len(payload) - record.columns)
     row, columns = _unpacked(table, record.row, payload[cut:])
-    if table.book.knows(row.key):
+    if table.book.was_added(row.key):
         return False
     if row.state is PromptState.LEASED:  # the lease belongs to another server
         row.state, row.attempts = PromptState.WAITING, max(0, row.attempts - 1)
@@ -155,15 +157,15 @@ def put_back(table: PromptTable, record: PromptRecord, payload: bytes, *, is_hei
     row.place = row.place if is_heir else NO_PLACE
     row.reason = row.reason if row.state is PromptState.DROPPED else ""
     table.book.restore(row)
-    table.steps.hold(row)
+    table.steps.keep_restored_columns(row)
     table.store.add(row.key, payload[:cut])
     for index, answer in columns.items():
-        amended = chosen(table.schema, answer, row.answers[index].amended)
-        sent = chosen(table.schema, answer, ~row.answers[index].amended)
+        amended = select_columns(table.schema, answer, row.answers[index].amended)
+        sent = select_columns(table.schema, answer, ~row.answers[index].amended)
         if amended.columns:
             table.store.amend(row.key, index, amended)
         if sent.columns:
-            table.store.begin(row.key, index, sent)
+            table.store.put_first_piece(row.key, index, sent)
     table.book.touch(row)
     facts = table.book.facts
     if facts.session != RESTORED:
@@ -195,19 +197,19 @@ _PAYLOAD: Final = -1
 
 def take_changes(table: PromptTable) -> list[SavedRow]:
     """Return all rows that changed since the last call, to be saved together; none if the table saves nothing."""
-    if table.store.saves is None:
+    if table.store.unsaved_changes is None:
         return []
     book, steps, encode = table.book, table.steps, msgspec.msgpack.encode
     book.note_turns()
-    if not (table.store.saves or book.dirty or steps.dirty or table.new_plans or book.has_new_facts):
+    if not (table.store.unsaved_changes or book.dirty or steps.dirty or table.new_plans or book.has_new_facts):
         return []
-    rows: list[SavedRow] = [(kind, key, body) for (kind, key), body in table.store.saves.items()]
+    rows: list[SavedRow] = [(kind, key, body) for (kind, key), body in table.store.unsaved_changes.items()]
     rows += [(ROW, packed_key(*row.key), encode(row)) for row in book.dirty.values()]
     rows += [(STEP, packed_key(step), None if row is None else encode(row)) for step, row in steps.dirty.items()]
     rows += [(PLAN, packed_key(step), None if plan is None else encode(plan)) for step, plan in table.new_plans.items()]
     if book.has_new_facts:
         rows.append((FACTS, b"", encode(book.facts)))
-    table.store.saves, book.dirty, steps.dirty, table.new_plans = {}, {}, {}, {}
+    table.store.unsaved_changes, book.dirty, steps.dirty, table.new_plans = {}, {}, {}, {}
     book.has_new_facts = False
     return rows
 
@@ -226,7 +228,7 @@ def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[P
     facts, rows, lost = TableFacts(), list[PromptRow](), dict[Key, set[int]]()
     for kind, key, body in saved:
         if body is None:
-            table.store.lose(kind, key)
+            table.store.delete_damaged(kind, key)
             dataset, epoch, index, *answer = msgspec.msgpack.decode(key)
             lost.setdefault((dataset, epoch, index), set()).update(answer[:1] or [_PAYLOAD])
         elif kind == FACTS:
@@ -238,14 +240,14 @@ def restore(table: PromptTable, saved: Iterable[SavedRow], now: float) -> list[P
     incomplete = [row for row in rows if _is_incomplete(table, row, lost.get(row.key, set()))]
     for row in rows:
         table.book.restore(row)
-    table.book.go_on(facts)
+    table.book.restore_facts(facts)
     for row in rows:
         table.leases.restore(row, now)
     table.incomplete += len(incomplete)
     for row in incomplete:
         table.book.touch(row)
     table.steps.restore()
-    table.tidy()
+    table.free_removed()
     return incomplete
 
 
@@ -267,7 +269,7 @@ def _is_incomplete(table: PromptTable, row: PromptRow, lost: set[int]) -> bool:
     if not has_payload:
         row.state, row.reason, row.size = PromptState.DROPPED, NO_PAYLOAD, 0
     is_over = row.state in (PromptState.COMMITTED, PromptState.DROPPED)
-    table.steps.lose(row, is_over=row.state is PromptState.COMMITTED)
+    table.steps.remove_damaged(row, is_over=row.state is PromptState.COMMITTED)
     row.lease, row.worker, row.until, row.given_up = 0, b"", math.inf, []
     if is_over:
         row.has_columns = False
@@ -336,10 +338,10 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         self._table = PromptTable(schema, rules, byte_limit=byte_limit, first=first, **facts)
         self._is_heir = False  # True while all prompts of another table are restored
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget under this name: prompts and answers wait if other tables leave no room."""
         table = self._table
-        budget.holder(name, measure=lambda: table.memory_bytes)
+        budget.add_holder(name, measure=lambda: table.memory_bytes)
         table.free = lambda: budget.free
 
     @contextlib.contextmanager
@@ -372,7 +374,7 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
     def keep_changes(self) -> None:
         """Record changes to be saved from now on."""
         with self._waiter.lock:
-            self._table.store.saves = {}
+            self._table.store.unsaved_changes = {}
 
     def take_changes(self) -> list[SavedRow]:
         """Return all rows that changed since the last call."""
@@ -403,7 +405,7 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
             self._table.book.rules = self.settings.rules(self.schema, parameters)
         return 0
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit. Return 0: held prompts stay, and clients wait for room."""
         with self._waiter.lock:
             self.byte_limit = self._table.byte_limit = byte_limit
@@ -424,20 +426,24 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
         with self._waiter.lock:
             rows = [row for row, _ in zip(self._table.book.ready.rows(), range(most), strict=False)]
             scores, count = np.array([row.score for row in rows], np.float64), len(self._table.book.ready)
-        spread = Histogram.of(np.abs(scores))
-        return Distribution(len(rows), count, float(count), float(count), None, spread, Histogram.of(np.empty(0)))
+        spread = Histogram.from_values(np.abs(scores))
+        return Distribution(
+            len(rows), count, float(count), float(count), None, spread, Histogram.from_values(np.empty(0))
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state of leases and draws beside the prompts, as fields of a snapshot's `TableRecord`."""
         with self._waiter.lock:
-            return {"own": msgspec.msgpack.encode(order_of(self._table))}
+            return {"own": msgspec.msgpack.encode(table_state_of(self._table))}
 
     def restore_state(self, state: Any, *, is_same: bool) -> None:
         """Take over the saved state beside the prompts, before they are restored."""
         with self._waiter.lock:
             self._is_heir = is_same
             if state.own:
-                go_on(self._table, msgspec.msgpack.decode(state.own, type=TableOrder), is_heir=is_same)
+                restore_table_state(
+                    self._table, msgspec.msgpack.decode(state.own, type=SavedTableState), is_heir=is_same
+                )
 
     @property
     def is_untouched(self) -> bool:
@@ -455,14 +461,14 @@ class PromptPool(LastingPool, HasRoom, HasCalls, SavesRows):
             if record is not None:
                 yield record
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Restore a prompt of a snapshot of this or another server."""
         if not isinstance(record.body, PromptRecord):
             raise ProtocolError("container", "a record of another kind in a table of prompts")
         with self._waiter.lock:
             self._waiter.check_open()
-            is_new = put_back(self._table, record.body, record.payload, is_heir=self._is_heir)
-        return PutBack(is_new, 0, {"rows": 1})
+            is_new = restore_prompt(self._table, record.body, record.payload, is_heir=self._is_heir)
+        return RestoreOutcome(is_new, 0, {"rows": 1})
 
     def stats(self) -> PoolStats:
         """Return frozen statistics; `caches` counts prompts here, and samples are groups."""

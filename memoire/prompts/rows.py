@@ -205,12 +205,12 @@ class PromptQueue:
         return row.key in self._inside
 
     @property
-    def turns(self) -> dict[str, int]:
+    def taken_counts(self) -> dict[str, int]:
         """Prompts taken from each data set since the shares were set; empty without shares."""
         return dict(self._taken) if self.shares else {}
 
-    @turns.setter
-    def turns(self, turns: Mapping[str, int]) -> None:
+    @taken_counts.setter
+    def taken_counts(self, turns: Mapping[str, int]) -> None:
         self._taken = dict(turns)
 
     def rows(self) -> Iterator[PromptRow]:
@@ -249,12 +249,12 @@ class PromptQueue:
         turns = [(self._turn_of(dataset), dataset) for dataset in self._heaps if self._first(dataset) is not None]
         return min(turns)[1] if turns else None
 
-    def undo(self, row: PromptRow) -> None:
+    def uncount_taken(self, row: PromptRow) -> None:
         """Take a popped prompt out of the count of its data set's share."""
         dataset = row.dataset if self.shares else ""
         self._taken[dataset] = max(0, self._taken.get(dataset, 0) - 1)
 
-    def share_out(self, shares: Mapping[str, float]) -> None:
+    def set_shares(self, shares: Mapping[str, float]) -> None:
         """Set the shares of data sets; a data set without a share comes after all other data sets."""
         self.shares, self._taken = dict(shares), {}
         self._rebuild()
@@ -376,7 +376,7 @@ class PromptSettings:
         except NoSuchField as error:
             raise ParameterError("required", list(names), f"columns of the schema: {error}") from None
 
-    def making(self, schema: Schema) -> dict[str, Any]:
+    def content_settings(self, schema: Schema) -> dict[str, Any]:
         """Return the settings from which states and scores of groups follow, as plain values by name."""
         return {
             "group": self.group,

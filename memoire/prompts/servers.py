@@ -79,7 +79,7 @@ class TableCalls:
 
     def _sum(self, body: messages.Groups, deadline: float) -> int:
         """Send a request to all servers. Return the sum of their `done` counts."""
-        return sum(each.body.done for each in self._servers.every(body, deadline).values())
+        return sum(each.body.done for each in self._servers.replies_to_same(body, deadline).values())
 
     def _learn(self, keys: Iterable[Key], server: str) -> None:
         """Remember the server of these prompts."""
@@ -93,12 +93,12 @@ class TableCalls:
         with Held(self._lock):
             home = self._homes.get(key, "")
         if home in self._servers.names:
-            answer = self._servers.some({home: request}, deadline)[home]
+            answer = self._servers.replies_or_errors({home: request}, deadline)[home]
             if isinstance(answer, CallReply):
                 return answer
             if not (isinstance(answer, Refused) and answer.code == "missing"):
                 raise answer
-        answers = self._servers.some(dict.fromkeys(self._servers.names, request), deadline)
+        answers = self._servers.replies_or_errors(dict.fromkeys(self._servers.names, request), deadline)
         for name, answer in answers.items():
             if isinstance(answer, CallReply):
                 self._learn([key], name)
@@ -148,21 +148,23 @@ MAX_SWAPS: Final = 256
 """Largest number of exchanges of two groups to balance the ranks' tokens."""
 
 
-def most_of(ready: int, replayable: int, replay: float, groups: int) -> int:
+def max_step_groups(ready: int, replayable: int, replay: float, groups: int) -> int:
     """Return the groups of a step that a server can give, at most `groups`. A share `replay` of the groups may be
     replayed; the rest must be ready.
     """
     if not replay:
         return min(ready, groups)
-    return bisect.bisect_right(range(1, groups + 1), ready, key=lambda count: needed(count, replayable, replay))
+    return bisect.bisect_right(
+        range(1, groups + 1), ready, key=lambda count: needed_ready_groups(count, replayable, replay)
+    )
 
 
-def needed(count: int, replayable: int, replay: float) -> int:
+def needed_ready_groups(count: int, replayable: int, replay: float) -> int:
     """Return the ready groups that a server needs to give `count` groups."""
     return count - min(round(replay * count), replayable)
 
 
-def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
+def plan_groups(ready: Mapping[str, int], groups: int) -> dict[str, int]:
     """Return the groups of each server in proportion to `ready`; in all `groups`, or all that are ready."""
     total = sum(ready.values())
     if total <= groups:
@@ -175,16 +177,18 @@ def planned(ready: Mapping[str, int], groups: int) -> dict[str, int]:
     return {name: count for name, count in plan.items() if count}
 
 
-def revised(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
+def revise_plan(plan: Mapping[str, int], fixed: Mapping[str, int], spare: Mapping[str, int]) -> dict[str, int]:
     """Return a plan in which the servers in `fixed` give only fixed groups, and others give more of their `spare`."""
     lacking = sum(plan[name] - count for name, count in fixed.items())
     changed = {**plan, **fixed}
-    for name, added in planned({name: count for name, count in spare.items() if name not in fixed}, lacking).items():
+    for name, added in plan_groups(
+        {name: count for name, count in spare.items() if name not in fixed}, lacking
+    ).items():
         changed[name] = changed.get(name, 0) + added
     return changed
 
 
-def balanced(tokens: Sequence[int] | NDArray[np.int64], ranks: int) -> list[list[int]]:
+def balance_groups(tokens: Sequence[int] | NDArray[np.int64], ranks: int) -> list[list[int]]:
     """Return the places of the groups of each rank: equal numbers (or one more), and about equal tokens.
 
     The longest groups go first, each to the rank with the fewest tokens that has room. Afterwards groups of the ranks
@@ -226,6 +230,6 @@ def _swap(parts: list[list[int]], sums: list[int], sizes: NDArray[np.int64]) -> 
     return True
 
 
-def dealt(count: int, ranks: int) -> list[list[int]]:
+def deal_groups(count: int, ranks: int) -> list[list[int]]:
     """Return the places of the groups of each rank, dealt in turn, whatever their lengths."""
     return [list(range(rank, count, ranks)) for rank in range(ranks)]

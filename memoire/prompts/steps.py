@@ -130,10 +130,10 @@ class PromptSteps:
             if row.key in replayed and row.has_columns and not self.ring.restore(row):
                 self._leaving[row.key] = row
             elif row.key not in replayed:
-                self.hold(row)
+                self.keep_restored_columns(row)
         self._release_old()
 
-    def lose(self, row: PromptRow, *, is_over: bool) -> None:
+    def remove_damaged(self, row: PromptRow, *, is_over: bool) -> None:
         """Remove a damaged prompt from the steps, before `restore`: no step draws or replays it any more.
 
         Args:
@@ -170,7 +170,7 @@ class PromptSteps:
         places = {key: (step.step, i) for step in self.steps.values() for i, key in enumerate(step.keys)}
         return sorted(rows, key=lambda row: places.get(row.key, (row.step, row.order)))
 
-    def hold(self, row: PromptRow) -> None:
+    def keep_restored_columns(self, row: PromptRow) -> None:
         """Keep the columns of a restored prompt as long as those of other prompts."""
         if row.state is not PromptState.COMMITTED or not row.has_columns:
             return
@@ -181,7 +181,7 @@ class PromptSteps:
 
     # Sessions
 
-    def enter(self, session: str) -> None:
+    def admit_session(self, session: str) -> None:
         """Let a session draw if it is the first. Raise ProtocolError (code "session") if another one may draw."""
         facts = self._book.facts
         if facts.session == session:
@@ -241,7 +241,7 @@ class PromptSteps:
 
     def find(self, step: int, session: str) -> StepRow | None:
         """Return the groups of a step if they are fixed. A server without groups of the step has no row of it."""
-        self.enter(session)
+        self.admit_session(session)
         drawn = self.steps.get(step)
         if drawn is None and step <= self._book.facts.committed - self._book.rules.keep:
             raise self._gone_error(step)
@@ -295,13 +295,13 @@ class PromptSteps:
             return None
         while len(rows) < count and (row := queue.pop()) is not None:
             if self._is_stale(row):
-                queue.undo(row)
+                queue.uncount_taken(row)
                 self._pass_over(row)
             else:
                 rows.append(row)
         if len(rows) < count and not is_last:
             for row in rows:
-                queue.undo(row)
+                queue.uncount_taken(row)
                 queue.push(row)
             return None
         return rows
@@ -336,7 +336,7 @@ class PromptSteps:
 
     def commit(self, step: int, session: str) -> int:
         """Commit all groups that steps up to `step` drew, and return their number."""
-        self.enter(session)
+        self.admit_session(session)
         facts = self._book.facts
         if step <= facts.committed:
             return 0
@@ -368,7 +368,7 @@ class PromptSteps:
                 leaving = self.ring.add(row)
                 if leaving is not row:
                     self._book.facts.replayable, self._book.has_new_facts = self.ring.next, True
-                    self._book.note(row)
+                    self._book.mark_unsaved(row)
                 if leaving is not None:
                     self._leaving[leaving.key] = leaving
         for step in [number for number in self.steps if number <= least]:
@@ -379,7 +379,7 @@ class PromptSteps:
             if self._book.rows.get(key) is not row:  # the epoch was removed, and with it the row
                 del self._leaving[key]
             elif key in replayed:
-                self._book.note(row)  # save that the group has left the ring
+                self._book.mark_unsaved(row)  # save that the group has left the ring
             else:
                 del self._leaving[key]
                 self._book.release(row)

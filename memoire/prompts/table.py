@@ -19,11 +19,11 @@ from memoire.errors import ProtocolError
 from memoire.kinds import adding, counter, gauge, shown
 
 from .book import PromptBook, nothing_waits
-from .columns import PIECE_BYTES, ROW, Key, Packed, PromptBytes, chosen, gathered, packed_key
+from .columns import PIECE_BYTES, ROW, Key, Packed, PromptBytes, gather_column, packed_key, select_columns
 from .leases import Outcome, PromptLeases
 from .messages import StepPlan
 from .rows import PromptRow, PromptRules, PromptState, StepRow, column_of, scorer
-from .servers import needed
+from .servers import needed_ready_groups
 from .steps import PromptSteps
 
 ANSWERS_PART: Final = 4
@@ -75,7 +75,7 @@ class PromptTable:
         if self._score is None:
             return 1.0
         parts = [self.store.columns(row.key, index).get(self._scored) for index in row.group]
-        score = self._scorer(gathered(self.schema, self._scored, parts).astype(np.float64))
+        score = self._scorer(gather_column(self.schema, self._scored, parts).astype(np.float64))
         return score if math.isfinite(score) else 0.0
 
     # Adding and removing prompts
@@ -89,7 +89,7 @@ class PromptTable:
         Raises:
             ProtocolError: (code "busy") there is no room for them; (code "value") their epoch is finished.
         """
-        fresh = [(key, data) for key, data in zip(keys, payloads, strict=True) if not self.book.knows(key)]
+        fresh = [(key, data) for key, data in zip(keys, payloads, strict=True) if not self.book.was_added(key)]
         size = sum(PIECE_BYTES + len(data) + self.book.size_of(key, tags or {}) for key, data in fresh)
         if size > self.byte_limit - self.byte_limit // ANSWERS_PART:
             text = f"{len(keys)} prompts take {size} bytes, more than prompts may take of byte_limit={self.byte_limit}"
@@ -139,7 +139,7 @@ class PromptTable:
         """Drop prompts that are not drawn yet, and return how many."""
         rows = [self.book.rows[key] for key in keys if key in self.book.rows]
         done = sum(self.leases.drop(row, "cancelled") for row in rows if row.state is not PromptState.DROPPED)
-        self.tidy()
+        self.free_removed()
         return done
 
     def forget(self, dataset: str, epoch: int) -> int:
@@ -148,7 +148,7 @@ class PromptTable:
         rows = self.book.forget(dataset, epoch)
         for row in rows:
             self.leases.end(row)
-        self.tidy()
+        self.free_removed()
         return len(rows)
 
     # Leases and answers
@@ -164,14 +164,14 @@ class PromptTable:
         """
         known, rows = set(having), list[PromptRow]()
         while len(rows) < count:
-            is_forgotten = self.leases.has_forgotten(worker, known)
-            why = "" if is_forgotten else self.leases.why_not(version) or self._wait_reason()
-            row = None if why else self.leases.next_of(worker, known)
+            is_forgotten = self.leases.has_unknown_lease(worker, known)
+            why = "" if is_forgotten else self.leases.lease_wait_reason(version) or self._wait_reason()
+            row = None if why else self.leases.peek_next(worker, known)
             if row is None:
                 return rows, why or nothing_waits(self.book)
             if not fits(row):
                 return rows, ""
-            row = self.leases.take(worker, now, seconds or None, known)
+            row = self.leases.lease_next(worker, now, seconds or None, known)
             assert row is not None
             known.add(row.lease)
             rows.append(row)
@@ -188,13 +188,13 @@ class PromptTable:
             return
         for row in [row for row in self.book.waiting.rows() if row.attempts]:
             for index in [i for i, answer in enumerate(row.answers) if answer.pieces and not answer.is_settled]:
-                self.leases.begin_again(row, index)
-                self.store.begin_again(row.key, index)
+                self.leases.reset_answer(row, index)
+                self.store.drop_pieces(row.key, index)
                 self.book.touch(row)
         while self.is_bounded and size > self.room and (oldest := self.book.ready.pop()) is not None:
             self.leases.drop(oldest, "full")
             self.full += 1
-            self.tidy()
+            self.free_removed()
 
     def make_room(self, size: int) -> None:
         """Make room for bytes of answers. Raise ProtocolError (code "busy") if there is too little."""
@@ -208,7 +208,7 @@ class PromptTable:
         self, row: PromptRow, lease: int, index: int, columns: Packed, *, piece: int = 0, is_last: bool = True,
         version: int = 0,
     ) -> Outcome:  # fmt: skip
-        """Store a piece of an answer. If it was taken, the caller calls `bring_on` for the prompt.
+        """Store a piece of an answer. If it was taken, the caller calls `update_state` for the prompt.
 
         Raises:
             ProtocolError: see `PromptLeases.answer`.
@@ -218,10 +218,10 @@ class PromptTable:
             tokens=max(columns.lengths, default=1 if is_last else 0),
         )  # fmt: skip
         if outcome == "taken":
-            put = self.store.append if piece else self.store.begin
+            put = self.store.append if piece else self.store.put_first_piece
             put(row.key, index, columns)
             if is_last:
-                self.store.join(row.key, index)
+                self.store.join_pieces(row.key, index)
         return outcome
 
     def amend(self, row: PromptRow, index: int, columns: Packed) -> Outcome:
@@ -229,7 +229,7 @@ class PromptTable:
         outcome = self.leases.amend(row, index, columns.columns)
         if outcome == "taken":
             self.store.amend(row.key, index, columns)
-            self.bring_on(row)
+            self.update_state(row)
         return outcome
 
     def fail(self, row: PromptRow, lease: int, index: int, reason: str, is_again: bool) -> Outcome:
@@ -238,22 +238,22 @@ class PromptTable:
         if outcome == "taken":
             if not is_again:
                 self.store.release(row.key, index)
-                self.book.recount(row)
-            self.bring_on(row)
+                self.book.update_bytes(row)
+            self.update_state(row)
         return outcome
 
-    def bring_on(self, row: PromptRow) -> None:
+    def update_state(self, row: PromptRow) -> None:
         """Move a prompt to its next state after its answers changed."""
         self.book.touch(row)
-        self.leases.settle(row)
+        self.leases.update_state(row)
         if self.book.released:
-            self.tidy()
+            self.free_removed()
 
     def expire(self, now: float) -> int:
         """End expired leases, and return how many."""
         ended = len(self.leases.expire(now))
         if ended:
-            self.tidy()
+            self.free_removed()
         return ended
 
     # Steps
@@ -269,7 +269,7 @@ class PromptTable:
             wanted: Groups of the whole step, which pace the workers.
             plan: Plan to keep here if its version is newer than the kept one.
         """
-        self.steps.enter(session)
+        self.steps.admit_session(session)
         if wanted and wanted != self.book.facts.step_groups:
             self.book.facts.step_groups, self.book.has_new_facts = wanted, True
         if plan is not None and (step not in self.plans or self.plans[step].version < plan.version):
@@ -282,7 +282,7 @@ class PromptTable:
             rows = [self.book.rows[key] for key in drawn.keys]
             self.tokens_drawn += sum(row.tokens for row in rows)
             self.lag = max(0, self.book.facts.newest_model - min((row.version for row in rows), default=0))
-        self.tidy()
+        self.free_removed()
         return drawn
 
     def count_tokens(self, row: PromptRow, rank: int, ranks: int) -> None:
@@ -295,7 +295,7 @@ class PromptTable:
     def commit(self, step: int, session: str) -> int:
         """Commit the steps up to `step`. See `PromptSteps.commit`."""
         done = self.steps.commit(step, session)
-        self.tidy()
+        self.free_removed()
         return done
 
     def rewind(self, step: int, session: str, newest_model: int | None = None) -> int:
@@ -304,7 +304,7 @@ class PromptTable:
         for number in [number for number in self.plans if number > step]:
             del self.plans[number]
             self.new_plans[number] = None
-        self.tidy()
+        self.free_removed()
         return done
 
     def saw_model(self, version: int) -> None:
@@ -312,7 +312,7 @@ class PromptTable:
         if version > self.book.facts.newest_model:
             self.book.facts.newest_model, self.book.has_new_facts = version, True
 
-    def tidy(self) -> None:
+    def free_removed(self) -> None:
         """Free the bytes of removed prompts, released columns and old plans."""
         book = self.book
         while book.released:
@@ -322,9 +322,9 @@ class PromptTable:
             key = book.removed.pop()
             self.store.forget(key)
             self.steps.ring.discard(key)
-            if self.store.saves is not None:
-                self.store.saves[ROW, packed_key(*key)] = None
-        if self.store.saves is None:  # changes are never saved
+            if self.store.unsaved_changes is not None:
+                self.store.unsaved_changes[ROW, packed_key(*key)] = None
+        if self.store.unsaved_changes is None:  # changes are never saved
             for each in (book.dirty, self.steps.dirty, self.new_plans):
                 each.clear()
         least = book.facts.committed - self.book.rules.keep
@@ -341,7 +341,7 @@ class PromptTable:
 
     def columns(self, row: PromptRow, index: int, mask: int) -> Packed:
         """Return only those columns of an answer that are in the mask."""
-        return chosen(self.schema, self.store.packed(row.key, index), mask)
+        return select_columns(self.schema, self.store.packed(row.key, index), mask)
 
     def rows(self, states: Sequence[int], tags: Mapping[str, str], since: int) -> Iterator[PromptRow]:
         """Yield prompts that changed after a cursor, with these states (empty for any) and tags."""
@@ -466,7 +466,7 @@ def unfinished_of(book: PromptBook) -> int:
     """Return the number of prompts that are still to be answered, drawn or committed."""
     to_answer = (PromptState.WAITING, PromptState.LEASED, PromptState.ANSWERED)
     to_train_on = (PromptState.READY, PromptState.DRAWN)
-    return sum(book.counts[state] for state in to_answer) + sum(map(book.training, to_train_on))
+    return sum(book.counts[state] for state in to_answer) + sum(map(book.training_count, to_train_on))
 
 
 def figures_of(table: PromptTable) -> dict[str, int]:
@@ -493,11 +493,11 @@ def figures_of(table: PromptTable) -> dict[str, int]:
     }
 
 
-def why_not(table: PromptTable, count: int, now: float, replay: float = 0.0) -> str:
+def draw_wait_reason(table: PromptTable, count: int, now: float, replay: float = 0.0) -> str:
     """Return the reason why a draw of `count` groups waits, if the share `replay` of the groups may be replayed."""
     book, text = table.book, []
     for state in (PromptState.LEASED, PromptState.ANSWERED, PromptState.WAITING):
-        if number := book.training(state):
+        if number := book.training_count(state):
             text.append(f"{number} {state.name.lower()}{_detail(table, state, now)}")
     stale = (
         f"; {table.steps.stale} were too old (max_model_lag={table.book.rules.max_model_lag})"
@@ -505,7 +505,7 @@ def why_not(table: PromptTable, count: int, now: float, replay: float = 0.0) -> 
         else ""
     )
     others = ", ".join(text) or ("no more are added" if book.is_finished else "no others were added")
-    wanted = needed(count, len(table.steps.ring), replay)
+    wanted = needed_ready_groups(count, len(table.steps.ring), replay)
     again = f" ({count - wanted} more are replayed)" if wanted < count else ""
     return f"{len(book.ready)} of {wanted} groups ready{again}: {others}{stale}"
 

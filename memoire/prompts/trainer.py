@@ -4,7 +4,7 @@ rank 0    asks all servers for step 7    none has it: 90 and 30 groups are ready
           plan {a: 48, b: 16} ──▶ kept at a and b, with the draw
           a and b fix their groups ──▶ the same lists for every rank, also after a restart
 others    ask until the plan exists, and every server of it has fixed its groups
-each      takes its part of the groups by `balanced`, and fetches only the columns of that part
+each      takes its part of the groups by `balance_groups`, and fetches only the columns of that part
 
 A `Step` has the groups of one rank, with their columns packed or padded.
 """
@@ -26,8 +26,8 @@ from memoire.errors import EpochOver, MemoireTimeout, NoSuchField, ParameterErro
 from memoire.kinds import CalledServers, CallReply, Request, Transport
 
 from . import messages
-from .columns import NOTHING, Key, RawColumns, checked, gathered, mask_of, mask_of_places, places_of, unpacked
-from .servers import TableCalls, balanced, dealt, keys_of, most_of, planned, revised
+from .columns import NOTHING, Key, RawColumns, checked, gather_column, mask_of, mask_of_places, places_of, unpacked
+from .servers import TableCalls, balance_groups, deal_groups, keys_of, max_step_groups, plan_groups, revise_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class TrainerCalls(TableCalls):
         deadline = self._transport.now() + patience
         drawn = self._servers.wait(f"step {step}", patience, lambda end: self._poll(step, groups, replay, end))
         tokens = [each.facts.tokens for each in drawn]
-        parts = balanced(tokens, self._ranks) if balance == "tokens" else dealt(len(drawn), self._ranks)
+        parts = balance_groups(tokens, self._ranks) if balance == "tokens" else deal_groups(len(drawn), self._ranks)
         own_groups = [drawn[place] for place in parts[self._rank]]
         places = list(range(len(schema.names))) if columns is None else places_of(mask_of(schema, columns))
         answers = self._fetch(own_groups, schema, places, deadline)
@@ -224,7 +224,7 @@ class TrainerCalls(TableCalls):
             answer=np.array([each.answer for each in answers], np.int64),
             version=np.array([each.version for each in answers], np.int64),
             columns={
-                schema.names[place]: gathered(schema, place, [each.raw.get(place) for each in answers])
+                schema.names[place]: gather_column(schema, place, [each.raw.get(place) for each in answers])
                 for place in places
             },
             scores=np.array([each.facts.score for each in own_groups], np.float64),
@@ -285,7 +285,7 @@ class TrainerCalls(TableCalls):
 
     def _poll(self, step: int, groups: int, replay: float, deadline: float) -> tuple[list[DrawnGroup] | None, str]:
         body = self._body(step, groups, replay, None, count=0)
-        replies = self._fetch_remaining(self._servers.every(body, deadline), step, deadline)
+        replies = self._fetch_remaining(self._servers.replies_to_same(body, deadline), step, deadline)
         plan = max(
             (each.body.plan for each in replies.values() if each.body.plan), key=lambda plan: plan.version, default=None
         )
@@ -317,7 +317,7 @@ class TrainerCalls(TableCalls):
             return None, _reasons(replies)
         if not fixed and not any(each.body.counts.get("ready", 0) for each in replies.values()) and is_over:
             raise EpochOver(step)
-        shares = planned(spare, max(0, groups - sum(fixed.values())))
+        shares = plan_groups(spare, max(0, groups - sum(fixed.values())))
         names = sorted({*shares, *fixed})
         return messages.StepPlan(1, {name: shares.get(name, 0) + fixed.get(name, 0) for name in names}, groups), ""
 
@@ -333,7 +333,7 @@ class TrainerCalls(TableCalls):
         requests = {
             name: Request(self._body(step, groups, replay, plan, count=count)) for name, count in plan.groups.items()
         }
-        replies = self._fetch_remaining(self._servers.all(requests, deadline), step, deadline)
+        replies = self._fetch_remaining(self._servers.replies_by_server(requests, deadline), step, deadline)
         if (drawn := _complete(plan, replies)) is not None:
             self._short_since.pop(step, None)
             return drawn or None, ""
@@ -350,7 +350,7 @@ class TrainerCalls(TableCalls):
     ) -> None:  # fmt: skip
         """Change a plan so that other servers replace missing groups, if they can or if no more groups become ready."""
         short = [name for name, count in plan.groups.items() if len(replies[name].body.groups or ()) < count]
-        states = self._servers.every(self._body(step, 0, 0.0, None, count=0), deadline)
+        states = self._servers.replies_to_same(self._body(step, 0, 0.0, None, count=0), deadline)
         spare = {name: _spare(each.body, replay, groups) for name, each in states.items()}
         lacking = sum(plan.groups[name] - spare.pop(name) for name in short)
         if sum(spare.values()) < lacking and not self._is_over(states):
@@ -359,11 +359,11 @@ class TrainerCalls(TableCalls):
             name: Request(self._body(step, groups, replay, None, count=plan.groups[name], is_last=True))
             for name in short
         }
-        fixed = {name: each.body.done for name, each in self._servers.all(closing, deadline).items()}
-        changed = messages.StepPlan(plan.version + 1, revised(plan.groups, fixed, spare), plan.wanted)
+        fixed = {name: each.body.done for name, each in self._servers.replies_by_server(closing, deadline).items()}
+        changed = messages.StepPlan(plan.version + 1, revise_plan(plan.groups, fixed, spare), plan.wanted)
         for name in sorted(changed.groups):
             body = self._body(step, groups, replay, changed, count=changed.groups[name])
-            self._servers.one(name, Request(body), deadline)
+            self._servers.reply_of(name, Request(body), deadline)
 
     def _body(
         self,
@@ -389,7 +389,7 @@ class TrainerCalls(TableCalls):
             groups, page = list(reply.body.groups or ()), reply.body
             while not page.is_whole:
                 body = messages.Groups(call="draw", session=self._session, step=step, after=len(groups))
-                former, page = page, self._servers.one(name, Request(body), deadline).body
+                former, page = page, self._servers.reply_of(name, Request(body), deadline).body
                 if page.done != former.done or not page.groups:  # the step got more groups meanwhile: begin again
                     groups, page = [], msgspec.structs.replace(page, is_whole=False)
                     continue
@@ -435,7 +435,7 @@ def fetched(
             call="fetch", keys=page_keys, columns=mask, rank=rank[0], ranks=rank[1], after=len(open_answers),
             offset=len(part), changed=changed,
         )  # fmt: skip
-        reply = servers.one(name, Request(body), deadline)
+        reply = servers.reply_of(name, Request(body), deadline)
         received: list[dict[int, tuple[int, RawColumns]]] = [open_answers, *({} for _ in page_keys)]
         begin = 0
         for facts in reply.body.columns:
@@ -474,7 +474,7 @@ def _spare(body: messages.Prompted, replay: float, groups: int) -> int:
     counts = body.counts
     if body.is_closed or body.groups:  # the fixed groups include the replayed ones
         return 0 if body.is_closed else counts.get("ready", 0)
-    return most_of(counts.get("ready", 0), counts.get("replayable", 0), replay, groups)
+    return max_step_groups(counts.get("ready", 0), counts.get("replayable", 0), replay, groups)
 
 
 def _reasons(replies: Mapping[str, CallReply]) -> str:

@@ -169,7 +169,7 @@ class WorkerCalls(TableCalls):
                 name: Request(messages.Answers(call="answer", pieces=pieces), data)
                 for name, (pieces, data) in parts.items()
             }
-            for name, reply in self._servers.all(requests, deadline).items():
+            for name, reply in self._servers.replies_by_server(requests, deadline).items():
                 for sent, flag in zip(parts[name][0], reply.body.flags, strict=True):
                     flags[sent.lease, sent.answer] = flag < 2
                     self._pieces[sent.lease, sent.answer] = sent.piece + 1
@@ -190,7 +190,9 @@ class WorkerCalls(TableCalls):
         key = checked_lease(lease).key
         piece = messages.AnswerPiece(*key, lease.number, index, 0, True, 0, 0, [], 0, reason, again)
         body = messages.Answers(call="fail", pieces=[piece])
-        was_wanted = bool(self._servers.one(lease.server, Request(body), self._deadline(timeout)).body.flags[0] < 2)
+        was_wanted = bool(
+            self._servers.reply_of(lease.server, Request(body), self._deadline(timeout)).body.flags[0] < 2
+        )
         if not again:
             self._settle(lease, [index])
         return was_wanted
@@ -216,7 +218,7 @@ class WorkerCalls(TableCalls):
             patience = deadline if len(names) == 1 else min(deadline, self._transport.now() + LEASE_TIMEOUT)
             having = self._known_leases(name)
             body = messages.Answers(call="lease", count=count, seconds=seconds, version=version, leases=having)
-            answer = self._servers.some({name: Request(body)}, patience)[name]
+            answer = self._servers.replies_or_errors({name: Request(body)}, patience)[name]
             if isinstance(answer, Refused):
                 raise answer
             if isinstance(answer, MemoireError):
@@ -281,7 +283,7 @@ class WorkerCalls(TableCalls):
     ) -> bool:
         """Renew a lease, or give it back. Return True if it was this worker's."""
         body = messages.Answers(call=call, leases=[lease.number], seconds=seconds)
-        is_mine = bool(self._servers.one(lease.server, Request(body), deadline).body.flags[0])
+        is_mine = bool(self._servers.reply_of(lease.server, Request(body), deadline).body.flags[0])
         if call == "release" or not is_mine:
             self._forget_lease(lease)
         else:
@@ -299,7 +301,7 @@ class WorkerCalls(TableCalls):
         parts: list[bytes] = []
         size = 0
         for lease, index, columns in ((lease, *each) for lease, answers in leased for each in answers.items()):
-            cuts = list(cut_up(schema, raw_columns(schema, columns), limit))
+            cuts = list(split_answer(schema, raw_columns(schema, columns), limit))
             first = self._pieces.get((lease.number, index), 0) if piece is None else piece
             for place, raw in enumerate(cuts):
                 part, is_end = packed(schema, raw), is_last and place == len(cuts) - 1
@@ -337,7 +339,7 @@ def piece_of(
     return messages.AnswerPiece(*key, lease, index, number, is_last, version, columns, lengths, size, "", False)
 
 
-def cut_up(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
+def split_answer(schema: Schema, raw: RawColumns, limit: int) -> Iterator[RawColumns]:
     """Split the columns of one answer into pieces of at most `limit` bytes. Only ragged columns are split.
 
     Raises:

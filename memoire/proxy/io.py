@@ -31,7 +31,7 @@ from memoire.models.io import Feed
 from memoire.models.model import Model, Notices
 from memoire.models.topics import Topics
 from memoire.net import link, sockets
-from memoire.net.addresses import beside, page_seen_from, seen_from
+from memoire.net.addresses import derived_addresses, page_seen_from, seen_from
 from memoire.net.channel import Channel
 from memoire.net.curve_server import Admission, Gate
 from memoire.net.poller import CONNECTION_BYTES, Poller, Sender, SendQueue, SendQueues
@@ -60,7 +60,7 @@ class QueueSizes(NamedTuple):
     """Bytes of requests for each server."""
     replies: int
 
-    def of(self, servers: int) -> int:
+    def for_servers(self, servers: int) -> int:
         """Return the total for this many servers."""
         return servers * (self.caches + self.requests) + self.replies
 
@@ -93,7 +93,7 @@ class Front:
         self.reply_queues = SendQueues(min(CONNECTION_BYTES, queues.replies), queues.replies)
         """Replies that wait until their connection has room."""
         request, push, publish = endpoints
-        near = beside(request)
+        near = derived_addresses(request)
         self._pull = poller.add(sockets.data_receiver(context, limits.message_bytes + (1 << 16)))
         self._pub = poller.add(sockets.publisher(context))
         self._router = poller.add(sockets.request_server(context, limits.tuning.request_bytes))
@@ -208,7 +208,7 @@ class BackendLink(Backend):
 
     def _open_dealer(self) -> None:
         socket = sockets.request_client(self._owner.context, self._owner.limits.reply_bytes)
-        self._dealer.use(self.channel.link.join(socket, watch=True))
+        self._dealer.use(self.channel.link.add_socket(socket, watch=True))
         self._endings = 0
         self._known.clear()
 
@@ -218,7 +218,7 @@ class BackendLink(Backend):
         return self.channel.link.is_down or time.monotonic() - self.channel.heard_at > AWAY_TIMEOUT
 
     @property
-    def denied(self) -> str:
+    def denial_reason(self) -> str:
         """Reason why this proxy, or a proxy further on, is denied access; "" if it is not."""
         return str(self.channel.denied_for_good or self.refusal)
 
@@ -238,20 +238,20 @@ class BackendLink(Backend):
     # Turns
 
     def next_time(self) -> float:
-        """Return the time at which `turn` has work."""
+        """Return the time at which `tick` has work."""
         return min(self.channel.next_time(), self.topics.next_time(), self.hello.next_time())
 
-    def turn(self, ready: dict[object, int]) -> None:
+    def tick(self, ready: dict[object, int]) -> None:
         """Receive messages and send what is due."""
-        self.channel.turn(ready)
+        self.channel.tick(ready)
         if self.channel.renewals != self._renewals:
             self._renew()
         self._say_hello(time.monotonic())
         self._take_replies(ready)
-        self._feed.turn(ready, self._take_notice, self._owner.counts.refuse)
-        self.topics.turn()
-        self._dealer.turn(self._send_requests)
-        self._push.turn(self.caches.send)
+        self._feed.tick(ready, self._take_notice, self._owner.counts.refuse)
+        self.topics.tick()
+        self._dealer.tick(self._send_requests)
+        self._push.tick(self.caches.send)
 
     def _renew(self) -> None:
         """Replace every socket, because the channel found the address silent for too long."""
@@ -267,7 +267,7 @@ class BackendLink(Backend):
     def leave(self) -> None:
         """Close everything after the address was removed; its queued messages have no home."""
         self.close(Closed("this address"))
-        self.channel.leave()
+        self.channel.close_socket()
         self._dealer.drop(linger=0.0)
         self._close_data()
 
@@ -294,7 +294,9 @@ class BackendLink(Backend):
 
     def _send_request(self, socket: Socket, frames: Sequence[Buffer]) -> bool:
         if isinstance(frames, _Introduced):
-            if (endings := self.channel.link.endings(socket)) != self._endings or len(self._known) >= MAX_RECEIVERS:
+            if (endings := self.channel.link.ended_connections(socket)) != self._endings or len(
+                self._known
+            ) >= MAX_RECEIVERS:
                 self._endings = endings
                 self._known.clear()
             if frames.client not in self._known:
@@ -317,7 +319,7 @@ class BackendLink(Backend):
             frames = sockets.receive(dealer, most=sockets.ENVELOPE)
             if frames is None:
                 return
-            self._owner.replied(self, frames)
+            self._owner.forward_reply(self, frames)
 
     # HELLO
 
@@ -327,25 +329,25 @@ class BackendLink(Backend):
             self.channel.ask(messages.Hello(role="proxy", name=self._owner.name), self._welcomed)
 
     def _welcomed(self, answer: Answer) -> None:
-        self.answered(answer)
+        self.receive_answer(answer)
         try:
             header, welcome = welcome_of(answer, self.endpoint)
         except MemoireError as error:
             if not isinstance(error, Closed):
                 _log.warning("proxy %s: %s", self._owner.name, error)
             return
-        change = self.learn(header, welcome)
+        change = self.apply_welcome(header, welcome)
         self.pages = tuple(page_seen_from(self.channel.link.address, page) for page in welcome.pages)
         self.inference = tuple(seen_from(self.channel.link.address, address) for address in welcome.inference)
         if change.has_moved or self._push.socket is None:
             self._close_data()
             self._open_data(welcome.endpoints)
         if change.has_restarted:
-            self.topics.restarted()
-        self._owner.welcomed(self, change)
+            self.topics.accept_lower_versions()
+        self._owner.process_welcome(self, change)
         for topic in welcome.models:
             self._want(topic)
-        self.topics.announced(welcome.models)
+        self.topics.receive_versions(welcome.models)
 
     def _open_data(self, endpoints: messages.NodeEndpoints) -> None:
         """Connect the sockets for caches and notices to the addresses in a WELCOME."""
@@ -353,7 +355,7 @@ class BackendLink(Backend):
         link.dial(self._owner.worker.poller, push, seen_from(address, endpoints.push), keys=self._owner.gate.keys)
         self._push.use(push)
         if endpoints.publish:
-            self._feed.open(seen_from(address, endpoints.publish))
+            self._feed.subscribe_to(seen_from(address, endpoints.publish))
             self._is_hearing = False
             self._hear("", True)
 
@@ -367,22 +369,22 @@ class BackendLink(Backend):
 
     def _want(self, topic: str) -> None:
         try:
-            self.topics.want(topic)
+            self.topics.follow_topic(topic)
         except ValueError as error:
             _log.warning("proxy %s: %s", self._owner.name, error)
 
     def _take_notice(self, message: Message, frames: Sequence[Buffer]) -> None:
         if isinstance(message.body, messages.News):
-            self.heard_news()
+            self.schedule_hello()
             self._owner.front.publish(frames)
             return
         assert isinstance(message.body, messages.Notice)
-        if self.hears(message.header):
+        if self.is_notice_current(message.header):
             self._want(message.body.topic)
-            self.topics.noticed(message.body, message.payload, message.header.home)
+            self.topics.receive_notice(message.body, message.payload, message.header.home)
 
     def _published(self, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
-        self._owner.published(self, model, is_renewed, noticed)
+        self._owner.cache_and_announce(self, model, is_renewed, noticed)
 
 
 class ProxyThread:
@@ -459,7 +461,7 @@ class ProxyThread:
             self.front.reply_queues.next_time(),
             self._notices.next_time(),
             *self.router.retiring.values(),
-            *[back.next_time() for back in self.router.all],
+            *[back.next_time() for back in self.router.all_addresses],
         )
 
     def _turn(self, ready: dict[object, int]) -> None:
@@ -468,19 +470,19 @@ class ProxyThread:
         now = time.monotonic()
         if subscriptions := self.front.subscribed(ready):
             self._notices.subscribed(subscriptions, self.cache.store, now)
-        for model in self._notices.due(self.cache.store, now):
-            self.front.publish(self.cache.notice(model, again=True))
-        for back in self.router.all:
-            back.turn(ready)
+        for model in self._notices.due_models(self.cache.store, now):
+            self.front.publish(self.cache.notice_frames(model, again=True))
+        for back in self.router.all_addresses:
+            back.tick(ready)
         if self.router.retiring:
             self._retire(now)
         self._release(self.cache.overdue(now))
         for request in self.requests.assignable(time.monotonic()):
             self._take_request(request)
-        self.front.reply_queues.turn(time.monotonic())
+        self.front.reply_queues.tick(time.monotonic())
 
     def _at_end(self) -> None:
-        for back in self.router.all:
+        for back in self.router.all_addresses:
             back.close(Closed("this proxy"))
 
     # Servers
@@ -501,13 +503,13 @@ class ProxyThread:
         if closing:
             self._send_news()
 
-    def welcomed(self, back: BackendLink, change: BackendChange) -> None:
+    def process_welcome(self, back: BackendLink, change: BackendChange) -> None:
         """Process a WELCOME from an address."""
         if change.has_restarted:
             self._send_news()  # clients report at once the state that the server may have lost
         if change.is_new_run:
             self.cache.begin_run(back)
-        self.router.learn(back)
+        self.router.update_homes(back)
 
     def _send_news(self) -> None:
         self.front.publish([NEWS_FRAME, *encode(messages.News())])
@@ -532,7 +534,7 @@ class ProxyThread:
         if isinstance(step, AnswerRequest):
             self.front.reply(step.frames)
         elif step is not None:
-            passport, introduction = self.gate.passport(step.request.peer), step.introduction
+            passport, introduction = self.gate.passport_frame(step.request.peer), step.introduction
             before = [*passport, *introduction] if introduction else ()
             step.back.forward_request([*passport, *step.request.frames], before, step.client)
 
@@ -543,9 +545,9 @@ class ProxyThread:
             return
         self.counts.caches += 1
         self.counts.cache_bytes += header.payload_bytes
-        back.forward_cache([*self.gate.passport(peer), *frames], header.payload_bytes)
+        back.forward_cache([*self.gate.passport_frame(peer), *frames], header.payload_bytes)
 
-    def replied(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
+    def forward_reply(self, back: BackendLink, frames: list[zmq.Frame]) -> None:
         """Forward a server's reply to its client."""
         reply = self._replies.take(back, frames)
         if reply is not None:
@@ -553,8 +555,8 @@ class ProxyThread:
 
     # Models
 
-    def published(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
+    def cache_and_announce(self, back: BackendLink, model: Model, is_renewed: bool, noticed: tuple[int, int]) -> None:
         """Cache a complete model and notify clients, unless the cached model is as new."""
         if self.cache.put(back, model, is_renewed=is_renewed, noticed=noticed):
-            self.front.publish(self.cache.notice(model))
-        self._release(self.cache.arrived(model))
+            self.front.publish(self.cache.notice_frames(model))
+        self._release(self.cache.release_for_model(model))

@@ -133,7 +133,7 @@ class Proxy(Node):
 
         self._limits = self._reserved.limits(limits or Limits(), queue, model_bytes=1)
         context = context or shared_context()
-        self._gate = Gate(context, Keys.of(keys, "proxy"))
+        self._gate = Gate(context, Keys.from_setting(keys, "proxy"))
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._close_lock = threading.Lock()
@@ -167,7 +167,7 @@ class Proxy(Node):
         usual = self._reserved.default("queue_bytes", (2 * servers + 1) * QUEUE_BYTES) // (2 * servers + 1)
         caches = usual if queue_bytes is None else whole("queue_bytes", queue_bytes, 0)
         queues = QueueSizes(caches, min(usual, limits.tuning.request_bytes * WAITING_REQUESTS), min(usual, ALL_BYTES))
-        self._reserved.reserve("queue_bytes", caches, queues.of(servers))
+        self._reserved.reserve("queue_bytes", caches, queues.for_servers(servers))
         return queues
 
     @property
@@ -209,7 +209,7 @@ class Proxy(Node):
         if self._closing.is_set():
             raise Closed("this proxy")
         servers = _checked(servers)
-        self._reserved.reserve("queue_bytes", self._queues.caches, self._queues.of(len(servers)))
+        self._reserved.reserve("queue_bytes", self._queues.caches, self._queues.for_servers(len(servers)))
         self._thread.forward_to(servers)
 
     @property
@@ -242,7 +242,7 @@ class Proxy(Node):
 
     def liveness(self) -> list[str]:
         """Return the problems that only a restart repairs, a sentence each: a dead or stuck thread."""
-        return self._thread.worker.trouble()
+        return self._thread.worker.problem()
 
     def readiness(self) -> list[str]:
         """Return the reasons, a sentence each, why new clients must not connect now; empty if the proxy is ready.
@@ -252,13 +252,13 @@ class Proxy(Node):
         if self._closing.is_set():
             return ["closing: this proxy is about to end"]
         backs = list(self._thread.router.backs)
-        reasons = [f"denied: {why}" for why in dict.fromkeys(back.denied for back in backs) if why]
+        reasons = [f"denied: {why}" for why in dict.fromkeys(back.denial_reason for back in backs) if why]
         if not any(back.names for back in backs):
             return [f"starting: none of {', '.join(back.endpoint for back in backs)} has answered yet", *reasons]
         if all(back.is_away for back in backs):
             return [f"away: none of {', '.join(back.endpoint for back in backs)} answers", *reasons]
-        trouble = process.shared_guard().trouble()
-        return [*self._gate.trouble(), *([trouble] if trouble else [])]
+        trouble = process.shared_guard().problem()
+        return [*self._gate.problem(), *([trouble] if trouble else [])]
 
     @property
     def closed(self) -> bool:

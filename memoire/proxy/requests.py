@@ -27,12 +27,12 @@ import msgspec
 
 from memoire.errors import ParameterError, ProtocolError
 from memoire.limits import MODEL_BYTES, Limits
-from memoire.models.model import Model, ModelStore, chunk_of, known_checksum, notice_of, stretch_of
-from memoire.security.roles import EnvelopedRequest, RoutedMessage, opened
+from memoire.models.model import Model, ModelStore, chunk_of, known_checksum, max_chunk_bytes, notice_of
+from memoire.security.roles import EnvelopedRequest, RoutedMessage, split_envelope
 from memoire.wire import frames, messages, types
 from memoire.wire.frames import FOR_INFERENCE, Buffer, MessageHeader, no_inference, parse, parse_header, peek, reply
 from memoire.wire.frames import reply as encode_reply
-from memoire.wire.receivers import Receivers, passed_on
+from memoire.wire.receivers import Receivers, proxied_hello
 
 from .router import Backend, ProxyCounts, Router
 
@@ -92,7 +92,7 @@ class ModelCache:
         Raises:
             ProtocolError: the model has no part at this offset.
         """
-        model = self.store.serve(fetch.topic, fetch.version, stretch_of(fetch, self._limits))
+        model = self.store.serve(fetch.topic, fetch.version, max_chunk_bytes(fetch, self._limits))
         if model is None:
             return None
         source = self._sources[fetch.topic]
@@ -104,9 +104,9 @@ class ModelCache:
         home = self._router.homes.get(header.home)
         if home is not None and (not fetch.version or fetch.version > self.store.version(fetch.topic)):
             with contextlib.suppress(ParameterError):  # with too many topics, a request goes on to
-                home.topics.want(fetch.topic)
+                home.topics.follow_topic(fetch.topic)
             if fetch.version:
-                home.topics.announced({fetch.topic: fetch.version})
+                home.topics.receive_versions({fetch.topic: fetch.version})
         key = (header.client, header.sequence)
         if key in self._held:
             return True  # a resend: answered once
@@ -147,13 +147,13 @@ class ModelCache:
             self._sources[model.topic] = ModelSource(back, *back.publisher(noticed), back.run)
         return is_new
 
-    def arrived(self, model: Model) -> list[EnvelopedRequest]:
+    def release_for_model(self, model: Model) -> list[EnvelopedRequest]:
         """Remove and return requests that waited for a model, after the model was stored."""
         mine = [(key, held.version) for key, held in self._held.items() if held.topic == model.topic]
         newest = model.version
         return self._release([key for key, v in mine if v <= newest or not self._is_coming(model.topic, v)])
 
-    def notice(self, model: Model, *, again: bool = False) -> list[Buffer]:
+    def notice_frames(self, model: Model, *, again: bool = False) -> list[Buffer]:
         """Return the frames of a notice of the newest model of a topic."""
         source = self._sources[model.topic]
         return notice_of(model, self._limits, home=source.home, epoch=source.epoch, run=source.run, again=again)
@@ -245,7 +245,7 @@ class Requests(Generic[B]):
 
     def _route(self, request: EnvelopedRequest, header: MessageHeader, now: float) -> ForwardRequest[B] | None:
         back = self._router.homes.get(header.home)
-        is_unknown = self._router.is_unknown(header.home, now)
+        is_unknown = self._router.is_server_absent(header.home, now)
         if back is None and header.type is types.HELLO:
             self._check_access()
             if is_unknown or not header.home:  # a known home server may be away for a while
@@ -268,7 +268,7 @@ class Requests(Generic[B]):
         """Return a HELLO with the client's receive limits, if they or this proxy's are below the defaults. The HELLO
         has sequence number 0, so that its reply belongs to no request.
         """
-        takes = self.receivers.of(header.client).within(self._limits).takes
+        takes = self.receivers.limits_of(header.client).within(self._limits).declared_limits
         if not takes:
             return ()
         hello = messages.Hello(role="client", takes=takes)
@@ -278,12 +278,12 @@ class Requests(Generic[B]):
         """Return a HELLO whose receive limits are the lower ones of the client and this proxy."""
         message = parse(request.message, self._limits)
         assert isinstance(message.body, messages.Hello)
-        hello = passed_on(message.body, self._limits)
+        hello = proxied_hello(message.body, self._limits)
         self.receivers.register_hello(message.header.client, hello)
         return request if hello is message.body else request._replace(message=reply(message.header, hello))
 
     def _check_access(self) -> None:
-        if why := self._router.denied:
+        if why := self._router.denial_reasons:
             if self._router.is_too_small:
                 raise ProtocolError("too_large", f"this proxy's own limits are too low: {why}")
             raise ProtocolError("denied", why)
@@ -317,7 +317,7 @@ class Replies(Generic[B]):
     def take(self, back: B, frames: Sequence[Buffer]) -> Sequence[Buffer] | None:
         """Return the frames for the client, with the envelope; None for a damaged reply, counted as refused."""
         self._counts.replies += 1
-        reply = opened(frames)
+        reply = split_envelope(frames)
         if reply is None:
             self._counts.refuse("frames")
             return None
@@ -336,11 +336,11 @@ class Replies(Generic[B]):
             updated = msgspec.structs.replace(message.body, leaving=True)
             return encode_reply(message.header, updated, payload=message.payload)
         assert isinstance(message.body, messages.Welcome)
-        self._router.answered(message.header.home, back)
+        self._router.receive_answer(message.header.home, back)
         welcome = self._router.welcome(message.body, self._endpoints, self._models.versions(), self._limits)
         frames = encode_reply(message.header, welcome)
         try:
-            self._receivers.of(message.header.client).check(message.header.client, welcome, frames)
+            self._receivers.limits_of(message.header.client).check(message.header.client, welcome, frames)
         except ProtocolError as error:
             self._counts.refuse(error.code)
             return encode_reply(message.header, messages.Refusal(code=error.code, text=error.detail))

@@ -70,7 +70,7 @@ class Router(Generic[B]):
     # Known servers
 
     @property
-    def all(self) -> list[B]:
+    def all_addresses(self) -> list[B]:
         """All open addresses, listed and retiring."""
         return [*self.backs, *self.retiring]
 
@@ -80,9 +80,9 @@ class Router(Generic[B]):
         return tuple(dict.fromkeys(name for back in self.backs for name in back.names))
 
     @property
-    def denied(self) -> str:
+    def denial_reasons(self) -> str:
         """Reasons, a sentence each, why all servers deny access to this proxy; "" if a server may accept it."""
-        reasons = [back.denied for back in self.backs]
+        reasons = [back.denial_reason for back in self.backs]
         return " ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
     @property
@@ -90,7 +90,7 @@ class Router(Generic[B]):
         """True if a server's WELCOME exceeds this proxy's limits."""
         return any(back.is_too_small for back in self.backs)
 
-    def unmet(self) -> list[str]:
+    def unanswered_addresses(self) -> list[str]:
         """Return addresses on the lists of this proxy and of proxies behind it at which no server has answered yet."""
         addresses = [back.endpoint[:256] for back in self.backs if not back.names]
         return [*addresses, *(address for back in self.backs for address in back.unmet)]
@@ -105,7 +105,7 @@ class Router(Generic[B]):
         """Return the time at which `is_ready` may become true without a reply; infinity if no server is known."""
         return self.listed_at + SETTLE_INTERVAL if self.homes else float("inf")
 
-    def is_unknown(self, home: int, now: float) -> bool:
+    def is_server_absent(self, home: int, now: float) -> bool:
         """Return True if a server without an address is surely not here: every server has answered, `START_GRACE` is
         over, or the home server was removed.
         """
@@ -122,11 +122,11 @@ class Router(Generic[B]):
         choice = staying or present or known
         return choice[rendezvous(client, choice)]
 
-    def answered(self, home: int, back: B) -> None:
+    def receive_answer(self, home: int, back: B) -> None:
         """Record the address of a home server that has answered. A proxy there may know new homes since its WELCOME."""
         self.homes.setdefault(home, back)
 
-    def learn(self, back: B) -> None:
+    def update_homes(self, back: B) -> None:
         """Update the home servers from an address that has sent a WELCOME."""
         for home in [home for home, former in self.homes.items() if former is back]:
             del self.homes[home]
@@ -145,7 +145,7 @@ class Router(Generic[B]):
         Args:
             open_back: Function that opens a new address.
         """
-        former = {back.endpoint: back for back in self.all}
+        former = {back.endpoint: back for back in self.all_addresses}
         if set(wanted) == {back.endpoint for back in self.backs}:
             return False
         self.listed_at = now
@@ -166,7 +166,7 @@ class Router(Generic[B]):
             for back in closing:
                 del self.retiring[back]
             for back in self.backs:
-                self.learn(back)
+                self.update_homes(back)
         return closing
 
     def _forget(self, homes: Iterable[int]) -> None:
@@ -192,7 +192,7 @@ class Router(Generic[B]):
             endpoints=endpoints,
             servers=list(self.servers),
             leaving=list(leaving),
-            unmet=self.unmet(),
+            unmet=self.unanswered_addresses(),
             pages=list(dict.fromkeys([*self.pages, *(page for back in self.backs for page in back.pages)]))[:MAX_PAGES],
             inference=list(inference)[: messages.MAX_INFERENCE],
             models={**welcome.models, **newest},
@@ -262,17 +262,17 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def denied(self) -> str:
+    def denial_reason(self) -> str:
         """Reason why this proxy, or a proxy further on, is denied access; "" if it is not."""
 
-    def answered(self, answer: Answer) -> None:
-        """Record the reply to a HELLO or its refusal; `learn` processes a WELCOME."""
-        self.hello.answered()
+    def receive_answer(self, answer: Answer) -> None:
+        """Record the reply to a HELLO or its refusal; `apply_welcome` processes a WELCOME."""
+        self.hello.receive_answer()
         refusal = answer if isinstance(answer, Refused) and answer.code in NOT_LET_IN else None
         self.refusal = "" if refusal is None else refusal.text
         self.is_too_small = refusal is not None and refusal.code in TOO_LARGE
 
-    def learn(self, header: MessageHeader, welcome: messages.Welcome) -> BackendChange:
+    def apply_welcome(self, header: MessageHeader, welcome: messages.Welcome) -> BackendChange:
         """Record the content of a WELCOME and return the changes."""
         # Behind another proxy a different server may answer each time: compare epochs of the same server only.
         has_restarted = self._epochs.get(welcome.home_name, welcome.epoch) != welcome.epoch
@@ -291,15 +291,15 @@ class Backend(ABC):
         while len(self._epochs) > MAX_SERVERS:
             self._epochs.popitem(last=False)
 
-    def heard_news(self) -> None:
+    def schedule_hello(self) -> None:
         """Schedule a HELLO after NEWS from this address: the run may be new, or a server may be leaving."""
-        self.hello.hurry()
+        self.hello.make_due()
 
-    def hears(self, header: MessageHeader) -> bool:
+    def is_notice_current(self, header: MessageHeader) -> bool:
         """Return True if a notice is about the current run; otherwise schedule a HELLO to learn the run."""
         is_same = header.run in (0, self.run)
         if not is_same:
-            self.hello.hurry()
+            self.hello.make_due()
         return is_same
 
     def publisher(self, noticed: tuple[int, int]) -> tuple[int, int]:

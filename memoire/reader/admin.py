@@ -89,14 +89,16 @@ class ClusterOrders(RemoteNode):
         # The request names no run: each server finishes the run that the server counts.
         end = messages.Control(finish=True)
         answers = self._control(end, deadline, None)
-        have_met = self._monitor.wait(lambda: not self._directory.unmet(), deadline - self._monitor.now())
+        have_met = self._monitor.wait(
+            lambda: not self._directory.unanswered_addresses(), deadline - self._monitor.now()
+        )
         if have_met and self._directory.servers.keys() - answers.keys():
             answers = self._control(end, deadline, None)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():
             if len(silent) == len(answers) or name not in silent:
                 _raise_error(name, answer)
-        if missing := [*silent, *sorted(self._directory.unmet())]:
+        if missing := [*silent, *sorted(self._directory.unanswered_addresses())]:
             _log.warning(
                 "the run is over, but these servers did not answer within %.1f s: %s. Their clients continue; "
                 "call finish() again when the servers are back",
@@ -114,7 +116,7 @@ class ClusterOrders(RemoteNode):
         """
         name = text("name", name)
         self._order(messages.Control(run=name), timeout)
-        self._thread.worker.post(lambda: self._thread.enter(name_hash(name)))
+        self._thread.worker.post(lambda: self._thread.enter_run(name_hash(name)))
 
     def totals(self, run: str | None = None, timeout: float | None = None) -> ClusterTotals:
         """Return the counts of all servers together; each client counts once, also if its home server changed.
@@ -144,7 +146,7 @@ class ClusterOrders(RemoteNode):
             others = [name for name, answer in accounts.items() if answer.run != chosen]
             matching += _accounts_of(self.accounts(chosen, deadline - self._monitor.now(), others)).values()
         missing = {name for name, answer in replies.items() if isinstance(answer, MemoireTimeout)}
-        return _cluster_totals(chosen, matching, accounts, missing | self._directory.unmet())
+        return _cluster_totals(chosen, matching, accounts, missing | self._directory.unanswered_addresses())
 
     def accounts(
         self, run: str | None = None, timeout: float | None = None, servers: Sequence[str] | None = None
@@ -252,23 +254,23 @@ class ClusterOrders(RemoteNode):
             _raise_error(name, answer)
 
     def _await_all(self, patience: float) -> None:
-        if not self._monitor.wait(lambda: not self._directory.unmet(), patience):
-            where = ", ".join(sorted(self._directory.unmet()))
+        if not self._monitor.wait(lambda: not self._directory.unanswered_addresses(), patience):
+            where = ", ".join(sorted(self._directory.unanswered_addresses()))
             advice = "No server answers there, so nothing was changed. Start the server, or remove its address."
             raise MemoireTimeout("server", where, patience, advice)
 
     def _control(self, body: messages.Control, deadline: float, run: int | None) -> dict[str, Answer]:
         """Send an order to all servers known at that time, away or not; return their answers."""
 
-        def bodies() -> dict[str, messages.Body]:
+        def bodies_by_server() -> dict[str, messages.Body]:
             return dict.fromkeys(self._directory.servers, body)
 
-        def heard(answer: Answer) -> None:
+        def process_answer(answer: Answer) -> None:
             self._directory.ask_soon()  # the next HELLO fetches the new state
             if isinstance(answer, Message) and isinstance(answer.body, messages.Taken):
                 self._directory.is_finished = self._directory.is_finished or answer.body.finished
 
-        return self._gather(bodies, heard, deadline, run)
+        return self._gather(bodies_by_server, process_answer, deadline, run)
 
     # Requests and waiting
 
@@ -291,8 +293,8 @@ class ClusterOrders(RemoteNode):
         full: set[str] = set()
 
         def begin(settle: Callable[[str, Answer], None]) -> Collection[str]:
-            def settled(name: str, answer: Answer) -> None:
-                with self._monitor.changed:
+            def finish_request(name: str, answer: Answer) -> None:
+                with self._monitor.condition:
                     heard(answer)
                     settle(name, answer)
 
@@ -300,16 +302,16 @@ class ClusterOrders(RemoteNode):
             for name, body in requests.items():
                 server = self._directory.servers.get(name)
                 if server is None:
-                    settled(name, ParameterError.with_text(f"Server {name!r} is no longer listed."))
+                    finish_request(name, ParameterError.with_text(f"Server {name!r} is no longer listed."))
                 else:
-                    self._thread.ask(server, body, functools.partial(settled, name), deadline, run=run)
+                    self._thread.ask(server, body, functools.partial(finish_request, name), deadline, run=run)
             return requests
 
         while True:
             patience = deadline - self._monitor.now() + ANSWER_GRACE
             replies, is_whole = self._thread.gather(begin, patience)
             if not is_whole:
-                raise self._thread.silence("answer", patience)
+                raise self._thread.no_answer_error("answer", patience)
             for name, answer in replies.items():
                 if not (name in full and isinstance(answer, MemoireTimeout)):  # a refusal stays
                     answers[name] = answer

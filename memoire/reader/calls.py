@@ -101,10 +101,10 @@ class RemoteNode(Node):
 
     def _refuse_calls(self) -> list[RemoteNode]:
         """Make present and later calls raise `Closed`; return the nodes that are closed with this one."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             self._monitor.is_closing = True
             self._thread.prefetch.close()
-            self._monitor.changed.notify_all()
+            self._monitor.condition.notify_all()
         return []
 
 
@@ -126,13 +126,13 @@ class RemoteTransport:
             MemoireTimeout, AuthError: no server has answered before the deadline.
             ParameterError: the table is of another kind.
         """
-        if self._directory.terms is None or not self._directory.has_met(self._monitor.now()):
-            self._thread.expect(self._thread.has_met, max(0.0, deadline - self._monitor.now()), "welcome")
+        if self._directory.terms is None or not self._directory.is_discovery_over(self._monitor.now()):
+            self._thread.wait_until(self._thread.is_discovery_over, max(0.0, deadline - self._monitor.now()), "welcome")
         self._monitor.check_open()
         terms = self._directory.terms
         assert terms is not None
         if terms.storage != self._storage:
-            required, kind = registry.named(self._storage), registry.find(terms.storage)
+            required, kind = registry.require_kind(self._storage), registry.find(terms.storage)
             use = kind.instead if kind is not None and kind.no_pushes else "memoire.connect"
             raise ParameterError.with_text(
                 f"{required.instead} needs a table with storage={required.name!r}, but table {terms.table!r} has "
@@ -144,21 +144,21 @@ class RemoteTransport:
         """Return names of all known servers."""
         return tuple(self._directory.servers)
 
-    def unmet(self) -> Sequence[str]:
+    def unanswered_addresses(self) -> Sequence[str]:
         """Return addresses, also those on proxies' lists, that have not answered yet."""
-        return sorted(self._directory.unmet())
+        return sorted(self._directory.unanswered_addresses())
 
-    def leaving(self) -> Sequence[str]:
+    def draining_servers(self) -> Sequence[str]:
         """Return names of servers that are being drained."""
-        return self._directory.leaving
+        return self._directory.draining_servers
 
-    def where(self) -> str:
+    def addresses_text(self) -> str:
         """Return the addresses, for errors."""
-        return self._thread.where
+        return self._thread.addresses_text
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return the reason why servers may not answer, and advice."""
-        return self._thread.trouble(probe=False)
+        return self._thread.problem(probe=False)
 
     def now(self) -> float:
         """Return the time by the clock of deadlines."""
@@ -167,16 +167,16 @@ class RemoteTransport:
     def pause(self, seconds: float) -> None:
         """Sleep. Raises Closed if the node is closed."""
         deadline = self._monitor.now() + seconds
-        with self._monitor.changed:
-            self._monitor.until(lambda: False, deadline, before=lambda: None)
+        with self._monitor.condition:
+            self._monitor.wait_until(lambda: False, deadline, before=lambda: None)
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
         """Send requests; return the answers or errors. A request to an address waits until the address has answered."""
         self._monitor.check_open()
         names = {key: request.server or str(key) for key, request in requests.items()}
-        if silent := set(names.values()) & self._directory.unmet():
+        if silent := set(names.values()) & self._directory.unanswered_addresses():
             remaining = max(0.0, deadline - self._monitor.now())
-            self._monitor.wait(lambda: not silent & self._directory.unmet(), remaining)
+            self._monitor.wait(lambda: not silent & self._directory.unanswered_addresses(), remaining)
         began = self._monitor.now()
 
         def begin(settle: Callable[[Any, Answer], None]) -> Collection[Any]:
@@ -185,7 +185,7 @@ class RemoteTransport:
                 try:
                     server = self._named(names[key])
                     if server is None:
-                        why = self._thread.trouble(probe=False)
+                        why = self._thread.problem(probe=False)
                         settled(MemoireTimeout("welcome", names[key], self._monitor.now() - began, why))
                         continue
                     self._thread.ask(server, request.body, settled, deadline, payload=request.payload, run=0)
@@ -195,8 +195,8 @@ class RemoteTransport:
 
         patience = max(0.0, deadline - began) + ANSWER_GRACE
         answers, _ = self._thread.gather(begin, patience)
-        with self._monitor.changed:
-            silence: MemoireError = self._thread.denied or MemoireTimeout("answer", self.where(), patience, "")
+        with self._monitor.condition:
+            silence: MemoireError = self._thread.denied or MemoireTimeout("answer", self.addresses_text(), patience, "")
             return {key: answers.get(key, silence) for key in requests}
 
     def _named(self, name: str) -> TableServer | None:
@@ -255,7 +255,7 @@ class RemoteCalls(RemoteNode):
             prefetch=BatchQueue(1, may_grow=False),
             partition=(0, 1),
             rng=random.Random(),
-            keys=Keys.of(keys, role),
+            keys=Keys.from_setting(keys, role),
             context=context,
         )
         self._far = RemoteTransport(self._thread, self._limits, storage)

@@ -113,37 +113,37 @@ class Directory:
     # Known servers
 
     @property
-    def known(self) -> list[RemoteServer]:
+    def known_servers(self) -> list[RemoteServer]:
         """All servers, as a new list: any thread may ask while the reader's thread adds servers."""
         return list(self.servers.values())
 
     @property
-    def there(self) -> list[RemoteServer]:
+    def present_servers(self) -> list[RemoteServer]:
         """The servers that are not left out."""
-        return [server for server in self.known if not server.is_away]
+        return [server for server in self.known_servers if not server.is_away]
 
     @property
-    def leaving(self) -> list[str]:
+    def draining_servers(self) -> list[str]:
         """Servers that are being drained."""
         return [name for address in self.addresses for name in address.leaving]
 
-    def unmet(self) -> set[str]:
+    def unanswered_addresses(self) -> set[str]:
         """Return addresses, the reader's own and those on proxies' lists, that have not answered yet."""
         own = {address.endpoint for address in self.addresses if not address.servers}
         return own.union(*(address.unmet for address in self.addresses))
 
     @property
-    def meets_until(self) -> float:
+    def discovery_deadline(self) -> float:
         """Time until which batches wait for addresses that have not answered."""
         return self._began + calls.LEFT_OUT_TIMEOUT
 
-    def is_meeting(self, now: float) -> bool:
+    def is_discovering(self, now: float) -> bool:
         """Return True if an address has not answered yet, and batches still wait for it."""
-        return now < self.meets_until and not all(address.servers for address in self.addresses)
+        return now < self.discovery_deadline and not all(address.servers for address in self.addresses)
 
-    def has_met(self, now: float) -> bool:
+    def is_discovery_over(self, now: float) -> bool:
         """Return True if a server has answered, and every address has answered or had its time."""
-        return self.terms is not None and not self.is_meeting(now)
+        return self.terms is not None and not self.is_discovering(now)
 
     # Times of HELLO
 
@@ -151,8 +151,8 @@ class Directory:
         """Return the time of the next HELLO; infinity while a HELLO to each address is unanswered."""
         return min((address.hello.next_time() for address in self.addresses), default=float("inf"))
 
-    def due(self, now: float) -> list[Address]:
-        """Return the addresses that get a HELLO now; the caller passes the answer or error to `answered`."""
+    def due_addresses(self, now: float) -> list[Address]:
+        """Return the addresses that get a HELLO now; the caller passes the answer or error to `receive_answer`."""
         addresses = [address for address in self.addresses if address.hello.is_due(now)]
         for address in addresses:
             address.hello.begin(now + HELLO_INTERVAL)
@@ -161,26 +161,26 @@ class Directory:
     def ask_soon(self) -> None:
         """Make a HELLO to every address due now, since the state may have changed."""
         for address in self.addresses:
-            address.hello.hurry()
+            address.hello.make_due()
 
     # Answers
 
-    def learn(
+    def apply_welcome(
         self, address: Address, header: MessageHeader, welcome: messages.Welcome, now: float
     ) -> tuple[TableTerms, RunChange | None, Sequence[RemoteServer]] | None:
         """Take the facts of a WELCOME; return None if it is about another table.
 
         Returns:
-            The new terms (see `agree`), a change of the run or None, and servers that were forgotten.
+            The new terms (see `set_terms`), a change of the run or None, and servers that were forgotten.
 
         Raises:
             SchemaMismatch: the server's table has other columns than the first server's.
         """
         if self.terms is not None and welcome.table_name != self.terms.table:
-            address.hello.hurry()  # a reader without a table's name gets each server's first table, and keeps one
+            address.hello.make_due()  # a reader without a table's name gets each server's first table, and keeps one
             return None
         terms, self.run_name = self._terms_of(welcome), welcome.run_name
-        run = self.enter(address, header.run)
+        run = self.set_run(address, header.run)
         address.servers, address.unmet = tuple(welcome.servers or [welcome.home_name]), tuple(welcome.unmet)
         address.leaving = tuple(welcome.leaving)
         self._add(address, now)
@@ -190,7 +190,7 @@ class Directory:
         if self.terms is not None and body.schema == self.terms.schema.to_json():
             schema = self.terms.schema  # the usual case
         else:
-            schema = registry.named(body.storage).schema_class().from_json(body.schema)
+            schema = registry.require_kind(body.storage).schema_class().from_json(body.schema)
         terms = TableTerms(
             schema, Parameters.from_wire(body.parameters), body.parameters_version, body.table_name, body.storage
         )
@@ -198,16 +198,16 @@ class Directory:
             raise SchemaMismatch(self._reader, "schema", str(schema), f"batches of {self.terms.schema}")
         return terms
 
-    def differing(self) -> list[RemoteServer]:
+    def differing_servers(self) -> list[RemoteServer]:
         """Return servers that draw with other parameters than `terms`; while there are any, no batch is drawn."""
         if self.terms is None:
             return []
         expected = self.terms.parameters.fingerprint
-        return [server for server in self.there if server.fingerprint not in (0, expected)]
+        return [server for server in self.present_servers if server.fingerprint not in (0, expected)]
 
-    def difference(self) -> ParameterError | None:
+    def parameter_mismatch(self) -> ParameterError | None:
         """Return an error for the first parameter in which servers differ; None if they agree or report none."""
-        for server in self.differing():
+        for server in self.differing_servers():
             own = {} if server.parameters is None else server.parameters.to_wire()
             others = {} if self.terms is None else self.terms.parameters.to_wire()
             for name, value in own.items():
@@ -219,19 +219,19 @@ class Directory:
                     )
         return None
 
-    def agree(self, terms: TableTerms) -> bool:
+    def set_terms(self, terms: TableTerms) -> bool:
         """Set the terms; return True if ready batches and open rounds were drawn with other parameters."""
         former, self.terms = self.terms, terms
         return former is not None and former.parameters != terms.parameters
 
-    def enter(self, address: Address, run: int) -> RunChange | None:
+    def set_run(self, address: Address, run: int) -> RunChange | None:
         """Set the run that an address counts; return the change, or None if the run is the same or the first."""
         former, address.run = address.run, run
         if former in (0, run):
             self.run = self.run or run
             return None
         is_first, self.run = self.run != run, run
-        return RunChange(is_first, tuple(server for server in self.known if server.address is address))
+        return RunChange(is_first, tuple(server for server in self.known_servers if server.address is address))
 
     def _add(self, address: Address, now: float) -> None:
         for name in address.servers:
@@ -244,7 +244,7 @@ class Directory:
         """Forget servers that no address has listed for `FORGET_TIMEOUT`; return them."""
         ways = {name: address for address in self.addresses for name in address.servers}
         dropped = []
-        for server in self.known:
+        for server in self.known_servers:
             if server.name in ways:
                 server.listed_at = now
                 if not server.is_listed:
@@ -289,12 +289,12 @@ class ServerStock:
         return bool(self._open)
 
     @property
-    def open(self) -> frozenset[int]:
+    def open_requests(self) -> frozenset[int]:
         """Numbers of the open requests."""
         return frozenset(self._open)
 
     @property
-    def on_way(self) -> int:
+    def requested_samples(self) -> int:
         """Samples that were requested and have not arrived."""
         return sum(int(counts["count"].sum()) for counts in self._open.values())
 
@@ -308,28 +308,28 @@ class ServerStock:
         """Return True if the last report is older than `age` seconds, or is not valid any more."""
         return self.table is None or now - self._heard_at > age
 
-    def ask(self, number: int, counts: NDArray[np.void], now: float) -> None:
+    def record_request(self, number: int, counts: NDArray[np.void], now: float) -> None:
         """Record an open request; `counts` are the [C] rows of CLIENT_COUNTS that it takes."""
         if not self._open:
             self._asked_at = now
         self._open[number] = counts
 
-    def answered(self, number: int, now: float) -> float:
+    def receive_answer(self, number: int, now: float) -> float:
         """Record the end of a request; return the seconds since the former answer or the request."""
         self._open.pop(number, None)
         waited, self._asked_at = now - self._asked_at, now
         return waited
 
     @property
-    def after(self) -> bytes:
+    def next_page_key(self) -> bytes:
         """Client of the last row of the newest page; b"" if the next page is the first one."""
         return bytes(self._pages[-1]["client"][-1].tobytes()) if self._pages and len(self._pages[-1]) else b""
 
-    def collect(self, rows: NDArray[np.void], after: bytes, *, is_whole: bool) -> NDArray[np.void] | None:
+    def add_page(self, rows: NDArray[np.void], after: bytes, *, is_whole: bool) -> NDArray[np.void] | None:
         """Add a page of the server's table: [C] rows after those of client `after`. Return the whole table if the page
         is the last one; None if a further page is needed.
         """
-        if after != self.after and after:
+        if after != self.next_page_key and after:
             self._pages.clear()  # earlier pages were dropped meanwhile
             return None
         self._pages = [*self._pages, rows] if after else [rows]
@@ -348,12 +348,12 @@ class ServerStock:
 
         Subtracts draws that are not in the report.
         """
-        self.table, self._heard_at, self.clients = table.copy(), now, clients_of(table)
+        self.table, self._heard_at, self.clients = table.copy(), now, comparable_client_ids(table)
         for counts in self._open.values():
-            self.take(counts)
+            self.subtract_requested(counts)
         return int(table["positives"].sum())
 
-    def take(self, counts: NDArray[np.void]) -> None:
+    def subtract_requested(self, counts: NDArray[np.void]) -> None:
         """Subtract requested samples, [C] rows of CLIENT_COUNTS, from the stock of the next draw.
 
         With reuse_cache the stock stays.
@@ -362,7 +362,7 @@ class ServerStock:
             take_counts(self.table, counts)
 
 
-def clients_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+def comparable_client_ids(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     """Return client ids of rows as comparable numbers: [B] -> [B]; half of the random bits suffice."""
     return np.ascontiguousarray(rows["client"][:, 0], np.uint64)
 
@@ -373,7 +373,7 @@ MAX_FEEDBACK_SAMPLES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPiece:
-    """One FEEDBACK message; the caller passes the reply or error to `FeedbackRouter.answered`."""
+    """One FEEDBACK message; the caller passes the reply or error to `FeedbackRouter.receive_answer`."""
 
     server: TableServer
     payload: Payload
@@ -400,10 +400,11 @@ class FeedbackRouter:
             ids: Ids of the samples, [B].
             errors: TD errors of the samples, [B].
             schema: Schema of the table; None before the first answer, when no server has clients.
-            clients: Each server with its clients, as of `clients_of`; the first server with a client gets the client's
+            clients: Each server with its clients, as of `comparable_client_ids`; the first server with a client gets
+            the client's
                 samples.
         """
-        owners, unrouted = clients_of(ids), np.ones(len(ids), bool)
+        owners, unrouted = comparable_client_ids(ids), np.ones(len(ids), bool)
         pieces = []
         for server, present in clients:
             selected = np.flatnonzero(unrouted & np.isin(owners, present))
@@ -420,7 +421,7 @@ class FeedbackRouter:
         self.lost += int(unrouted.sum())
         return pieces
 
-    def answered(self, piece: FeedbackPiece, answer: Answer) -> None:
+    def receive_answer(self, piece: FeedbackPiece, answer: Answer) -> None:
         """Process the reply or error that ends a message."""
         body = answer.body if isinstance(answer, Message) else None
         self.lost += body.lost if isinstance(body, messages.Taken) else piece.samples

@@ -94,7 +94,7 @@ class ReaderThread:
         self.feedback = FeedbackRouter()
         self.worker = Worker("memoire-reader", self._turn, self._next_time, self._at_end)
         self._hello, self._name, self.limits = hello, reader_id.hex()[:8], limits
-        self.publisher, self.sides = ModelSender(self), Sides(self)
+        self.publisher, self.sides = ModelSender(self), TableKindCalls(self)
         facts: dict[str, Any] = {"client": reader_id, "limits": limits, "rng": rng, "numbers": numbers, "keys": keys}
         self.channels: dict[Address, Channel] = {}
         """Channels to the servers, by address."""
@@ -109,11 +109,11 @@ class ReaderThread:
     # Calls from any thread
 
     @property
-    def where(self) -> str:
+    def addresses_text(self) -> str:
         """Addresses of the reader, comma-separated, for errors."""
         return ", ".join(address.endpoint for address in self.channels)
 
-    def trouble(self, *, probe: bool = True) -> str:
+    def problem(self, *, probe: bool = True) -> str:
         """Return why the first address may not answer, and advice. `probe` tries to connect, for at most 0.2 s."""
         return next(iter(self.channels.values())).link.explain(probe=probe)
 
@@ -136,22 +136,22 @@ class ReaderThread:
         answers: dict[K, Answer] = {}
         asked: list[Collection[K]] = []
 
-        def settle(key: K, answer: Answer) -> None:
-            with self.monitor.changed:
+        def record_answer(key: K, answer: Answer) -> None:
+            with self.monitor.condition:
                 answers[key] = answer
-                self.monitor.changed.notify_all()
+                self.monitor.condition.notify_all()
 
         def start() -> None:
-            keys = begin(settle)
-            with self.monitor.changed:
+            keys = begin(record_answer)
+            with self.monitor.condition:
                 asked.append(keys)
-                self.monitor.changed.notify_all()
+                self.monitor.condition.notify_all()
 
         self.worker.post(start)
         is_whole = self.monitor.wait(lambda: bool(asked) and len(answers) == len(asked[0]), patience)
         return answers, is_whole
 
-    def expect(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
+    def wait_until(self, is_done: Callable[[], bool], patience: float, what: str) -> None:
         """Wait for a condition, which is evaluated under the lock.
 
         Raises:
@@ -159,17 +159,17 @@ class ReaderThread:
             MemoireTimeout: the condition is false after `patience` seconds.
         """
         if not self.monitor.wait(is_done, patience):
-            raise self.silence(what, patience)
+            raise self.no_answer_error(what, patience)
 
-    def silence(self, what: str, patience: float) -> MemoireError:
+    def no_answer_error(self, what: str, patience: float) -> MemoireError:
         """Return the error for a call that got no answer within `patience` seconds."""
-        return self.denied or MemoireTimeout(what, self.where, patience, self.trouble())
+        return self.denied or MemoireTimeout(what, self.addresses_text, patience, self.problem())
 
     def await_batch(self, batch_size: int, patience: float) -> PooledBatch:
         """Wait for the next batch and return it without removing it. Called with the lock held; a wait releases it."""
         self.monitor.check_open()
         if not len(self.prefetch):
-            self.prefetch.starve()
+            self.prefetch.record_empty_queue()
             self.worker.wake()
         if not self.monitor.wait(lambda: self._is_ready(batch_size), patience, interval=float("inf")):
             raise self._shortage(batch_size, patience)
@@ -178,8 +178,8 @@ class ReaderThread:
     def _is_ready(self, batch_size: int) -> bool:
         """Return True if a batch of this size is ready; if the size is new, draw batches of this size from now on."""
         if (terms := self.directory.terms) is not None:
-            if not registry.offers(terms.storage, DrawsBatches):
-                names, kind = registry.names_of(DrawsBatches), registry.named(terms.storage)
+            if not registry.has_capability(terms.storage, DrawsBatches):
+                names, kind = registry.names_of(DrawsBatches), registry.require_kind(terms.storage)
                 raise ParameterError.with_text(
                     f"Batches are drawn from tables with storage={' or '.join(map(repr, names))}, but table "
                     f"{terms.table!r} has storage={terms.storage!r}: use {kind.instead}."
@@ -197,9 +197,9 @@ class ReaderThread:
         return 0 if terms is None else terms.parameters.newest_model(versions)
 
     def _shortage(self, batch_size: int, patience: float) -> MemoireError:
-        if not self.directory.there:
-            return MemoireTimeout("batch", self.where, patience, self.trouble())
-        if (difference := self.directory.difference()) is not None:
+        if not self.directory.present_servers:
+            return MemoireTimeout("batch", self.addresses_text, patience, self.problem())
+        if (difference := self.directory.parameter_mismatch()) is not None:
             return difference
         samples, clients = self.rounds.shortage
         why, old = self.rounds.waits_for, ""
@@ -209,12 +209,12 @@ class ReaderThread:
             why = f"{samples} unused samples of {clients} clients are held"
         return NotEnoughSamples(batch_size, samples, 0, clients, patience, why + old)
 
-    def has_met(self) -> bool:
+    def is_discovery_over(self) -> bool:
         """Return True if every address has answered or had its time. Raises AuthError if all refuse the key."""
         denied = [channel.denied_for_good for channel in self.channels.values()]
         if self.directory.terms is None and denied[0] is not None and all(denied):
             raise denied[0]
-        return self.directory.has_met(self.monitor.now())
+        return self.directory.is_discovery_over(self.monitor.now())
 
     # ----------------------------------------------------------------- from here on: in the thread only
 
@@ -240,16 +240,16 @@ class ReaderThread:
 
     def _turn(self, ready: dict[object, int]) -> None:
         for channel in self.channels.values():
-            channel.turn(ready)
+            channel.tick(ready)
         now = self.monitor.now()
-        for address in self.directory.due(now):
+        for address in self.directory.due_addresses(now):
             self._greet(address)
         down = [address for address, channel in self.channels.items() if channel.link.is_down]
-        for server in (*self.rounds.late(now, down), *self.sides.late(now, down)):
+        for server in (*self.rounds.late_servers(now, down), *self.sides.late_servers(now, down)):
             self.leave_out(server)
         self._deliver()  # samples of a former size make new batches
         self._begin(now)
-        self.sides.turn()
+        self.sides.tick()
 
     def _at_end(self) -> None:
         for channel in self.channels.values():
@@ -262,7 +262,9 @@ class ReaderThread:
         # Any server may answer: behind a proxy another server answers if the former server is away.
         self.channels[address].ask(hello, functools.partial(self._welcomed, address), deadline, home=0)
         # HELLO goes to each server: a restarted server may lack the published models, or have other parameters.
-        for server in self.directory.known if self.publishing.is_used else self.directory.differing():
+        for server in (
+            self.directory.known_servers if self.publishing.has_published else self.directory.differing_servers()
+        ):
             if server.address is address:
                 self.ask(server, hello, functools.partial(self._greeted, server), deadline)
 
@@ -276,7 +278,7 @@ class ReaderThread:
         self.publisher.send_missing(server, has_restarted=self.directory.record_epoch(server, epoch))
 
     def _welcomed(self, address: Address, answer: Answer) -> None:
-        address.hello.answered()
+        address.hello.receive_answer()
         if isinstance(answer, (Closed, MemoireTimeout)):
             return
         try:
@@ -286,20 +288,20 @@ class ReaderThread:
 
     def _reject_welcome(self, error: MemoireError) -> None:
         """Fail the reader by an error of its first answer or schema; only log later errors."""
-        with self.monitor.changed:
+        with self.monitor.condition:
             if self.directory.terms is None or isinstance(error, SchemaMismatch):
                 self.monitor.failed = error
-                self.monitor.changed.notify_all()
+                self.monitor.condition.notify_all()
             else:
                 _log.warning("reader %s: %s", self._name, error)
 
     def _learn(self, address: Address, header: MessageHeader, welcome: messages.Welcome) -> None:
-        news = self.directory.learn(address, header, welcome, self.monitor.now())
+        news = self.directory.apply_welcome(address, header, welcome, self.monitor.now())
         if news is None:
             return
         terms, run, dropped = news
         self._change_run(run)
-        self.channels[address].learned(header, welcome)
+        self.channels[address].apply_welcome(header, welcome)
         for server in dropped:
             self.rounds.forget(server)
             self.sides.forget(server)
@@ -307,23 +309,23 @@ class ReaderThread:
         self.publishing.observe(welcome.models)
         if (home := self.directory.servers.get(welcome.home_name)) is not None:
             self._met(home, welcome.epoch)
-        with self.monitor.changed:
-            if self.directory.agree(terms):
+        with self.monitor.condition:
+            if self.directory.set_terms(terms):
                 self.prefetch.clear()
-                self.rounds.give_up()
+                self.rounds.drop_rounds()
             self.directory.is_finished = self.directory.is_finished or welcome.finished
-            self.monitor.changed.notify_all()
+            self.monitor.condition.notify_all()
 
-    def enter(self, run: int) -> None:
+    def enter_run(self, run: int) -> None:
         """Enter a run that all servers count now: later published models belong to it."""
         for address, channel in self.channels.items():
-            self._change_run(self.directory.enter(address, run))
+            self._change_run(self.directory.set_run(address, run))
             channel.run = run
 
     def _change_run(self, change: RunChange | None) -> None:
         if change is not None:
-            with self.monitor.changed:
-                self.publishing.enter(change)
+            with self.monitor.condition:
+                self.publishing.enter_run(change)
                 if change.is_first:
                     self.sides.clear()
             if change.is_first:
@@ -345,45 +347,47 @@ class ReaderThread:
         if isinstance(answer, Closed):
             return
         was_away, now = ask.stock.server.is_away, self.monitor.now()
-        self.rounds.answered(ask, answer, now)
+        self.rounds.receive_answer(ask, answer, now)
         if was_away:
             _log.info("reader %s: server %s is back", self._name, ask.stock.server.name)
         if self.prefetch.failed is not None:
-            with self.monitor.changed:
-                self.monitor.changed.notify_all()
+            with self.monitor.condition:
+                self.monitor.condition.notify_all()
         self._deliver()
         self._begin(now)
 
     def _deliver(self) -> None:
         for drawn in self.rounds.finished():
-            with self.monitor.changed:
+            with self.monitor.condition:
                 self.prefetch.put(drawn)
-                self.monitor.changed.notify_all()
+                self.monitor.condition.notify_all()
 
     def give_feedback(self, ids: NDArray[Any], errors: NDArray[np.float32]) -> None:
         """Send TD errors [B] of samples with these ids [B] to the samples' servers."""
         terms, deadline = self.directory.terms, self.monitor.now() + self.limits.request_timeout
         schema = None if terms is None else terms.schema
-        clients = ((server, self.rounds.stock(server).clients) for server in self.directory.known)
+        clients = ((server, self.rounds.stock(server).clients) for server in self.directory.known_servers)
         for piece in self.feedback.route(ids, errors, schema, clients):
-            answered = functools.partial(self.feedback.answered, piece)
+            answered = functools.partial(self.feedback.receive_answer, piece)
             self.ask(piece.server, messages.Feedback(), answered, deadline, payload=piece.payload)
 
 
-class Sides:
+class TableKindCalls:
     """Carrier of requests and answers of the kinds of tables with calls of their own."""
 
     def __init__(self, thread: ReaderThread) -> None:
         self._thread, self._monitor, directory = thread, thread.monitor, thread.directory
         self.of: Mapping[str, LearnerSide] = {
-            kind.name: registry.loaded(kind.far)(directory, thread.limits) for kind in registry.known() if kind.far
+            kind.name: registry.import_object(kind.far)(directory, thread.limits)
+            for kind in registry.known_kinds()
+            if kind.far
         }
         """Deciding parts, by kind of table."""
         self._one_call = threading.Lock()  # held while a call waits, so that calls wait one after another
 
-    def offering(self, capability: type) -> LearnerSide:
+    def side_with_capability(self, capability: type) -> LearnerSide:
         """Return the part of the kind of table that has a capability."""
-        return next(side for storage, side in self.of.items() if registry.offers(storage, capability))
+        return next(side for storage, side in self.of.items() if registry.has_capability(storage, capability))
 
     def take(self, side: LearnerSide, wanted: TakeRequest, patience: float) -> list[Any]:
         """Return the entries that a call requests, oldest first, when all have come. See `Reader.take`."""
@@ -398,41 +402,41 @@ class Sides:
     def _take(self, side: LearnerSide, wanted: TakeRequest, patience: float, remaining: float) -> list[Any]:
         taken: list[Any] = []
 
-        def is_whole() -> bool:
+        def take_arrived() -> bool:
             taken.extend(side.take(dict(self._thread.publishing.versions)))
             return bool(taken)
 
-        with self._monitor.changed:
-            side.want(wanted)
+        with self._monitor.condition:
+            side.set_request(wanted)
         self._thread.worker.wake()
         try:
-            if not self._monitor.wait(is_whole, remaining):
+            if not self._monitor.wait(take_arrived, remaining):
                 raise self._shortage(side, wanted, patience)
         finally:
-            with self._monitor.changed:
-                side.want(None)
+            with self._monitor.condition:
+                side.set_request(None)
         return taken
 
     def _shortage(self, side: LearnerSide, wanted: TakeRequest, patience: float) -> MemoireError:
-        if not self._thread.directory.there:
-            return self._thread.silence(side.CALLED, patience)
-        with self._monitor.changed:
-            entries, parts, clients, why = side.why_not()
+        if not self._thread.directory.present_servers:
+            return self._thread.no_answer_error(side.CALLED, patience)
+        with self._monitor.condition:
+            entries, parts, clients, why = side.describe_shortage()
         return NotEnoughSamples(wanted.steps, entries, parts, clients, patience, why)
 
     # Calls in the thread
 
     def next_time(self) -> float:
         """Return the time of the next request."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             now = self._monitor.now()
             return min((side.next_time(now) for side in self.of.values()), default=math.inf)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Send the requests that are due."""
         for side in self.of.values():
-            with self._monitor.changed:
-                requests = side.begin(self._monitor.now())
+            with self._monitor.condition:
+                requests = side.due_requests(self._monitor.now())
             for request in requests:
                 # The request has no deadline: a server keeps the entries of a reply only until the next request.
                 self._thread.ask(request.server, request.body, functools.partial(self._answered, side, request))
@@ -442,26 +446,26 @@ class Sides:
             return
         now, was_away = self._monitor.now(), request.server.is_away
         content = side.read(answer, now)
-        with self._monitor.changed:
-            side.answered(request, answer, content, now)
-            self._monitor.changed.notify_all()
+        with self._monitor.condition:
+            side.receive_answer(request, answer, content, now)
+            self._monitor.condition.notify_all()
         if was_away:
             _log.info("server %s is back", request.server.name)
-        self.turn()
+        self.tick()
 
-    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
+    def late_servers(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers for which no call should wait any longer; `down` are addresses without a connection."""
-        return [server for side in self.of.values() for server in side.late(now, down)]
+        return [server for side in self.of.values() for server in side.late_servers(now, down)]
 
     def leave_out(self, server: TableServer) -> None:
         """Continue without a server that did not answer in time."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             for side in self.of.values():
                 side.leave_out(server)
 
     def forget(self, server: TableServer) -> None:
         """Forget a server that is on no list any more."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             for side in self.of.values():
                 side.forget(server)
 
@@ -487,9 +491,9 @@ class ModelSender:
         missing = self._give_up(orders, model.topic)
         if not is_taken:
             raise self._not_published(model.topic, missing, patience)
-        with self._monitor.changed:
+        with self._monitor.condition:
             refusal = self._publishing.refusal(orders[0])
-            put_off = self._publishing.put_off(missing, model.topic)
+            put_off = self._publishing.postponement_reasons(missing, model.topic)
         if refusal is not None:
             raise refusal
         for sentence in put_off:
@@ -498,8 +502,8 @@ class ModelSender:
 
     def _give_up(self, orders: list[PublishOrder], topic: str) -> list[RemoteServer]:
         """Return the servers without the model. The next model does not wait for servers without any reply."""
-        with self._monitor.changed:
-            missing = self._publishing.missing(orders[0]) if orders else []
+        with self._monitor.condition:
+            missing = self._publishing.undecided_servers(orders[0]) if orders else []
         if missing:
             self._thread.worker.post(lambda: self._leave_silent(missing, topic))
         return missing
@@ -508,24 +512,24 @@ class ModelSender:
         names = ", ".join(repr(server.name) for server in missing)
         what = f"model of topic {topic!r} at server {names}" if missing else f"answer to a model of topic {topic!r}"
         advice = "The reader keeps sending it while it is open; a server that is back gets the newest model."
-        with self._monitor.changed:
-            put_off = self._publishing.put_off(missing, topic)
-        why = put_off if missing else [self._thread.trouble(probe=False)]
-        return MemoireTimeout(what, self._thread.where, patience, " ".join([*why, advice]))
+        with self._monitor.condition:
+            put_off = self._publishing.postponement_reasons(missing, topic)
+        why = put_off if missing else [self._thread.problem(probe=False)]
+        return MemoireTimeout(what, self._thread.addresses_text, patience, " ".join([*why, advice]))
 
     # Calls in the thread
 
     def send_missing(self, server: RemoteServer, *, has_restarted: bool) -> None:
         """Send the models that a server lacks, after an answer of the server."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             sends = self._publishing.missing_chunks(server, has_restarted)
         self._send(sends)
 
     def _start(self, model: Model, began: float, orders: list[PublishOrder]) -> None:
-        with self._monitor.changed:
+        with self._monitor.condition:
             order, sends = self._publishing.publish(model, began)
             orders.append(order)
-            self._monitor.changed.notify_all()
+            self._monitor.condition.notify_all()
         self._send(sends)
 
     def _send(self, sends: list[Send]) -> None:
@@ -536,11 +540,11 @@ class ModelSender:
             self._thread.ask(send.server, send.body, finish, payload=send.payload, payload_checksum=checksum)
 
     def _sent(self, send: Send, answer: Answer) -> None:
-        with self._monitor.changed:
-            sends = self._publishing.answered(send, answer)
-            self._monitor.changed.notify_all()
+        with self._monitor.condition:
+            sends = self._publishing.receive_answer(send, answer)
+            self._monitor.condition.notify_all()
         self._send(sends)
 
     def _leave_silent(self, servers: list[RemoteServer], topic: str) -> None:
-        for server in self._publishing.silent(servers, topic):
+        for server in self._publishing.silent_servers(servers, topic):
             self._thread.leave_out(server)

@@ -56,7 +56,7 @@ class _Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Chunk of a model to send to a server; the caller passes the reply or error to `Publishing.answered`."""
+    """Chunk of a model to send to a server; the caller passes the reply or error to `Publishing.receive_answer`."""
 
     server: RemoteServer
     transfer: _Transfer
@@ -120,7 +120,7 @@ class Publishing:
         self._deliveries: WeakKeyDictionary[RemoteServer, _Delivery] = WeakKeyDictionary()
 
     @property
-    def is_used(self) -> bool:
+    def has_published(self) -> bool:
         """True if this reader published a model in this run."""
         return bool(self._published)
 
@@ -137,10 +137,10 @@ class Publishing:
         self.versions[topic] = self.versions.get(topic, 0) + 1
         model = self._published[topic] = replace(model, version=self.versions[topic])
         sends = []
-        for server in self._directory.known:
+        for server in self._directory.known_servers:
             self._delivery(server).wrong.pop(topic, None)
             sends += self._offer(server, topic)
-        return PublishOrder(model, tuple(self._directory.there), now), sends
+        return PublishOrder(model, tuple(self._directory.present_servers), now), sends
 
     def observe(self, models: Mapping[str, int]) -> None:
         """Record the newest version of each topic at a server."""
@@ -153,7 +153,7 @@ class Publishing:
             self._delivery(server).taken.clear()
         return [send for topic in self._published for send in self._offer(server, topic)]
 
-    def enter(self, change: RunChange) -> None:
+    def enter_run(self, change: RunChange) -> None:
         """Enter another run: forget models of the former run."""
         if change.is_first:
             self._published.clear()
@@ -168,7 +168,7 @@ class Publishing:
         transfer = delivery.transfers[topic] = _Transfer(model)
         return [Send(server, transfer, 0, self._stretch)]
 
-    def answered(self, send: Send, answer: Answer) -> list[Send]:
+    def receive_answer(self, send: Send, answer: Answer) -> list[Send]:
         """Process the reply to a chunk; return the chunks to send next."""
         topic, delivery = send.transfer.model.topic, self._delivery(send.server)
         if isinstance(answer, Closed) or delivery.transfers.get(topic) is not send.transfer:
@@ -202,19 +202,19 @@ class Publishing:
     def is_taken(self, order: PublishOrder, now: float) -> bool:
         """Return True if all servers have accepted the model; silent ones are awaited for `LEFT_OUT_TIMEOUT`."""
         if not order.there:  # no server was known: the first one counts
-            return any(self._has(server, order) for server in self._directory.known)
-        missing = self.missing(order)
+            return any(self._has(server, order) for server in self._directory.known_servers)
+        missing = self.undecided_servers(order)
         if len(missing) < len(order.there) and now >= order.began + calls.LEFT_OUT_TIMEOUT:
             return all(self._is_passed_over(server, order.model.topic) for server in missing)
         return not missing
 
-    def missing(self, order: PublishOrder) -> list[RemoteServer]:
+    def undecided_servers(self, order: PublishOrder) -> list[RemoteServer]:
         """Return the servers of an order that are still listed, and have neither accepted nor refused the model."""
         topic = order.model.topic
         listed = [server for server in order.there if server.is_listed]
         return [server for server in listed if not self._has(server, order) and topic not in self._refusals(server)]
 
-    def silent(self, servers: Iterable[RemoteServer], topic: str) -> list[RemoteServer]:
+    def silent_servers(self, servers: Iterable[RemoteServer], topic: str) -> list[RemoteServer]:
         """Return the servers that have not replied to any chunk of a topic's model."""
         silent = []
         for server in servers:
@@ -226,9 +226,9 @@ class Publishing:
     def _is_passed_over(self, server: RemoteServer, topic: str) -> bool:
         """Return True if `publish` need not wait for a server, which is silent or has a failing disk."""
         refusal = self._delivery(server).put_off.get(topic)
-        return bool(self.silent([server], topic)) or (refusal is not None and refusal.code == "disk")
+        return bool(self.silent_servers([server], topic)) or (refusal is not None and refusal.code == "disk")
 
-    def put_off(self, servers: Iterable[RemoteServer], topic: str) -> list[str]:
+    def postponement_reasons(self, servers: Iterable[RemoteServer], topic: str) -> list[str]:
         """Return the reasons why servers refused a topic's model for now, a sentence each."""
         refusals = [(server.name, self._delivery(server).put_off.get(topic)) for server in servers]
         return [
@@ -239,7 +239,7 @@ class Publishing:
 
     def refusal(self, order: PublishOrder) -> MemoireError | None:
         """Return an error with which a server refused the model; None if no server refused it."""
-        servers = order.there or self._directory.known
+        servers = order.there or self._directory.known_servers
         reasons = (self._refusals(server).get(order.model.topic) for server in servers)
         return next((reason for reason in reasons if reason is not None), None)
 

@@ -187,7 +187,7 @@ class Reader(ClusterOrders):
         self.name = process_name(name)  # name that people see, or ""
         self.program: Callable[[], Any] | None = None
         """Function that returns the state of the surrounding program; set by a worker or trainer of `memoire.rl`."""
-        self._asked_table, self._keys = table_name(table), Keys.of(keys, "learner")
+        self._asked_table, self._keys = table_name(table), Keys.from_setting(keys, "learner")
         self._options: dict[str, Any] = {"seed": seed, "ahead": ahead, "partition": partition, "context": context}
         self._options |= {"name": self.name, "limits": limits, "keys": self._keys, "tune_process": tune_process}
         self._partners: dict[str, Reader] = {}  # readers of other tables in mixed batches; under the monitor's lock
@@ -207,11 +207,11 @@ class Reader(ClusterOrders):
             keys=self._keys,
             context=context,
         )
-        self._once = self._thread.sides.offering(DeliversOnce)
+        self._once = self._thread.sides.side_with_capability(DeliversOnce)
         self._begin(
             None
             if timeout is None
-            else lambda: self._thread.expect(self._thread.has_met, self._seconds(timeout), "welcome")
+            else lambda: self._thread.wait_until(self._thread.is_discovery_over, self._seconds(timeout), "welcome")
         )
 
     # ------------------------------------------------------------------------------------------------- batches
@@ -267,7 +267,7 @@ class Reader(ClusterOrders):
         """
         batch_size = whole("batch_size", batch_size, 1, MAX_BATCH)
         patience, began = self._seconds(timeout), time.monotonic()
-        with self._monitor.changed:
+        with self._monitor.condition:
             try:
                 drawn = self._thread.await_batch(batch_size, patience)
             finally:
@@ -324,10 +324,10 @@ class Reader(ClusterOrders):
         try:
             taken = self._thread.sides.take(self._once, wanted, patience)
         finally:
-            with self._monitor.changed:
+            with self._monitor.condition:
                 self._delivered.waited += time.monotonic() - began
                 self._delivered.batches += bool(taken)
-        rollouts = Rollouts.of(self.schema, taken, time.monotonic(), self.parameters.discount)
+        rollouts = Rollouts.from_fragments(self.schema, taken, time.monotonic(), self.parameters.discount)
         if self._delivered.is_due(time.monotonic()):
             self._delivered.record_rollouts(rollouts.age, rollouts.model_version, self._thread.newest_model)
         return rollouts
@@ -364,7 +364,7 @@ class Reader(ClusterOrders):
 
     def _of_table(self, name: str) -> Reader:
         """Return the reader of a table: this one, or a partner, which is closed with this one."""
-        with self._monitor.changed:
+        with self._monitor.condition:
             self._monitor.check_open()
             former = self if name in (self.table, self._asked_table) else self._partners.get(name)
             if former is not None and former._monitor.failed is None:
@@ -409,7 +409,7 @@ class Reader(ClusterOrders):
         them to the servers every two seconds.
         """
         self._monitor.check_open()
-        with self._monitor.changed:
+        with self._monitor.condition:
             self._scalars = arguments.scalars(values, self._scalars)
 
     def servers_at(self, url: str) -> tuple[str, ...]:
@@ -430,7 +430,7 @@ class Reader(ClusterOrders):
     def stats(self) -> ReaderStats:
         """Return all figures of the reader at this moment."""
         thread, delivered, channels = self._thread, self._delivered, self._thread.channels.values()
-        rounds, terms, known = thread.rounds, self._directory.terms, self._directory.known
+        rounds, terms, known = thread.rounds, self._directory.terms, self._directory.known_servers
         return ReaderStats(
             reader=self.reader_id.hex(),
             name=self.name,
@@ -440,8 +440,8 @@ class Reader(ClusterOrders):
             samples=self._prefetch.samples,
             batch_bytes=delivered.nbytes,
             rollouts_taken=self._once.taken,
-            rollouts_kept=self._once.kept,
-            rollouts_stale=self._once.stale,
+            rollouts_kept=self._once.held_entries,
+            rollouts_stale=self._once.discarded_entries,
             short=rounds.short,
             waited=delivered.waited,
             waits_for=rounds.waits_for,
@@ -459,20 +459,20 @@ class Reader(ClusterOrders):
 
     def liveness(self) -> list[str]:
         """Return faults that only a restart can repair, a sentence each; empty if there is none."""
-        return self._thread.worker.trouble()
+        return self._thread.worker.problem()
 
     def readiness(self) -> list[str]:
         """Return reasons why no batch can come now, a sentence each; empty if a batch can come."""
         if self.closed:
             return ["closing: this reader is closing"]
-        if self._directory.there:
+        if self._directory.present_servers:
             return []
-        return [f"servers: no server answers. {self._thread.trouble()}"]
+        return [f"servers: no server answers. {self._thread.problem()}"]
 
     def _refuse_calls(self) -> list[RemoteNode]:
         """Refuse new calls; return the readers of other tables, which are closed with this one."""
         super()._refuse_calls()
-        with self._monitor.changed:
+        with self._monitor.condition:
             return list(self._partners.values())
 
     def _hello(self) -> messages.Hello:

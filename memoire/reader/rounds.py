@@ -90,12 +90,12 @@ class BatchQueue:
         return len(self._ready)
 
     @property
-    def reserve(self) -> int:
+    def samples_to_reserve(self) -> int:
         """Samples that each server should reserve for this reader: enough to fill the queue from one server."""
         return self.batch_size * (self.depth + 1)
 
     @property
-    def round(self) -> int:
+    def round_batches(self) -> int:
         """Number of batches in one round."""
         return max(1, self.depth // 2) if self.depth > self._ahead else 1
 
@@ -103,7 +103,9 @@ class BatchQueue:
     def has_room(self) -> bool:
         """True if the queue has room for another round."""
         return (
-            self.failed is None and self.batch_size > 0 and len(self._ready) + self.drawing + self.round <= self.depth
+            self.failed is None
+            and self.batch_size > 0
+            and len(self._ready) + self.drawing + self.round_batches <= self.depth
         )
 
     def check(self) -> None:
@@ -112,7 +114,7 @@ class BatchQueue:
         if failed is not None:
             raise failed
 
-    def starve(self) -> None:
+    def record_empty_queue(self) -> None:
         """Record that a call found no batch ready."""
         self._is_starved, self._ready_takes = self._batch_bytes > 0, 0
 
@@ -121,11 +123,11 @@ class BatchQueue:
 
         If a call waits although enough samples are available, the next rounds are larger.
         """
-        if self._is_starved and available >= 2 * self.round * self.batch_size:
+        if self._is_starved and available >= 2 * self.round_batches * self.batch_size:
             most = max(self._ahead, min(self._most, self._most_bytes // self._batch_bytes))
             self.depth = min(2 * self.depth, most)
         self._is_starved = False
-        return max(1, min(self.round, available // self.batch_size))
+        return max(1, min(self.round_batches, available // self.batch_size))
 
     def resize(self, batch_size: int) -> bool:
         """Set the size of batches; return True if it changed, so that ready batches are `former` now."""
@@ -222,7 +224,7 @@ class RateTracker:
         entries = sum(self._places[server][0] for server in servers)
         return why_not_draw(parameters, samples, entries, self._surplus - on_way)
 
-    def band(self, server: str, servers: list[str]) -> ClusterRate | None:
+    def cluster_rate(self, server: str, servers: list[str]) -> ClusterRate | None:
         """Return the cluster's rate to report to a server; None if it is unknown."""
         if self._surplus is None or server not in self._known:
             return None
@@ -245,7 +247,7 @@ MAX_SUMS_AGE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """Request to send to a server; the caller passes the reply or error to `Rounds.answered`."""
+    """Request to send to a server; the caller passes the reply or error to `Rounds.receive_answer`."""
 
     stock: ServerStock
     number: int
@@ -331,17 +333,17 @@ class Rounds:
     # Times of the next action
 
     def next_time(self, now: float) -> float:
-        """Return the time at which `late` or `begin` has to act; infinity if only a reply can cause an action."""
-        stocks = [self.stock(server) for server in self._directory.known]
+        """Return the time at which `late_servers` or `begin` has to act; infinity if only replies cause actions."""
+        stocks = [self.stock(server) for server in self._directory.known_servers]
         times = [stock.late_at for stock in stocks]
-        if self.is_hungry and self._directory.is_meeting(now):
-            times.append(self._directory.meets_until)
-        elif self.is_hungry:  # a server with reported stock waits for other servers, not for a time
+        if self.wants_round and self._directory.is_discovering(now):
+            times.append(self._directory.discovery_deadline)
+        elif self.wants_round:  # a server with reported stock waits for other servers, not for a time
             times += [stock.again_at for stock in stocks if not stock.is_asked and stock.table is None]
         return min(times, default=float("inf"))
 
     @property
-    def is_hungry(self) -> bool:
+    def wants_round(self) -> bool:
         """True if another round should and may be drawn."""
         return len(self._rounds) < types.DRAWS_IN_FLIGHT and self._prefetch.has_room
 
@@ -353,9 +355,9 @@ class Rounds:
 
     # Servers that do not answer
 
-    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
+    def late_servers(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers for which no batch should wait any longer; `down` are addresses without a connection."""
-        stocks = [self.stock(server) for server in self._directory.known]
+        stocks = [self.stock(server) for server in self._directory.known_servers]
         awaited = [stock for stock in stocks if stock.late_at < float("inf")]
         return [stock.server for stock in awaited if stock.late_at <= now or stock.server.address in down]
 
@@ -365,16 +367,16 @@ class Rounds:
         stock.table = None
         stock.give_up_pages()
         for draw_round in self._rounds:
-            self._late.update(dict.fromkeys(draw_round.open & stock.open, draw_round))
-            draw_round.open -= stock.open
+            self._late.update(dict.fromkeys(draw_round.open & stock.open_requests, draw_round))
+            draw_round.open -= stock.open_requests
 
     def forget(self, server: TableServer) -> None:
         """Forget a server that no address lists any more."""
         self.leave_out(server)
-        for number in self._stocks.pop(server).open:
+        for number in self._stocks.pop(server).open_requests:
             self._late.pop(number, None)
 
-    def give_up(self) -> None:
+    def drop_rounds(self) -> None:
         """Drop all rounds in progress: they were drawn with former parameters."""
         self._rounds.clear()
         self._late.clear()
@@ -389,7 +391,7 @@ class Rounds:
     def begin(self, now: float) -> list[DrawRequest]:
         """Plan the wanted batches over the present servers; return the requests to send."""
         requests: list[DrawRequest] = []
-        while self.is_hungry and not self._directory.is_meeting(now):
+        while self.wants_round and not self._directory.is_discovering(now):
             requests += self._refresh(now)
             planned = self._plan(now)
             if planned is None:
@@ -400,7 +402,7 @@ class Rounds:
     def _refresh(self, now: float) -> list[DrawRequest]:
         """Return requests to servers whose report about their stock is missing or too old."""
         requests = []
-        for server in self._directory.known:
+        for server in self._directory.known_servers:
             stock = self.stock(server)
             if not stock.is_asked and stock.is_older(MAX_SUMS_AGE, now):
                 stock.table = None
@@ -411,11 +413,11 @@ class Rounds:
     def _plan(self, now: float) -> list[DrawRequest] | None:
         """Return the draws of the next round; None if a server's report is missing, or samples are too few."""
         terms = self._directory.terms
-        present = [self.stock(server) for server in self._directory.there]
+        present = [self.stock(server) for server in self._directory.present_servers]
         tables = [stock.table for stock in present if stock.table is not None]
         if terms is None or not present or len(tables) < len(present):
             return None
-        if differing := self._directory.differing():
+        if differing := self._directory.differing_servers():
             # Servers with different parameters would mix batches: ask again for parameters and stock.
             self.waits_for = f"server {differing[0].name} draws with other parameters"
             for server in differing:
@@ -426,7 +428,7 @@ class Rounds:
         size = batches * self._prefetch.batch_size
         kept = 0 if self._kept is None else min(size - 1, max(0, len(self._kept.importance) - self._committed))
         size, names = size - kept, [stock.server.name for stock in present]
-        on_way = sum(stock.on_way for stock in present)
+        on_way = sum(stock.requested_samples for stock in present)
         self.waits_for = self.balance.why_not_draw(terms.parameters, names, size, on_way)
         plan = None if self.waits_for else draws.plan(tables, size, self._rng.random())
         self._wanted = size if plan is None else 0
@@ -465,7 +467,7 @@ class Rounds:
         requests = []
         for stock, counts in zip(present, draw_round.plan.counts, strict=True):
             stock.again_at = 0.0
-            stock.take(counts)
+            stock.subtract_requested(counts)
             if len(counts):
                 samples = int(counts["count"].sum())
                 self._drawn += samples
@@ -479,44 +481,44 @@ class Rounds:
 
     def _sums_of(self, stock: ServerStock) -> messages.Sums:
         """Return a request that reserves samples but draws none."""
-        return messages.Sums(after=stock.after, wanted=min(self._wanted, (1 << 32) - 1), **self._facts(stock))
+        return messages.Sums(after=stock.next_page_key, wanted=min(self._wanted, (1 << 32) - 1), **self._facts(stock))
 
     def _facts(self, stock: ServerStock) -> dict[str, Any]:
         """Return the fields that this reader reports in each request to a server."""
-        names = sorted(server.name for server in self._directory.known)
-        present = [server.name for server in self._directory.there]
+        names = sorted(server.name for server in self._directory.known_servers)
+        present = [server.name for server in self._directory.present_servers]
         part, of = self._partition
         return {
-            "reserve": self._prefetch.reserve,
+            "reserve": self._prefetch.samples_to_reserve,
             "elsewhere": self._drawn - stock.drawn,
             # Each server has another offset: with few clients at a server, first clients belong to different learners.
             "part": (part + names.index(stock.server.name)) % of,
             "of": of,
-            "band": self.balance.band(stock.server.name, present),
+            "band": self.balance.cluster_rate(stock.server.name, present),
         }
 
     def _ask(
         self, stock: ServerStock, body: messages.Sums | messages.Draw, now: float, counts: NDArray[np.void] = NOTHING
     ) -> DrawRequest:
         number = next(self._numbers)
-        stock.ask(number, counts, now)
+        stock.record_request(number, counts, now)
         return DrawRequest(stock, number, body, int(counts["count"].sum()))
 
     # Replies
 
-    def answered(self, ask: DrawRequest, answer: Answer, now: float) -> None:
+    def receive_answer(self, ask: DrawRequest, answer: Answer, now: float) -> None:
         """Process the reply or error that ends a request. A reply may complete batches and allow further rounds."""
-        duration = ask.stock.answered(ask.number, now)
+        duration = ask.stock.receive_answer(ask.number, now)
         ask.stock.server.is_away = False
         body = answer.body if isinstance(answer, Message) else None
         of = (each for each in self._rounds if ask.number in each.open)
         draw_round = self._late.pop(ask.number, None) or next(of, None)
         if isinstance(body, messages.Drawn) and isinstance(ask.body, messages.Draw):
-            self._choice.spend(duration, 0.0 if len(self._prefetch) else duration)
-            self._choice.carried(ask.samples)
+            self._choice.record_time(duration, 0.0 if len(self._prefetch) else duration)
+            self._choice.record_sent(ask.samples)
         if isinstance(body, (messages.Summed, messages.Drawn)):
             after = ask.body.after if isinstance(ask.body, messages.Sums) else None
-            table = ask.stock.collect(sums_of(body.clients), after or b"", is_whole=body.is_whole)
+            table = ask.stock.add_page(sums_of(body.clients), after or b"", is_whole=body.is_whole)
             ask.stock.server.fingerprint = body.parameters
             if table is not None:
                 entries = ask.stock.report(table, now)
@@ -572,7 +574,7 @@ class Rounds:
             # All batches of a round use the exponent of its first batch.
             beta, seed = self._annealing.next(draw_round.parameters), self._rng.getrandbits(64)
             self._annealing.batches -= 1
-            self._add(draws.finish(draw_round.plan, held, draw_round.layout, draw_round.parameters, seed, beta))
+            self._add(draws.build_batch(draw_round.plan, held, draw_round.layout, draw_round.parameters, seed, beta))
         return came
 
     def _add(self, drawn: draws.PooledBatch) -> None:
@@ -586,7 +588,7 @@ class Rounds:
         rest = count % size
         self._annealing.batches += count // size
         self._kept = kept.rows(slice(count - rest, count), self._is_global) if rest else None
-        return [kept] if count == size else list(kept.parted(size, self._is_global))
+        return [kept] if count == size else list(kept.split(size, self._is_global))
 
     @property
     def _is_global(self) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from memoire import _core
 from memoire._core import newest_of_each as newest_of_each
-from memoire.arguments import no_field
+from memoire.arguments import no_such_field_error
 from memoire.errors import NotInstalled, ParameterError
 
 from .conversion import ID as ID
@@ -162,7 +162,7 @@ def grouped_by_client(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.
 _FACTS = ("reward", "discount", "ids", "steps", "age", "model_version", "mask")
 
 
-def place(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[Any]]) -> None:
+def use_output_arrays(schema: Schema, gathered: GatheredSamples, out: Mapping[str, NDArray[Any]]) -> None:
     """Put the caller's arrays into `gathered` by their names in a batch, so that rows are copied straight into them.
 
     Arrays that are not C-contiguous are filled later, by `Batch.copy_into`.
@@ -344,7 +344,7 @@ class Batch(Attributes[NDArray[Any]]):
         for name in out:
             _check_out(name, self._arrays.get(name), out[name])
         for name in out:
-            if not np.may_share_memory(out[name], self._arrays[name]):  # `place` has not put this array into the batch
+            if not np.may_share_memory(out[name], self._arrays[name]):  # not put into the batch by `use_output_arrays`
                 np.copyto(out[name], self._arrays[name])
             self._arrays[name] = out[name]
         return self
@@ -386,7 +386,7 @@ class Batch(Attributes[NDArray[Any]]):
                 leaves = self._schema.leaves(root)
                 if all(prefix + leaf in self._arrays for leaf in leaves):
                     return self._schema.nest(root, {leaf: self._arrays[prefix + leaf] for leaf in leaves})
-        raise no_field("this batch", name, self._arrays)
+        raise no_such_field_error("this batch", name, self._arrays)
 
 
 def _elsewhere(ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
@@ -525,7 +525,7 @@ class TorchBatch(Attributes["torch.Tensor"]):
 
     def _nested(self, name: str) -> Callable[[NDArray[Any]], torch.Tensor]:
         if name == "ids":
-            raise no_field("this batch of tensors", name, self._arrays)
+            raise no_such_field_error("this batch of tensors", name, self._arrays)
         tensors = {id(array): self._arrays[key] for key, array in self.source.items() if key != "ids"}
         return lambda array: tensors[id(array)]
 

@@ -19,7 +19,7 @@ from .batch import Batch, PriorityUpdate
 from .limiter import Limiter, RateStats
 from .memory import Memory
 from .parameters import NAMES, Parameters, Start, StrictAttributes, check_batch, check_size
-from .sampling import Annealing, Sampler, chosen
+from .sampling import Annealing, Sampler, resolve_parameters
 from .saving import Lineage
 from .schema import Schema, schema_from
 from .steps import layout
@@ -88,7 +88,7 @@ class Buffer(StrictAttributes):
         **fields: Any,
     ) -> None:
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
-        follows = chosen(parameters, sampler, discount, fields)
+        follows = resolve_parameters(parameters, sampler, discount, fields)
         self._memory = Memory(schema_from(schema), capacity, follows, live=True, seed=seed, ragged_limit=ragged_limit)
         check_size(follows, capacity)
         self._annealing = Annealing()  # changes while the memory is held
@@ -186,7 +186,7 @@ class Buffer(StrictAttributes):
             normalize="global", over the largest possible), N the number of entries that can be drawn.
 
         Raises:
-            EmptyMemory: no entry can be drawn yet. UsedUp (a subclass): the entries may not be drawn this often again.
+            EmptyMemory: no entry can be drawn yet. NoDrawsLeft (a subclass): they may not be drawn this often again.
             NotEnoughSamples: fewer entries than `min_size` can be drawn, or drawing is further ahead of recording than
                 `samples_per_insert_tolerance` allows; `reason` names the missing condition.
             ParameterError: an array of `out` does not fit, or the tolerance is too small for the batch size.
@@ -278,7 +278,7 @@ class Buffer(StrictAttributes):
             ParameterError: a setting is invalid. Nothing was changed.
         """
         with self._memory.held():
-            follows = chosen(self.parameters, sampler, discount, fields)
+            follows = resolve_parameters(self.parameters, sampler, discount, fields)
             check_size(follows, self.capacity)
             self._writers.check(follows)
             self._memory.configure(follows)
@@ -292,11 +292,11 @@ class Buffer(StrictAttributes):
 
         Raises:
             BufferLocked: another buffer has resumed this buffer, or the buffer saved at `path`: see `load`.
-            NotItsPast: another buffer resumed this buffer and was saved at `path` since.
+            BufferSaveConflict: another buffer resumed this buffer and was saved at `path` since.
             ForkedError: this process was forked from one that had resumed the buffer. Nothing was written.
         """
         self._lineage.before_save(path)
-        with self._writers.still():
+        with self._writers.steps_blocked():
             return dataset_writing.write_file(self._memory, path, self._owner_state)
 
     def close(self) -> None:
@@ -376,8 +376,8 @@ class Buffer(StrictAttributes):
         if isinstance(path, str | Path):
             with open(path, "rb") as file:  # open once: another file can replace the path
                 return cls._load(file, lineage, capacity, seed, sampler, discount, fields)
-        saved = datafile.about(path)
-        follows = chosen(saved.parameters, sampler, discount, fields)
+        saved = datafile.read_summary(path)
+        follows = resolve_parameters(saved.parameters, sampler, discount, fields)
         is_same = capacity is None or capacity == saved.capacity
         if lineage is not None and not is_same:
             raise ParameterError.with_text(
@@ -404,14 +404,14 @@ class Buffer(StrictAttributes):
             self._writers.adopt(beside["writers"] if is_same else None, lanes, self._memory.open_length)
             self._annealing.restore_state(**beside["annealing"])
             recorded = int(beside["limiter"]["recorded"]) if is_same else self._memory.generated
-            self._limiter.take_over(beside["limiter"], _WRITERS, recorded)
+            self._limiter.continue_counts(beside["limiter"], _WRITERS, recorded)
         except (KeyError, TypeError, ValueError, OverflowError, MemoireError) as error:
             raise DataError(path, f"has no valid state of draws and writers: {error!r}") from error
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the bytes that `save` writes."""
         file = io.BytesIO()
-        with self._writers.still():
+        with self._writers.steps_blocked():
             dataset_writing.write(self._memory, file, self._owner_state)
         return _restored, (type(self), file.getvalue())
 

@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from memoire.arguments import checked_names, hint, says_instead
+from memoire.arguments import checked_names, explain_assignment_error, hint
 from memoire.errors import ParameterError, SchemaError
 
 ROLES = ("state", "reward", "value", "return", "plain")
@@ -44,7 +44,7 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
         return _columns_of_sequence(name, space, role, keep_float64)
     dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
     if "Text" in kinds or (dtype is not None and np.dtype(dtype).kind == "U" and not shape):  # MiniGrid's missions
-        return named(name, lambda: Column(np.uint8, (None,), role))
+        return with_column_in_error(name, lambda: Column(np.uint8, (None,), role))
     if dtype is None or shape is None or np.dtype(dtype).kind not in "biuf":
         raise SchemaError(
             f"column {name!r}: the space {space} has no fixed shape of numbers. Box, Discrete, MultiDiscrete, "
@@ -52,7 +52,7 @@ def columns_of_space(name: str, space: Any, role: str, keep_float64: bool) -> An
         )
     if dtype == np.float64 and not keep_float64:
         dtype = np.float32
-    return named(name, lambda: Column(dtype, shape, role))
+    return with_column_in_error(name, lambda: Column(dtype, shape, role))
 
 
 _RENAMED = "str(key).replace('.', '_')"
@@ -218,7 +218,7 @@ def build(tree: Any, columns: Mapping[str, Any]) -> Any:
     return {key: build(part, columns) for key, part in tree.items()}
 
 
-@says_instead("Make another one: Column(..., NAME=...).")
+@explain_assignment_error("Make another one: Column(..., NAME=...).")
 @dataclass(frozen=True)
 class Column:
     """Declaration of one value of an entry.
@@ -342,7 +342,7 @@ def fields_of(column: Column) -> dict[str, Column]:
     }
 
 
-def named(name: str, make: Callable[[], Column]) -> Column:
+def with_column_in_error(name: str, make: Callable[[], Column]) -> Column:
     """Return the result of `make()`; its SchemaError gets the column's name."""
     try:
         return make()
@@ -381,7 +381,7 @@ class Ragged:
             raise ParameterError("lengths", received, expected)
 
     @classmethod
-    def of(cls, values: Iterable[NDArray[Any]], dtype: Any = None, element: tuple[int, ...] = ()) -> Ragged:
+    def from_arrays(cls, values: Iterable[NDArray[Any]], dtype: Any = None, element: tuple[int, ...] = ()) -> Ragged:
         """Copy arrays [L, *F], each of its own L; without arrays, `dtype` and `element` (F) define the result."""
         parts = list(values)
         lengths = [len(part) for part in parts]
@@ -407,7 +407,7 @@ class Ragged:
             ends = np.concatenate([[0], self._ends])
             return Ragged(self.values[ends[start] : ends[max(start, stop)]], self.lengths[start:stop])
         chosen = np.arange(len(self))[index]
-        return Ragged.of((self[i] for i in chosen), self.values.dtype, self.values.shape[1:])
+        return Ragged.from_arrays((self[i] for i in chosen), self.values.dtype, self.values.shape[1:])
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.values.shape[1:]))

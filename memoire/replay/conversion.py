@@ -66,7 +66,7 @@ def checked_page_rows(page_rows: int | None, capacity: int) -> int:
     return page_rows
 
 
-def cutting_of(parameters: Parameters, dimensions: int) -> dict[str, Any]:
+def weight_window_settings(parameters: Parameters, dimensions: int) -> dict[str, Any]:
     """Return the settings of weights and windows as keywords of `EntryStore._configure`; rewards have `dimensions`."""
     length = parameters.sequence_length
     return {
@@ -96,7 +96,7 @@ def _broadcast(numbers: tuple[float, ...], size: int) -> list[float]:
     return list(numbers) * size if len(numbers) == 1 else list(numbers)
 
 
-def exact(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> Any:
+def exact_array(name: str, column: Column, value: Any, axes: tuple[int, ...] = ()) -> Any:
     """Return `value` as a C-contiguous array [*axes, *F] of exactly the column's dtype, without a copy if it is one.
 
     Numbers are converted within their kind, or to a wider kind, if they fit; the shape must match. For a ragged column
@@ -123,12 +123,16 @@ def _exact(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], shown: tuple
     if converted is None:
         is_beyond = array.shape == shape and array.dtype.kind in ("f" if dtype.kind == "f" else "iu")
         expected = dtype_text(dtype, shown)
-        received = form(value) if isinstance(value, str | int | float | None) else dtype_text(array.dtype, array.shape)
+        received = (
+            describe_value(value)
+            if isinstance(value, str | int | float | None)
+            else dtype_text(array.dtype, array.shape)
+        )
         raise EntryError(name, *_beyond(expected, received, array, dtype) if is_beyond else (expected, received))
     return converted
 
 
-def form(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe a value for an error: dtype and shape of an array; anything else by its text, or its type."""
     if isinstance(value, int | float | str | None):
         return repr(value)[:80]
@@ -183,7 +187,9 @@ def _exact_values(name: str, column: Column, values: Any, count: int) -> Ragged:
             values = _array(name, lambda: f"{count} times {column}", values)
             if values.ndim == 0:
                 raise EntryError(name, f"{count} times {column}", repr(values.item())[:80])
-        values = Ragged.of([_exact_value(name, column, value) for value in values], column.dtype, column.element)
+        values = Ragged.from_arrays(
+            [_exact_value(name, column, value) for value in values], column.dtype, column.element
+        )
     elements = _exact(name, column.dtype, (len(values.values), *column.element), column.shape, values.values)
     if len(values) != count:
         raise EntryError(name, f"{count} times {column}", f"{len(values)} values")
@@ -285,7 +291,7 @@ def exact_columns(schema: Schema, values: Any, axes: tuple[int, ...]) -> list[ND
     if isinstance(values, Mapping) or not isinstance(values, Sequence) or len(values) != len(names):
         received = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
         raise EntryError("*", f"a tuple of {len(names)} values ({', '.join(names)})", received)
-    return [exact(name, schema[name], value, axes) for name, value in zip(names, values, strict=True)]
+    return [exact_array(name, schema[name], value, axes) for name, value in zip(names, values, strict=True)]
 
 
 def init_weights(init_w: Any, count: int) -> NDArray[np.float32]:
@@ -343,7 +349,7 @@ def entry_numbers(numbers: ArrayLike, called: str = "numbers") -> NDArray[np.int
     """Return entry numbers [N] as contiguous int64 [N]; errors name the argument `called`."""
     array = np.asarray(numbers)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
-        raise ParameterError(called, form(array), "whole numbers in one dimension, like a batch's ids")
+        raise ParameterError(called, describe_value(array), "whole numbers in one dimension, like a batch's ids")
     return np.ascontiguousarray(array, np.int64)
 
 
@@ -355,7 +361,7 @@ def exact_fractions(fractions: ArrayLike, count: int) -> NDArray[np.float64]:
     return exact
 
 
-def ending(
+def check_close(
     schema: Schema, multiplier: float, final_state: Any, terminated: bool | None, bootstrap_value: ArrayLike | None
 ) -> tuple[float, NDArray[np.float32], list[NDArray[Any]] | None]:
     """Check arguments of `Memory.close`; return the multiplier, the final state's value and exact states.
@@ -391,7 +397,7 @@ def _final_states(schema: Schema, state: Any) -> list[NDArray[Any]]:
         )
     columns = [(name, schema[name]) for name in states]
     return [
-        finite(name, column, exact(name, column, value, ()))
+        finite(name, column, exact_array(name, column, value, ()))
         for (name, column), value in zip(columns, state, strict=True)
     ]
 

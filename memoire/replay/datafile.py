@@ -19,7 +19,7 @@ from memoire.errors import DataError, MemoireError, ParameterError
 from memoire.limits import MiB
 
 from .columns import Column, Ragged
-from .dataset import FACTS, Episode, not_finite, put
+from .dataset import FACTS, Episode, first_nonfinite_column, put
 from .memory import Memory
 from .memory_state import (
     ABOUT,
@@ -31,8 +31,8 @@ from .memory_state import (
     FORM,
     OWN,
     STATE,
+    MemoryRestoration,
     RowLayout,
-    TakingOver,
 )
 from .parameters import Parameters
 from .schema import Schema
@@ -56,13 +56,13 @@ class About:
     entries: int
 
 
-def about(path: Source) -> About:
+def read_summary(path: Source) -> About:
     """Return the summary of a saved file, without reading its entries. Raises as `load`."""
     with _OpenFile(path) as file:
         return file.about
 
 
-def beside(path: Source) -> dict[str, Any]:
+def read_owner_state(path: Source) -> dict[str, Any]:
     """Return the state that a saved memory's owner kept beside it. Raises as `load`."""
     with _OpenFile(path) as file:
         return file.owner
@@ -86,7 +86,7 @@ def fill(memory: Memory, path: Source) -> int:
         DataError: see `load`; episodes read before the damage stay in the memory.
         ParameterError: the file has another schema.
     """
-    saved = about(path)
+    saved = read_summary(path)
     if saved.schema != memory.schema:
         raise ParameterError.with_text(
             f"{path} has the schema {saved.schema}, but the memory has {memory.schema}. Nothing was changed."
@@ -219,7 +219,7 @@ class _OpenFile:
             arrays |= {name: self._state_array(name, np.dtype("<i8")) for name in ("slots", "left")}
             size = math.prod(memory.schema.reward_shape)
             layout = RowLayout(self._state, arrays, self._table["length"], size, self._wrong)
-            taking = TakingOver(memory, layout, self._state, arrays)
+            taking = MemoryRestoration(memory, layout, self._state, arrays)
             for place, (rows, episode) in enumerate(self._each()):
                 if not taking.put(place, rows, episode.final_state):
                     raise self._wrong("has an invalid number or weight of an entry")
@@ -303,7 +303,7 @@ class _OpenFile:
         if not sound or terminated not in (-1, 0, 1):
             raise self._wrong("has an invalid weight, priority, time, model version or end")
         schema, is_open = self.about.schema, bool(facts["is_open"])
-        if name := not_finite(schema, rows, final):
+        if name := first_nonfinite_column(schema, rows, final):
             raise self._wrong(f"has a {name} that is not finite")
         return Episode(
             columns={name: rows[name] for name in schema.names},

@@ -73,7 +73,7 @@ class Episode:
         return len(self.init_w)
 
     @property
-    def end(self) -> dict[str, Any]:
+    def close_arguments(self) -> dict[str, Any]:
         """The end of the episode, as keywords of `Memory.close`."""
         return {
             "multiplier": self.multiplier,
@@ -85,7 +85,7 @@ class Episode:
         }
 
 
-def not_finite(schema: Schema, columns: Mapping[str, Any], final: Mapping[str, Any] | None) -> str:
+def first_nonfinite_column(schema: Schema, columns: Mapping[str, Any], final: Mapping[str, Any] | None) -> str:
     """Return the first column of an episode that must be finite and is not; "" if all are."""
     for name in filter(None, (*schema.finite, schema.qvest)):
         values = [columns[name]] if final is None or name not in schema.states else [columns[name], final[name]]
@@ -120,10 +120,10 @@ def walk(memory: Memory) -> Iterator[tuple[int, Episode]]:
     for _ in range(memory.num_episodes):
         with memory.held():
             inside = HeldEpisodes(memory)
-            slot = inside.after(slot, number)
+            slot = inside.slot_after(slot, number)
             if slot < 0:
                 return
-            number, episode = inside.number(slot), inside.episode(slot)
+            number, episode = inside.first_number(slot), inside.episode(slot)
         del inside
         yield number, episode
         del episode
@@ -163,7 +163,7 @@ def put(memory: Memory, episode: Episode, lane: int = 0) -> NDArray[np.int64]:
         except MemoireError:
             memory.open(lane)
             raise
-        memory.close(lane, **episode.end)
+        memory.close(lane, **episode.close_arguments)
         drawn = np.zeros(len(episode), np.uint32) if episode.drawn is None else episode.drawn
         # Field by field, since NumPy copies whole records slowly.
         meta, places = memory.contents()["meta"], numbers % memory.capacity
@@ -228,19 +228,19 @@ class HeldEpisodes:
             yield slot
             slot = int(self._inside["episodes"]["newer"][slot])
 
-    def after(self, slot: int, number: int) -> int:
+    def slot_after(self, slot: int, number: int) -> int:
         """Return the slot of the closed episode after the one in `slot`, whose first entry has this number. If that
         episode was evicted, and so all before it, return the oldest; -1 at the end.
         """
         episode = self._inside["episodes"][slot]
-        is_there = slot >= 0 and episode["state"] == 2 and self.number(slot) == number
+        is_there = slot >= 0 and episode["state"] == 2 and self.first_number(slot) == number
         return int(episode["newer"] if is_there else self._inside["oldest"])
 
-    def number(self, slot: int) -> int:
+    def first_number(self, slot: int) -> int:
         """Return the number of an episode's first entry, which identifies the episode permanently."""
         return int(self._inside["meta"]["number"][self._inside["episodes"]["first_row"][slot]])
 
-    def stretches(self, slot: int) -> Iterator[slice]:
+    def row_slices(self, slot: int) -> Iterator[slice]:
         """Yield the rows of an episode in order, as slices."""
         episode, size = self._inside["episodes"][slot], self._inside["page_rows"]
         row, remaining = int(episode["first_row"]), int(episode["length"])
@@ -254,9 +254,9 @@ class HeldEpisodes:
 
     def rows(self, slot: int, source: NDArray[Any]) -> NDArray[Any]:
         """Return a copy of the rows of an episode with T entries: [T, ...] from `source` [C, ...], C the capacity."""
-        return np.concatenate([source[part] for part in self.stretches(slot)])
+        return np.concatenate([source[part] for part in self.row_slices(slot)])
 
-    def fact(self, name: str) -> NDArray[Any]:
+    def fact_column(self, name: str) -> NDArray[Any]:
         """Return a view of a fact of all rows, [C], C the capacity: a field of `_core.META` in its dtype."""
         meta: NDArray[Any] = self._inside["meta"]
         return meta[name]
@@ -289,9 +289,9 @@ class HeldEpisodes:
     def _of_episode(self, name: str, slot: int) -> Any:
         if name not in self.schema.ragged:
             return self.rows(slot, self._columns[name])
-        return self._memory.ragged(name, np.concatenate([np.r_[part] for part in self.stretches(slot)]))
+        return self._memory.ragged(name, np.concatenate([np.r_[part] for part in self.row_slices(slot)]))
 
-    def about(self, slot: int) -> dict[str, Any]:
+    def episode_facts(self, slot: int) -> dict[str, Any]:
         """Return the facts of an episode as a whole, by name."""
         facts = self._inside["episodes"][slot]
         is_open = bool(facts["state"] == 1)
@@ -315,10 +315,10 @@ class HeldEpisodes:
 
     def episode(self, slot: int) -> Episode:
         """Return a copy of the episode in a slot."""
-        about = self.about(slot)
+        about = self.episode_facts(slot)
         final = about.pop("final")
         del about["length"]
-        facts: dict[str, Any] = {name: self.rows(slot, self.fact(name)) for name in FACTS}
+        facts: dict[str, Any] = {name: self.rows(slot, self.fact_column(name)) for name in FACTS}
         facts["learned"] = facts["learned"].astype(np.bool_)
         return Episode(
             columns={name: self._of_episode(name, slot) for name in self.schema.names},

@@ -87,7 +87,7 @@ def replacing(path: str | Path, *, mode: int | None = None, at: Fault = no_fault
 
 
 @contextlib.contextmanager
-def drafting(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[Path]:
+def draft_file(path: str | Path, *, mode: int | None = None, at: Fault = no_fault) -> Iterator[Path]:
     """Yield the path of an empty draft, for libraries that open files by path, such as SQLite; else as `replacing`."""
     with replacing(path, mode=mode, at=at) as file:
         yield cast("OwnedFile", cast("io.BufferedWriter", file).raw).path

@@ -176,7 +176,7 @@ class RowGatherer(_core.EntryStore):
             check_out(out, dtype, where.size * width)
         check_rows(self, where, self._windows(where, None, None, None, out_steps, out_reward, out_discount))
 
-    def ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
+    def fill_ages(self, rows: Int64s, out: NDArray[np.float32]) -> None:
         """Fill the seconds since the entries of rows [N] were added, float32 [N]."""
         where = np.ascontiguousarray(rows, np.int64)
         check_out(out, np.float32, where.size)

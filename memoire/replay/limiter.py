@@ -82,7 +82,7 @@ class _Client:
     asked: tuple[float, int] | None = None
     """Time of the last larger grant, and the client's entries at that time."""
 
-    def lasting(self, now: float) -> float:
+    def entries_per_grant(self, now: float) -> float:
         """Return the entries that the client records in `GRANT_TIME` at its pace since the last grant."""
         if self.asked is None:
             return 0.0
@@ -227,7 +227,7 @@ class Limiter:
             state = {name: value for name, value in self.state().items() if name not in ("clients", "told")}
             return state | {"recorded": self._clients[client].inserted if client in self._clients else 0}
 
-    def take_over(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
+    def continue_counts(self, state: Mapping[str, Any], client: bytes, inserted: int) -> None:
         """Continue the counts of another limiter, whose only client has now recorded `inserted` entries."""
         self.restore_state({**state, "told": None, "clients": [(client, inserted, inserted, inserted)]})
 
@@ -354,7 +354,7 @@ class Limiter:
         missing = self.parameters.min_size - self._entries(entries)
         if not self._begun or missing > 0:
             room = max(room, float(missing))
-        mine = min(room - others, max(1.0, self._share(room, sharers, known.lasting(now))))
+        mine = min(room - others, max(1.0, self._share(room, sharers, known.entries_per_grant(now))))
         mine = max(mine, self._needed(now))
         through = max(known.through, known.inserted + max(0, math.floor(mine + _ROUNDING)))
         if through > known.through:

@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memoire import _core, arguments
-from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, ParameterError, UsedUp, WrongType
+from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, NoDrawsLeft, ParameterError, WrongType
 from memoire.limits import CONTAINER, MemoryLimits, Reservation
 
-from .batch import GatheredSamples, place
+from .batch import GatheredSamples, use_output_arrays
 from .conversion import (
     WEIGHT,
+    check_close,
     checked_page_rows,
     count_of,
-    cutting_of,
-    ending,
     entry_numbers,
     exact_columns,
     exact_fractions,
@@ -34,6 +33,7 @@ from .conversion import (
     refuse,
     storage_of,
     version_of,
+    weight_window_settings,
 )
 from .gathering import (
     BatchGatherer,
@@ -208,7 +208,7 @@ class Memory(RowGatherer, StrictAttributes):
         arguments.whole("lane", lane, 0, MAX_LANES - 1)
         self._open(lane)
 
-    def opening(self, lane: int) -> Changes:
+    def opening_changes(self, lane: int) -> Changes:
         """Return the changes, for `_core.at_once`, that open an episode in a lane as `open` does."""
         return [(self._open, (lane,))]
 
@@ -247,7 +247,7 @@ class Memory(RowGatherer, StrictAttributes):
         lane_array = np.ascontiguousarray(lanes, np.int64)
         if lane_array.ndim != 1:
             raise ParameterError("lanes", lane_array.shape, "of one dimension")
-        ((add, args),) = self.adding(lane_array, values, init_w, model_version)
+        ((add, args),) = self.add_many_changes(lane_array, values, init_w, model_version)
         try:
             add(*args)
         except _core.NotAdded as refused:
@@ -255,7 +255,7 @@ class Memory(RowGatherer, StrictAttributes):
         numbers: Int64s = args[3]
         return numbers
 
-    def adding(self, lanes: Int64s, values: Sequence[Any], init_w: ArrayLike, model_version: int) -> Changes:
+    def add_many_changes(self, lanes: Int64s, values: Sequence[Any], init_w: ArrayLike, model_version: int) -> Changes:
         """Return the changes, for `_core.at_once`, that add entries as `add_many` does: `lanes` [N], `values` [N, *F],
         `init_w` a number or [N].
         """
@@ -264,7 +264,7 @@ class Memory(RowGatherer, StrictAttributes):
         args = (lanes, arrays, init_weights(init_w, count), np.empty(count, np.int64), version)
         return [(self._add_many, args)]
 
-    def adding_one(self, lane: int, values: tuple[Any, ...], init_w: Any, model_version: int) -> Changes:
+    def add_entry_changes(self, lane: int, values: tuple[Any, ...], init_w: Any, model_version: int) -> Changes:
         """Return the changes, for `_core.at_once`, that add one entry of exact values [*F]."""
         version, weight = self.checked_version(model_version), float(init_weights(init_w, 1)[0])
         return [(self._add_one, (lane, values, weight, version))]
@@ -367,7 +367,7 @@ class Memory(RowGatherer, StrictAttributes):
             EpisodeClosedError, EmptyEpisodeError: no episode is open, or it has no entries.
             ParameterError, EntryError: an argument does not fit. The episode stays open.
         """
-        multiplier, bootstrap, states = ending(self.schema, multiplier, final_state, terminated, bootstrap_value)
+        multiplier, bootstrap, states = check_close(self.schema, multiplier, final_state, terminated, bootstrap_value)
         ended = states is not None or bool(terminated)
         with self.held():
             length = self._open_length(lane)
@@ -377,7 +377,7 @@ class Memory(RowGatherer, StrictAttributes):
                 raise EmptyEpisodeError(lane)
             self._close(lane, multiplier, update_value, update_weight, ended, bool(terminated), states, bootstrap)
 
-    def closing(
+    def closing_changes(
         self,
         lane: int,
         *,
@@ -393,10 +393,10 @@ class Memory(RowGatherer, StrictAttributes):
         Args:
             is_cut: True if the episode continues; it is stored as truncated.
         """
-        multiplier, bootstrap, states = ending(self.schema, 1.0, final_state, terminated, bootstrap_value)
+        multiplier, bootstrap, states = check_close(self.schema, 1.0, final_state, terminated, bootstrap_value)
         ended = states is not None or bool(terminated)
         close = (lane, multiplier, True, True, ended, bool(terminated), states, bootstrap)
-        return [(self._close, close), *self.opening(lane)]
+        return [(self._close, close), *self.opening_changes(lane)]
 
     leaving: Sized = ()
     """Closed episodes that wait to be sent; empty in a memory that sends none."""
@@ -415,7 +415,7 @@ class Memory(RowGatherer, StrictAttributes):
         Raises:
             EntryError: a state does not fit.
         """
-        ends = {lane: ending(self.schema, 1.0, state, False, None) for lane, state in states.items()}
+        ends = {lane: check_close(self.schema, 1.0, state, False, None) for lane, state in states.items()}
         with self.held(), ExitStack() as going_on:
             for lane, (_, bootstrap, final) in ends.items():
                 if self.live and self.open_length(lane) > 0 and final is not None:
@@ -451,7 +451,7 @@ class Memory(RowGatherer, StrictAttributes):
 
     def _apply(self, new: Parameters) -> None:
         are_limits_new = self._limit(*limits_of(new))
-        self._configure(**cutting_of(new, self._dimensions), are_limits_new=are_limits_new)
+        self._configure(**weight_window_settings(new, self._dimensions), are_limits_new=are_limits_new)
         self._gathering = BatchGatherer(self.schema, new)
 
     # Drawing
@@ -465,7 +465,8 @@ class Memory(RowGatherer, StrictAttributes):
             fractions: Positions in the cumulative weights, [count] in [0, 1); None draws at random.
 
         Raises:
-            EmptyMemory: no entry has a weight above 0. UsedUp (a subclass): all may be drawn fewer than `count` times.
+            EmptyMemory: no entry has a weight above 0. NoDrawsLeft (a subclass): all may be drawn fewer than `count`
+            times.
         """
         arguments.whole("count", count, 1, MAX_ROWS)
         return self._draw_numbers(count, fractions, None)
@@ -478,7 +479,7 @@ class Memory(RowGatherer, StrictAttributes):
             numbers = self._draw(count, fractions, weights)
             if numbers is None:
                 if (draws := self.draws_left) > 0:
-                    raise UsedUp(count, draws, self._parameters.max_times_sampled)
+                    raise NoDrawsLeft(count, draws, self._parameters.max_times_sampled)
                 raise EmptyMemory(self.num_entries)
             return numbers
 
@@ -518,7 +519,7 @@ class Memory(RowGatherer, StrictAttributes):
         with self.held():
             gathered = self._gathering.allocate(batch_size)
             if out is not None:
-                place(self.schema, gathered, out)
+                use_output_arrays(self.schema, gathered, out)
             weights, sums = np.empty(batch_size, np.float64), self._sums(self._parameters.normalize == "global")
             filled = self._gathering.fill(self, self._draw_numbers(batch_size, None, weights), gathered)
             if self._parameters.max_times_sampled:

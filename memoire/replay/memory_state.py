@@ -1,7 +1,8 @@
 """Complete state of a memory in a file: places and weights of entries, and the state that later draws depend on.
 
-`state_of` copies the state, `RowLayout` checks the state from a file, and `TakingOver` restores it in an empty memory,
-which then draws what the saved one would have drawn. Facts and values of the entries are saved beside it, by episode.
+`state_of` copies the state, `RowLayout` checks the state from a file, and `MemoryRestoration` restores it in an empty
+memory, which then draws what the saved one would have drawn. Facts and values of the entries are saved beside it, by
+episode.
 
 The .npz file of a memory's episodes is a ZIP archive of uncompressed arrays:
 
@@ -86,7 +87,7 @@ def state_of(memory: Memory, slots: list[int]) -> tuple[dict[str, Any], dict[str
 
 
 class SavedLayout(NamedTuple):
-    """State of a memory, with the numbers and weights of its entries, which `TakingOver` needs."""
+    """State of a memory, with the numbers and weights of its entries, which `MemoryRestoration` needs."""
 
     numbers: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
@@ -264,7 +265,7 @@ class RowLayout:
                 self._require(episodes["length"][lane["episode"]] == len(rows))
 
 
-class TakingOver:
+class MemoryRestoration:
     """Restoration of a memory's state in an empty memory: `put` adds each episode's facts and values, `finish` ends it.
 
     The memory has the capacity, the parameters and the page rows of the saved one.

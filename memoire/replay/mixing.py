@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.arguments import mapping, no_field, seconds, text, whole
+from memoire.arguments import mapping, no_such_field_error, seconds, text, whole
 from memoire.errors import Closed, MemoireTimeout, NotEnoughSamples, ParameterError
 
 from .batch import Batch, GatheredSamples, PriorityUpdate
@@ -106,7 +106,7 @@ class MixedBatch(Mapping[str, Batch]):
         try:
             return self._parts[name]
         except (KeyError, TypeError):  # TypeError: the name is not hashable
-            raise no_field("this batch of several tables", name, self._parts) from None
+            raise no_such_field_error("this batch of several tables", name, self._parts) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -336,7 +336,7 @@ def _yield_drawn(drawer: _DrawThread[T], is_over: IsOver) -> Iterator[T]:
         while (drawn := drawer.take()) is not None and not is_over():
             yield drawn[0]
     finally:
-        drawer.leave()
+        drawer.stop()
 
 
 class _DrawThread(Generic[T]):
@@ -368,7 +368,7 @@ class _DrawThread(Generic[T]):
                 raise self._failed
             return None
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stop the thread after its current value, and drop the values that are ready."""
         with self._changed.held():
             self._is_left = True

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, cast
 import numpy as np
 
 from memoire import _core
-from memoire.arguments import checked_fields, meant, one_of, refuse_unknown, says_instead, whole
+from memoire.arguments import checked_fields, explain_assignment_error, one_of, refuse_unknown, similar_names, whole
 from memoire.errors import NotCopied, NotSettable, ParameterError, UnknownName
 
 Start = Literal["skip", "repeat", "zero"]
@@ -57,7 +57,7 @@ class HasColumns(Protocol):
 
 
 class SampleColumns(HasColumns, Protocol):
-    """Protocol of a schema as `Parameters.making` reads it."""
+    """Protocol of a schema as `Parameters.content_settings` reads it."""
 
     @property
     def states(self) -> Sequence[str]:
@@ -69,7 +69,7 @@ class SampleColumns(HasColumns, Protocol):
 
 
 @checked_fields
-@says_instead("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
+@explain_assignment_error("Write replace(NAME=...), or configure(NAME=...) of a buffer, server or reader.")
 @dataclass(frozen=True)
 class Parameters:
     """Settings of entries' weights, and of the samples cut from episodes.
@@ -278,7 +278,7 @@ class Parameters:
                 "The schema has a column 'mask', a name that batches of sequences use. Rename the column."
             )
 
-    def making(self, schema: SampleColumns) -> dict[str, Any]:
+    def content_settings(self, schema: SampleColumns) -> dict[str, Any]:
         """Return the settings that determine samples of a memory of `schema`, by name, with defaults resolved. Two
         `Parameters` make equal samples of equal entries exactly if these are equal.
         """
@@ -331,7 +331,9 @@ class Parameters:
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in fields.items():
             if name not in known:
-                raise UnknownName("Parameters", name, meant(name, known), tuple(known), _unknown(name, value, known))
+                raise UnknownName(
+                    "Parameters", name, similar_names(name, known), tuple(known), _unknown(name, value, known)
+                )
         for name, field in known.items():
             if name not in fields and field.metadata != ADDED:
                 raise ParameterError.with_text(
@@ -355,9 +357,9 @@ _MAKING = (
 _MAKING_SEQUENCES = ("sequence_overlap", "burn_in", "sequence_first", "sequence_max_share")
 
 
-def differing(schema: SampleColumns, first: Parameters, second: Parameters) -> dict[str, tuple[Any, Any]]:
+def differing_fields(schema: SampleColumns, first: Parameters, second: Parameters) -> dict[str, tuple[Any, Any]]:
     """Return fields that change samples: name -> (value in `first`, value in `second`). Empty if samples are equal."""
-    one, two = first.making(schema), second.making(schema)
+    one, two = first.content_settings(schema), second.content_settings(schema)
     names = {name for name in one.keys() | two.keys() if one.get(name) != two.get(name)}
     values = {name: (getattr(first, name), getattr(second, name)) for name in sorted(names)}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
@@ -365,7 +367,7 @@ def differing(schema: SampleColumns, first: Parameters, second: Parameters) -> d
 
 def _unknown(name: str, value: object, known: Iterable[str]) -> str:
     """Return advice for a setting of another version."""
-    alike = " or ".join(map(repr, meant(name, known)))
+    alike = " or ".join(map(repr, similar_names(name, known)))
     advice = f"This version has {alike}. " if alike else ""
     return f"Another version of memoire saved or sent it, as {value!r:.80}. {advice}Use the same version at both ends."
 
@@ -474,7 +476,7 @@ def advice(kind: type[StrictAttributes], name: str) -> str:
     ways = _ways(kind)
     if name in ways:
         return ways[name]
-    names = meant(name, ways)
+    names = similar_names(name, ways)
     return f"Did you mean {names[0]}? {ways[names[0]]}" if names else "There is no setting of this name."
 
 

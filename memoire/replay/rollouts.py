@@ -241,7 +241,7 @@ class Rollouts:
         self.model_version, self.age = facts["model_version"], facts["age"]
 
     @classmethod
-    def of(
+    def from_fragments(
         cls, schema: Schema, fragments: Sequence[Fragment], now: float, discount: tuple[float, ...] | None = None
     ) -> Rollouts:
         """Copy fragments together. `now` is on the clock of their arrival; `discount` is the table's."""
@@ -409,7 +409,9 @@ def _finals(states: list[Any], schema: Schema, name: str) -> Any:
     column = schema[name]
     if name in schema.ragged:
         empty = np.zeros((0, *column.element), column.dtype)
-        return Ragged.of((empty if each is None else each[name] for each in states), column.dtype, column.element)
+        return Ragged.from_arrays(
+            (empty if each is None else each[name] for each in states), column.dtype, column.element
+        )
     finals = np.zeros((len(states), *column.shape), column.dtype)
     for i, state in enumerate(states):
         if state is not None:

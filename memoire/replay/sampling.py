@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memoire.arguments import checked_fields, renamed, says_instead
+from memoire.arguments import checked_fields, explain_assignment_error, renamed
 from memoire.errors import ParameterError, WrongType
 
 from .parameters import NORMALIZATIONS, Normalize, Parameters
@@ -71,7 +71,7 @@ def changes_of(sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
     return changes | {name: value for name, value in fields.items() if value is not None or name not in _SHORT}
 
 
-def chosen(
+def resolve_parameters(
     parameters: Parameters | None, sampler: Sampler | None, discount: Any, fields: Mapping[str, Any]
 ) -> Parameters:
     """Return the parameters of a new memory or table: `parameters`, or the default ones, with the changes.
@@ -85,7 +85,7 @@ def chosen(
 
 
 @checked_fields
-@says_instead("Make another one: Linear(NAME=...).")
+@explain_assignment_error("Make another one: Linear(NAME=...).")
 @dataclass(frozen=True)
 class Linear:
     """A number that changes from `start` to `end` in equal steps, one per drawn batch, and then stays at `end`.
@@ -102,7 +102,7 @@ class Linear:
 
 
 @checked_fields
-@says_instead("Make another one: Uniform(NAME=...).")
+@explain_assignment_error("Make another one: Uniform(NAME=...).")
 @dataclass(frozen=True)
 class Uniform:
     """Sampler with equal priorities: probabilities differ only by `init_w` and episode multipliers; importance is 1.
@@ -121,7 +121,7 @@ class Uniform:
 
 
 @checked_fields
-@says_instead("Make another one: Prioritized(NAME=...).")
+@explain_assignment_error("Make another one: Prioritized(NAME=...).")
 @dataclass(frozen=True)
 class Prioritized:
     """Sampler with probabilities in proportion to priority ** exponent. Schaul et al., ICLR 2016, section 3.3.
@@ -152,7 +152,7 @@ class Prioritized:
 
 
 @checked_fields
-@says_instead("Make another one: RankBased(NAME=...).")
+@explain_assignment_error("Make another one: RankBased(NAME=...).")
 @dataclass(frozen=True)
 class RankBased:
     """Sampler with probabilities in proportion to rank ** -exponent; entries are ranked by weight.
@@ -187,7 +187,7 @@ class RankBased:
 
 
 @checked_fields
-@says_instead("Make another one: Greedy(NAME=...).")
+@explain_assignment_error("Make another one: Greedy(NAME=...).")
 @dataclass(frozen=True)
 class Greedy:
     """Sampler of the largest weights, each once per batch if there are enough, new entries first; importance is 1.

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.errors import BufferLocked, DataError, ForkedError, NotItsPast, ParameterError
+from memoire.errors import BufferLocked, BufferSaveConflict, DataError, ForkedError, ParameterError
 
 from . import datafile
 from . import files as file_lock
@@ -46,7 +46,7 @@ class SavedLineage(NamedTuple):
     lives: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, path: str | Path, beside: Mapping[str, Any]) -> SavedLineage | None:
+    def parse(cls, path: str | Path, beside: Mapping[str, Any]) -> SavedLineage | None:
         """Parse the lineage from the state beside a saved memory; None if no buffer saved it. Raises DataError."""
         if not beside:
             return None
@@ -137,7 +137,7 @@ class Lineage:
 
         Raises:
             BufferLocked: another buffer has resumed this buffer, or the buffer saved at `path`.
-            NotItsPast: another buffer resumed this buffer, and was saved at `path`.
+            BufferSaveConflict: another buffer resumed this buffer, and was saved at `path`.
             ForkedError: this process was forked from one that had resumed the buffer.
         """
         client_id = self.client_id
@@ -147,7 +147,7 @@ class Lineage:
         if saved is not None and saved.client_id == client_id:
             life, saves = saved.lives[-1]
             if self._lives.get(life, -1) < saves:
-                raise NotItsPast(str(path))
+                raise BufferSaveConflict(str(path))
         if self._locks:
             self._lock(Path(path))
         elif owner := file_lock.holder(_lock_path(_folder(path), client_id)):
@@ -172,7 +172,7 @@ def refuse_if_held(path: str | Path, mine: bytes = b"") -> SavedLineage | None:
 
 
 def _read_lineage(path: str | Path) -> SavedLineage | None:
-    return SavedLineage.of(path, datafile.beside(path))
+    return SavedLineage.parse(path, datafile.read_owner_state(path))
 
 
 def _folder(path: str | Path) -> Path:
@@ -231,11 +231,11 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner
     for name, array in arrays.items():
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         _write_array(archive, STATE + name, content.dtype, content.shape, [content])
-    every = [part for slot in inside.slots for part in inside.stretches(slot)]
-    for name, source in (("number", inside.fact("number")), ("weight", inside.weights)):
+    every = [part for slot in inside.slots for part in inside.row_slices(slot)]
+    for name, source in (("number", inside.fact_column("number")), ("weight", inside.weights)):
         parts_ = (source[part] for part in every)
         _write_array(archive, OWN + name, source.dtype, (sum(part.stop - part.start for part in every),), parts_)
-    table = [inside.about(slot) for slot in inside.slots]
+    table = [inside.episode_facts(slot) for slot in inside.slots]
     rows = np.zeros(len(table), EPISODE_ROW)
     finals = 0
     for row, facts in zip(rows, table, strict=True):
@@ -248,10 +248,10 @@ def _write(archive: zipfile.ZipFile, inside: HeldEpisodes, memory: Memory, owner
     boots = [inside.bootstrap(slot)[None] for slot in inside.slots]
     _write_array(archive, BOOTSTRAP_VALUE, np.dtype("<f4"), (len(boots), *schema.reward_shape), boots)
     for name, dtype in FACTS.items():
-        parts = (inside.fact(name)[part] for slot in inside.slots for part in inside.stretches(slot))
+        parts = (inside.fact_column(name)[part] for slot in inside.slots for part in inside.row_slices(slot))
         _write_array(archive, OWN + name, np.dtype(dtype), (entries,), parts)
     for name, column in schema.items():
-        stretches = [part for slot in inside.slots for part in inside.stretches(slot)]
+        stretches = [part for slot in inside.slots for part in inside.row_slices(slot)]
         if column.is_ragged:
             lengths = [inside.lengths(name, part) for part in stretches]
             _write_ragged(archive, name, column, lengths, (inside.values(name, part).values for part in stretches))

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from memoire.arguments import checked_names, is_name, no_field
+from memoire.arguments import checked_names, is_name, no_such_field_error
 from memoire.errors import SchemaError, WrongType
 
 from .columns import (
@@ -32,10 +32,10 @@ from .columns import (
     columns_of_space,
     fields_of,
     is_shape,
-    named,
     read_column,
     role_and_nan,
     tree_of,
+    with_column_in_error,
     with_tuples,
 )
 
@@ -161,7 +161,7 @@ class Schema(Mapping[str, Column]):
                 _check_name(part, name)
             if name in leaves:
                 raise SchemaError(f"column {name!r} is there twice.")
-            leaves[name] = named(name, partial(read_column, dtype, shape, role, nan))
+            leaves[name] = with_column_in_error(name, partial(read_column, dtype, shape, role, nan))
         schema = cls.__new__(cls)
         schema._settle(leaves, tuples)
         return schema
@@ -197,7 +197,7 @@ class Schema(Mapping[str, Column]):
         try:
             return self._columns[name]
         except (KeyError, TypeError):  # TypeError: the name is not hashable
-            raise no_field("this schema", name, self._columns) from None
+            raise no_such_field_error("this schema", name, self._columns) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -322,13 +322,13 @@ def _take_apart(name: str, template: Any, role: str, leaves: dict[str, Column], 
 def _template(name: str, template: Any, role: str) -> Any:
     """Return a `Column`, or a nest of columns, for any other declaration that a schema accepts."""
     if isinstance(template, np.ndarray | np.generic):
-        return named(name, lambda: Column(template.dtype, template.shape, role))
+        return with_column_in_error(name, lambda: Column(template.dtype, template.shape, role))
     if hasattr(template, "contains") and hasattr(template, "sample"):
         return columns_of_space(name, template, role, keep_float64=True)
     if isinstance(template, tuple):
-        return named(name, lambda: Column(template[0], template[1], role))
+        return with_column_in_error(name, lambda: Column(template[0], template[1], role))
     if isinstance(template, str | type | np.dtype):
-        return named(name, lambda: Column(template, (), role))
+        return with_column_in_error(name, lambda: Column(template, (), role))
     raise SchemaError(
         f"column {name!r} was declared as {template!r}, a value of type {type(template).__name__}. Give a Column, a "
         f"dtype, (dtype, shape) such as (np.float32, (4,)), an array, a Gymnasium space, or a dict or tuple of these."

@@ -29,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.arguments import meant, one_of
+from memoire.arguments import one_of, similar_names
 from memoire.errors import EntryError, EpisodeOver, FinalObservationMissing, ParameterError, SchemaError
 
 from .columns import Column
-from .conversion import exact, finite, form
+from .conversion import describe_value, exact_array, finite
 from .schema import Schema
-from .writing import Changes, putting
+from .writing import Changes, put_changes
 
 AUTORESET = ("next_step", "same_step", "disabled")
 
@@ -178,9 +178,9 @@ class ResetCheck:
         """Environments whose episode has ended, so that their next step begins another one."""
         return tuple(self._ended)
 
-    def ended(self, environment: int, final: int, length: int, *, terminated: bool = False) -> Changes:
+    def record_end(self, environment: int, final: int, length: int, *, terminated: bool = False) -> Changes:
         """Return the changes that record the end of an episode of `length` steps in the observation `final`."""
-        return putting(_LastEnd(final, length, terminated), environment, self._ended)
+        return put_changes(_LastEnd(final, length, terminated), environment, self._ended)
 
     def reset(self, environment: int) -> Changes:
         """Return the changes after a reported reset of this environment: its next start is not checked."""
@@ -204,7 +204,7 @@ class ResetCheck:
                 raise EpisodeOver(environment, self._ended[environment].length)
         return begins
 
-    def noted(self, begins: dict[int, int], ending: Collection[int] = ()) -> tuple[ResetCheck, Changes]:
+    def with_recorded_begins(self, begins: dict[int, int], ending: Collection[int] = ()) -> tuple[ResetCheck, Changes]:
         """Return the check that replaces this check after episodes begin, and the changes that complete it. Warns once.
 
         Args:
@@ -219,7 +219,7 @@ class ResetCheck:
             [],
         )
         for environment, first in begins.items():
-            if new.began(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
+            if new.record_begin(environment, first, environment in ending) >= WORTH_A_WORD and not self.is_warned:
                 self.is_warned = new.is_warned = True
                 _log.warning(
                     "episodes of environment %d begin in the observations in which the ones before ended. If "
@@ -243,7 +243,7 @@ class ResetCheck:
             return row >= PROOF_AT_TERMINATION
         return row >= (PROOF_AT_ONCE if ends else PROOF)
 
-    def began(self, environment: int, first: int, ends: bool = False) -> int:
+    def record_begin(self, environment: int, first: int, ends: bool = False) -> int:
         """Record that an episode has begun in this environment; `first` is the digest of its first observation.
 
         Returns the number of episodes in a row, including the new episode, that began with the observation that ended
@@ -320,7 +320,7 @@ class StepConverter:
         except (TypeError, ValueError) as error:
             name = self._schema.reward
             column = "a number" if name is None else str(self._schema[name])
-            raise EntryError(name or "reward", column + _per_environment(self._lead), form(reward)) from error
+            raise EntryError(name or "reward", column + _per_environment(self._lead), describe_value(reward)) from error
 
     def flags(self, name: str, value: Any) -> NDArray[np.bool_]:
         """Return `terminated` or `truncated` as a bool array [N]."""
@@ -330,7 +330,7 @@ class StepConverter:
             array = np.empty(0)
         flags = array.astype(np.bool_)
         if flags.size != self._count or array.dtype.kind not in "biuf" or (flags != array).any():
-            raise EntryError(name, f"True or False{_per_environment(self._lead)}", form(value), ORDER)
+            raise EntryError(name, f"True or False{_per_environment(self._lead)}", describe_value(value), ORDER)
         return flags.reshape(self._count)
 
     def ends(
@@ -411,7 +411,7 @@ class StepConverter:
         try:
             return self._schema.flatten(root, value)
         except SchemaError as error:
-            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{form(value)}: {error}") from error
+            raise EntryError(root, ", ".join(self._schema.leaves(root)), f"{describe_value(value)}: {error}") from error
 
     def first(self, obs: Any) -> Any:
         """Return the first leaf of an observation."""
@@ -441,7 +441,7 @@ class StepConverter:
             )
         return ""
 
-    def differ(self, obs: Any, other: Any) -> NDArray[np.bool_]:
+    def differing_rows(self, obs: Any, other: Any) -> NDArray[np.bool_]:
         """Return a mask [N], True where the stored forms of two observations differ."""
         mask = np.zeros(self._count, np.bool_)
         leaves = self._schema.leaves(self.root)
@@ -467,7 +467,7 @@ class StepConverter:
         rows = [arrays] if self._single else [[array[i] for array in arrays] for i in range(self._count)]
         return [self._schema.nest(self.root, dict(zip(leaves, map(np.array, row), strict=True))) for row in rows]
 
-    def together(self, parts: list[Any]) -> Any:
+    def join_observations(self, parts: list[Any]) -> Any:
         """Join the observations of `parts` into one, [N, ...]."""
         if self._single:
             return parts[0]
@@ -546,7 +546,7 @@ def _roots(schema: Schema) -> tuple[str, frozenset[str]]:
 def _explain_extras(schema: Schema, expected: frozenset[str], extras: Mapping[str, Any]) -> NoReturn:
     for name in sorted(expected - extras.keys()):
         columns = ", ".join(f"{schema[leaf]}" for leaf in schema.leaves(name))
-        guess = [each for each in meant(name, extras) if each not in expected]
+        guess = [each for each in similar_names(name, extras) if each not in expected]
         wrong = f" ({guess[0]!r} is not a column)" if guess else ""
         raise EntryError.with_text(f"step() needs {name}=..., a value of {columns}{wrong}. The entry was not added.")
     name = min(extras.keys() - expected)
@@ -561,7 +561,7 @@ def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead
     """Return `value` as an exact array of `shape` = lead + column.shape, after adding or removing axes of length 1.
     Several values of a ragged column become `Ragged`.
 
-    `exact` rejects shapes that differ otherwise, and values that do not fit.
+    `exact_array` rejects shapes that differ otherwise, and values that do not fit.
     """
     if isinstance(value, list | tuple) and not column.is_ragged and (listed := _shape(value)) is not None:
         actual = listed
@@ -569,7 +569,7 @@ def _convert(name: str, column: Column, value: Any, shape: tuple[Any, ...], lead
         actual = getattr(value, "shape", shape)
     if actual != shape and [axis for axis in actual if axis != 1] == [axis for axis in shape if axis != 1]:
         value = np.asarray(value).reshape(shape)
-    return exact(name, column, value, lead)
+    return exact_array(name, column, value, lead)
 
 
 def _per_environment(lead: tuple[int, ...]) -> str:

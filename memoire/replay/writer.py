@@ -32,7 +32,7 @@ from memoire.errors import (
 from .memory import Memory
 from .parameters import never_copied
 from .steps import End, ResetCheck, State, StepConverter, autoreset_mode, digest
-from .writing import AfterStep, Changes, EntryObserver, ExactObserver, OnceObserver, WriterState, packed, putting
+from .writing import AfterStep, Changes, EntryObserver, ExactObserver, OnceObserver, WriterState, packed, put_changes
 
 
 class Writer(_core.StepCounter, ClosingContext):
@@ -322,7 +322,7 @@ class Writer(_core.StepCounter, ClosingContext):
         self._inside.release()
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def steps_blocked(self) -> Iterator[None]:
         """Block steps within the context, after the running one has ended."""
         with _core.Held(self._saving), _core.Held(self._inside):
             if self._ends or self._episodes:
@@ -362,7 +362,7 @@ class Writer(_core.StepCounter, ClosingContext):
         if state.is_apart:
             self._apart = states
         elif all(each is not None for each in states):
-            self._last = self._converter.together(states)
+            self._last = self._converter.join_observations(states)
         self._owned = state.is_owned
         if self._starts is not None:
             self._starts.restore_state(state.starts, self.num_envs)
@@ -423,21 +423,21 @@ class Writer(_core.StepCounter, ClosingContext):
             changes += self._adding(self.lanes[stepped], [value[rows] for value in values], weights, model_version)
             still = np.ones(self.num_envs, np.bool_)
             still[stepped] = False
-            changes += putting(self._began[still] + 1, still, self._began)
+            changes += put_changes(self._began[still] + 1, still, self._began)
             changes.append((self._opened.__iadd__, (still,)))
-            changes += putting(self._returns[stepped] + rewards[rows], stepped, self._returns)
+            changes += put_changes(self._returns[stepped] + rewards[rows], stepped, self._returns)
         changes += setting(self, _pending=self._resetting(stepping, ends), _ends=deque(ends))
         if last_states is None:
             first, last = converter.first, next_obs
             is_owned = self._last is not None and not _core.same_place(first(self._last), first(next_obs))
             if self._resumed and is_owned:  # the environment may overwrite the array that it returned
-                last = self._converter.together(self._converter.parts(next_obs))
+                last = self._converter.join_observations(self._converter.parts(next_obs))
             changes += setting(self, _owned=is_owned)
         else:
             last = None
             changes += setting(self, _apart=last_states, _owned=True)
         if begins and self._starts is not None:
-            starts, rest = self._starts.noted(begins, {end.environment for end in ends})
+            starts, rest = self._starts.with_recorded_begins(begins, {end.environment for end in ends})
             changes += [*setting(self, _starts=starts), *rest]
         counts = {"_clock": self._clock + bool(rows.size), "_untold": self._untold + rows.size}
         changes += setting(self, **counts, _last=last, _resumed=False)
@@ -453,8 +453,10 @@ class Writer(_core.StepCounter, ClosingContext):
     def _adding(self, lanes: NDArray[np.int64], values: list[Any], init_w: Any, model_version: int) -> Changes:
         """Return the changes that add an entry for each environment that made a step rather than a reset."""
         if self._single:
-            return self._memory.adding_one(int(lanes[0]), self._converter.exact_entry(values), init_w, model_version)
-        return self._memory.adding(lanes, tuple(values), init_w, model_version)
+            return self._memory.add_entry_changes(
+                int(lanes[0]), self._converter.exact_entry(values), init_w, model_version
+            )
+        return self._memory.add_many_changes(lanes, tuple(values), init_w, model_version)
 
     def _resetting(self, stepping: NDArray[np.int64], ends: list[End]) -> NDArray[np.bool_] | None:
         """Return a mask of the members whose next step is a reset; None if no member's is."""
@@ -525,13 +527,15 @@ class Writer(_core.StepCounter, ClosingContext):
         changes: Changes = []
         if self._opened[i] < self._clock:  # False if the episode's entries were dropped
             facts = {"final_state": final, "terminated": is_terminal, "bootstrap_value": bootstrap}
-            changes += self._memory.closing(lane, **facts)
-        changes += putting(self._clock, i, self._began, self._opened)
+            changes += self._memory.closing_changes(lane, **facts)
+        changes += put_changes(self._clock, i, self._began, self._opened)
         if self._starts is not None:  # the first step of the next episode takes the path with all checks
-            changes += self._starts.ended(i, digest(final), length, terminated=is_terminal) + setting(self, _room=0)
+            changes += self._starts.record_end(i, digest(final), length, terminated=is_terminal) + setting(
+                self, _room=0
+            )
         if self._observer is not None:
             changes.append((self._episodes.append, ((lane, length, np.array(self._returns[i])),)))
-        self._commit([*changes, *putting(0.0, i, self._returns), (self._ends.popleft, ())])
+        self._commit([*changes, *put_changes(0.0, i, self._returns), (self._ends.popleft, ())])
 
     def _cutting(self, args: Mapping[str, Any], least: int, subset: NDArray[np.int64] | None) -> tuple[Changes, int]:
         """Return (changes, room): changes that store open episodes of at least `least` entries as cut, ended by the new
@@ -543,14 +547,14 @@ class Writer(_core.StepCounter, ClosingContext):
         lengths = self._clock - self._opened
         cut = lengths >= least
 
-        def end_of(i: int) -> tuple[State | None, Any]:
+        def final_state_and_value(i: int) -> tuple[State | None, Any]:
             return (
                 (self._converter.member_state(obs, rows[i]), bootstrap[rows[i]])
                 if i in rows
                 else (self._last_state(i), None)
             )
 
-        return self._storing(cut, end_of, is_cut=True), self._longest - int(lengths[~cut].max(initial=0))
+        return self._storing(cut, final_state_and_value, is_cut=True), self._longest - int(lengths[~cut].max(initial=0))
 
     def _cut_here(self, least: int) -> int:
         """Store open episodes of at least `least` entries, ended by the last step's next_obs; return their entries."""
@@ -572,18 +576,20 @@ class Writer(_core.StepCounter, ClosingContext):
             facts: dict[str, Any] = {}
             if final is not None:
                 facts = {"final_state": final, "terminated": False, "bootstrap_value": bootstrap, "is_cut": is_cut}
-            changes += self._memory.closing(int(self.lanes[i]), **facts) + putting(self._clock, i, self._opened)
+            changes += self._memory.closing_changes(int(self.lanes[i]), **facts) + put_changes(
+                self._clock, i, self._opened
+            )
         return changes
 
     def _abandoning(self, mask: NDArray[np.bool_], bootstrap_value: Any) -> Changes:
         """Return the changes that close the open episodes under `mask` at the states after the last step."""
         bootstrap = self._converter.bootstrap(bootstrap_value)
 
-        def end_of(i: int) -> tuple[State | None, Any]:
+        def final_state_and_value(i: int) -> tuple[State | None, Any]:
             return self._last_state(i) if self._owned else None, bootstrap[i]
 
-        changes = self._storing(mask & (self._opened < self._clock), end_of, is_cut=False)
-        changes += putting(self._clock, mask, self._began, self._opened) + putting(0.0, mask, self._returns)
+        changes = self._storing(mask & (self._opened < self._clock), final_state_and_value, is_cut=False)
+        changes += put_changes(self._clock, mask, self._began, self._opened) + put_changes(0.0, mask, self._returns)
         if self._pending is not None:
             changes += setting(self, _pending=self._pending & ~mask)
         if self._starts is not None:
@@ -613,8 +619,10 @@ class Writer(_core.StepCounter, ClosingContext):
                 last_states = self._last_states() if apart is None else apart
                 torn &= [last_states[i] is not None for i in subset]
                 new = converter.parts(obs)
-                last = converter.together([last_states[i] if torn[row] else new[row] for row, i in enumerate(subset)])
-            torn &= converter.differ(obs, last)
+                last = converter.join_observations(
+                    [last_states[i] if torn[row] else new[row] for row, i in enumerate(subset)]
+                )
+            torn &= converter.differing_rows(obs, last)
         if torn.any():
             environment = int(members[torn.argmax()])
             refused = self._refused[1] if self._refused[0] == self._clock else ""

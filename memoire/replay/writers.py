@@ -160,17 +160,17 @@ class WriterRegistry:
         return self._lane_for(lanes)
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """Block steps of all writers within the context: see `Writer.still`."""
+    def steps_blocked(self) -> Iterator[None]:
+        """Block steps of all writers within the context: see `Writer.steps_blocked`."""
         with _core.Held(self._lock):
             living = sorted(self._living, key=lambda writer: int(writer.lanes[0]))
         with ExitStack() as stack:
             for writer in living:
-                stack.enter_context(writer.still())
+                stack.enter_context(writer.steps_blocked())
             yield
 
     def state(self, length_of: Callable[[int], int]) -> dict[str, Any]:
-        """Return lanes and writers as JSON carries them. Call it within `still` and while the memory is held.
+        """Return lanes and writers as JSON carries them. Call it within `steps_blocked` and while the memory is held.
 
         Args:
             length_of: Function that counts the entries of a lane's open episode.

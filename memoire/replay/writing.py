@@ -34,12 +34,12 @@ Changes = list[tuple[Callable[..., object], tuple[Any, ...]]]
 """Functions of C with their arguments, for `_core.at_once`."""
 
 
-def adding(owner: object, **sums: int) -> Changes:
+def adding_changes(owner: object, **sums: int) -> Changes:
     """Return the changes that add to an object's attributes."""
     return _core.setting(owner, **{name: getattr(owner, name) + count for name, count in sums.items()})
 
 
-def putting(value: Any, place: Any, *arrays: Any) -> Changes:
+def put_changes(value: Any, place: Any, *arrays: Any) -> Changes:
     """Return the changes that put a value at the same index of several arrays or dicts."""
     return [(setitem, (array, place, value)) for array in arrays]
 

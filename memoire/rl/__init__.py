@@ -15,7 +15,7 @@
     World                   several learners that learn as one, as torchrun starts them; needs torch
     Agent, Observer         episodes that a learner assigns to other processes, whose actions it computes in batches
     StartStates             start states of such episodes: the best states of former episodes
-    masked, ragged_minibatches, rollouts_of    batches of entries that observers recorded
+    sample_masked, ragged_minibatches, rollouts_of   batches of entries that observers recorded
     Moments                 running mean and variance
     RealTimeEnv             environment under a real clock, around a RealTimeInterface; DummyDrone is a device
     GenericMemory           samples of workers in rings of columns; a Codec restores them, with an ActionHistory
@@ -28,7 +28,7 @@ Names are imported on first use: `import memoire.rl` needs neither torch nor Gym
 
 from typing import TYPE_CHECKING, Any
 
-from memoire.building import deferred, imports_of
+from memoire.building import imports_of, lazy_imports
 from memoire.errors import NotInstalled
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     from memoire.rl.starts import ObservedEpisode as ObservedEpisode
     from memoire.rl.starts import Start as Start
     from memoire.rl.starts import StartStates as StartStates
-    from memoire.rl.starts import masked as masked
     from memoire.rl.starts import padded_columns as padded_columns
     from memoire.rl.starts import ragged_minibatches as ragged_minibatches
     from memoire.rl.starts import rollouts_of as rollouts_of
+    from memoire.rl.starts import sample_masked as sample_masked
     from memoire.rl.trainer import Trainer as Trainer
     from memoire.rl.training import Training as Training
     from memoire.rl.training import TrainingAgent as TrainingAgent
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 __all__ = sorted(imports_of(__name__))  # noqa: PLE0605  (type checkers see the imports above)
 
-_import_deferred, _ = deferred(__name__)
+_import_deferred, _ = lazy_imports(__name__)
 
 
 def _import_name(name: str) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 
 from memoire import Endpoints, Server, State
 from memoire.errors import MemoireError
-from memoire.launching import LauncherLine, accept_all_text, say
+from memoire.launching import LauncherLine, accept_all_text, print_line
 from memoire.nodes.http import NodePages
 
 from .collector import Collector, RemoteActor
@@ -138,7 +138,7 @@ def _serve(args: argparse.Namespace) -> int:
         with contextlib.closing(server), contextlib.closing(NodePages(args.http, server)) as pages:
             beside = [server.push_endpoint, server.pub_endpoint]
             line.ready(endpoint=server.endpoint, http=f"http://{pages.address}", beside=beside)
-            say(f"serving {pipeline.run} at {server.endpoint}")
+            print_line(f"serving {pipeline.run} at {server.endpoint}")
             while line.wait(60.0):
                 pass
     return 0
@@ -231,7 +231,7 @@ def _infer(args: argparse.Namespace) -> int:
         node = read_file(args.file, "collection").node(args.endpoint, args.url, keys=args.keys)
         with contextlib.closing(node), contextlib.closing(NodePages(args.http, node)):
             line.ready(endpoint=node.endpoint)
-            say(f"answering at {node.endpoint}")
+            print_line(f"answering at {node.endpoint}")
             while line.wait(60.0):
                 pass
     return 0

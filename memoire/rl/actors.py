@@ -254,7 +254,7 @@ def shaped_action(action: Any, space: Any) -> Any:
     return action
 
 
-def rest(env: Any) -> None:
+def send_default_action(env: Any) -> None:
     """Send a device its default action: by the environment's `wait`, or in a step if it has a `default_action`."""
     plain = getattr(env, "unwrapped", env)
     wait = getattr(plain, "wait", None)

@@ -293,7 +293,7 @@ class Agent(ClosingContext):
         old = [each for each in self._pending if each.done() and _is_usable(each) and self._is_old(each.result())]
         if old:
             _log.info("%d late episodes are discarded: they are older than max_lag=%s allows", len(old), self.max_lag)
-        self._jobs.passed_over(len(old))
+        self._jobs.count_stale_results(len(old))
         self._pending = [each for each in self._pending if each not in failed and each not in old]
         return len(failed)
 

@@ -116,7 +116,7 @@ class ActionHistory:
         if self.start not in ("repeat", "skip"):
             raise ParameterError("start", self.start, one_of(self.start, ("repeat", "skip")))
 
-    def left_out(self, obs: Any) -> Any:
+    def without_last_actions(self, obs: Any) -> Any:
         """Return an observation without its last actions."""
         if not isinstance(obs, tuple | list) or len(obs) < self.length:
             raise WrongType("obs", f"a tuple with {self.length} actions at its end", type(obs).__name__)
@@ -158,22 +158,24 @@ class Codec:
         self.digest = digest_of(*functions, facts=repr((sorted(self.leaves), history)))
         """Digest of the functions' source code, without comments and layout."""
         for path in self.leaves or ("",):
-            if self.when(path) not in WHENS:
-                raise ParameterError("when", self.when(path), one_of(self.when(path), WHENS))
+            if self.decompression_time(path) not in WHENS:
+                raise ParameterError(
+                    "when", self.decompression_time(path), one_of(self.decompression_time(path), WHENS)
+                )
 
     @property
     def leaves(self) -> tuple[str, ...]:
         """Paths of the compressed leaves; () if the codec changes whole samples, or nothing."""
         return tuple(self._compress) if isinstance(self._compress, Mapping) else ()
 
-    def when(self, path: str = "") -> Any:
+    def decompression_time(self, path: str = "") -> Any:
         """Return the time at which a leaf is decompressed: "append" or "sample"."""
         return self._when if isinstance(self._when, str) else self._when.get(path, "sample")
 
     def __call__(self, act: Any, obs: Any, rew: Any, done: Any, info: Any) -> Five:
         """Return the five parts of a sample as a worker sends them."""
         if self.history is not None:
-            obs = self.history.left_out(obs)
+            obs = self.history.without_last_actions(obs)
         if callable(self._compress):
             parts = self._compress(act, obs, rew, done, info)
             if not isinstance(parts, tuple) or len(parts) != 5:
@@ -187,19 +189,19 @@ class Codec:
         """Return the five parts after the decompression that is due at time `when`; an action history is not added."""
         act, obs, rew, done, info = sample
         if callable(self._decompress):
-            return self._decompress(*sample) if self.when() == when else sample
-        functions = self.functions(when)
+            return self._decompress(*sample) if self.decompression_time() == when else sample
+        functions = self.decompressors(when)
         return (_mapped(functions, act), _mapped(functions, obs, "obs"), rew, done, info) if functions else sample
 
-    def functions(self, when: When) -> dict[str, Callable[[Any], Any]]:
+    def decompressors(self, when: When) -> dict[str, Callable[[Any], Any]]:
         """Return the decompressing functions of leaves that are due at time `when`, by path."""
         functions = self._decompress if isinstance(self._decompress, Mapping) else {}
-        return {path: function for path, function in functions.items() if self.when(path) == when}
+        return {path: function for path, function in functions.items() if self.decompression_time(path) == when}
 
     @property
     def restores_whole_samples(self) -> bool:
         """True if each draw calls a function for each sample."""
-        return callable(self._decompress) and self.when() == "sample"
+        return callable(self._decompress) and self.decompression_time() == "sample"
 
     def marked(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `info` of a reset's sample with the codec's name and digest, for `check_mark`."""
@@ -327,7 +329,7 @@ class PreprocessorCheck:
         self._digest = digest(function)
         self.has_warned = False
 
-    def look(self, infos: Sequence[Mapping[str, Any]], starts: Sequence[bool]) -> None:
+    def check_samples(self, infos: Sequence[Mapping[str, Any]], starts: Sequence[bool]) -> None:
         """Check arriving samples. Logs one warning if the digests cannot be compared.
 
         Args:

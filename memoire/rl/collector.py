@@ -57,7 +57,7 @@ def address_of_rank(endpoint: str, rank: int) -> str:
     return _shift_port(endpoint, BETWEEN_RANKS * rank)
 
 
-def beside(endpoint: str) -> str:
+def inference_address(endpoint: str) -> str:
     """Return the address of the inference node of a server: the port after its three ports, or ENDPOINT.infer."""
     return _shift_port(endpoint, LEARNER_PORTS - 1) if endpoint.startswith("tcp://") else f"{endpoint}.infer"
 
@@ -169,7 +169,7 @@ class _Group:
         self.discounted = gamma * self.discounted + np.asarray(reward, np.float32)
         return {DISCOUNTED: self.discounted}
 
-    def go_on(self, obs: Any, memory: Any, has_ended: NDArray[np.bool_]) -> None:
+    def store_next_inputs(self, obs: Any, memory: Any, has_ended: NDArray[np.bool_]) -> None:
         """Store the observations and memory for the next step; reset sums and memory where has_ended [N] is True."""
         self.obs = obs
         if self.discounted is not None:
@@ -350,7 +350,7 @@ class Collector(ClosingContext):
         group.writer.step(
             group.obs, action, reward, terminated, truncated, next_obs, info, model_version=version, **extras
         )
-        group.go_on(next_obs, columns.get(MEMORY), np.asarray(terminated) | np.asarray(truncated))
+        group.store_next_inputs(next_obs, columns.get(MEMORY), np.asarray(terminated) | np.asarray(truncated))
         group.pending = None if self._asks is None else self._asks.ask(next_obs, **group.inputs)
 
     def _actions(self, group: _Group) -> Mapping[str, Any] | None:
@@ -408,7 +408,7 @@ def _autoreset_mode(envs: Any) -> str:
 
 
 def _check_table(client: Client) -> None:
-    if not kinds.offers(client.storage, DeliversOnce):
+    if not kinds.has_capability(client.storage, DeliversOnce):
         raise ParameterError.with_text(
             f"Table {client.table!r} stores {client.storage}; a collector needs one that stores rollouts."
         )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire.building import checksum
-from memoire.errors import CrcFailed, CrcOneSided, ParameterError
+from memoire.errors import CrcDebugMismatch, CrcFailed, ParameterError
 
 from .codec import copied, leaves_of, paths_of, structure_of
 
@@ -52,7 +52,7 @@ class Marks:
     """
 
     def __init__(self, crc_debug: bool | int, worker: str = "worker") -> None:
-        self.every, self._worker, self._count = every(crc_debug), worker, 0
+        self.every, self._worker, self._count = comparison_interval(crc_debug), worker, 0
 
     def mark(
         self, info: Mapping[str, Any], transition: Sequence[Any] | None, episode: int, step: int
@@ -86,7 +86,7 @@ class Checks:
     """
 
     def __init__(self, crc_debug: bool | int, name: str = "the memory") -> None:
-        self.every, self._name = every(crc_debug), name
+        self.every, self._name = comparison_interval(crc_debug), name
         self.passed = self.failed = 0
         """Numbers of compared transitions that were equal, and that differed."""
 
@@ -94,12 +94,12 @@ class Checks:
         """Check the `info` of arriving samples.
 
         Raises:
-            CrcOneSided: the worker has crc_debug on and this memory off, or the reverse.
+            CrcDebugMismatch: the worker has crc_debug on and this memory off, or the reverse.
         """
         for info in infos:
             if bool(self.every) != (SENDER in info):
                 both = (_sender(info) or "the worker", self._name)
-                raise CrcOneSided(*(both if not self.every else both[::-1]))
+                raise CrcDebugMismatch(*(both if not self.every else both[::-1]))
 
     def check(self, transition: Sequence[Any], info: Mapping[str, Any], item: int) -> None:
         """Compare a rebuilt transition with its worker's, if `info` has that transition or its checksums.
@@ -124,7 +124,7 @@ class Checks:
         _log.info("CRC check passed: transition %d of %s", item, _sender(info))
 
 
-def every(crc_debug: Any) -> int:
+def comparison_interval(crc_debug: Any) -> int:
     """Return n if one in n transitions is compared, 0 for no comparison; raise ParameterError for other values."""
     if not isinstance(crc_debug, bool | int | np.integer) or crc_debug < 0:
         raise ParameterError("crc_debug", crc_debug, "True or False, or n to compare one in n transitions")

@@ -103,7 +103,7 @@ class Jobs:
         self._leased: dict[bytes, set[int]] = {}  # numbers by holder
 
     @property
-    def open(self) -> int:
+    def unleased_jobs(self) -> int:
         """Number of jobs without a lease."""
         return len(self._open)
 
@@ -130,7 +130,7 @@ class Jobs:
         """Cancel all jobs; their futures raise Closed."""
         for job in list(self._jobs.values()):
             self._end(job, "cancelled")
-            settle(job.future, error=Closed("the agent of this job"))
+            finish_future(job.future, error=Closed("the agent of this job"))
 
     # Called for workers
 
@@ -188,7 +188,7 @@ class Jobs:
             raise ProtocolError("owner", f"job {number} was never assigned to this client")
         self._end(job, "done" if failed is None else "failed")
         error = None if failed is None else JobFailed(number, worker.hex()[:8], failed)
-        settle(job.future, result, error)
+        finish_future(job.future, result, error)
         return True
 
     def disconnect_worker(self, worker: bytes, now: float) -> None:
@@ -215,7 +215,7 @@ class Jobs:
             lost.append(job)
             worker = job.holder.hex()[:8]
             self._end(job, "lost")
-            settle(job.future, error=ObserverLost(job.number, worker, self.lease))
+            finish_future(job.future, error=ObserverLost(job.number, worker, self.lease))
         return lost
 
     def _lease(self, job: LeasedJob, worker: bytes, now: float) -> None:
@@ -251,7 +251,7 @@ class Jobs:
         assert sum(map(len, self._leased.values())) == self.leased and all(self._leased.values())
 
 
-def settle(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
+def finish_future(future: Future[Any], result: Any = None, error: MemoireError | None = None) -> None:
     """Set the result or error of a future, unless it is done or cancelled. May be called from any thread."""
     with Held(_FUTURES_LOCK):
         if future.done() or not future.set_running_or_notify_cancel():
@@ -301,7 +301,7 @@ class _Worker:
 class JobService:
     """Service that assigns jobs to clients, a `NodeService`.
 
-    All methods but `run`, `passed_over`, `stats` and `starts_stats` belong to the node's thread.
+    All methods but `run`, `count_stale_results`, `stats` and `starts_stats` belong to the node's thread.
 
     Args:
         starts: Columns of start states; None for an agent without start states.
@@ -316,7 +316,7 @@ class JobService:
         self.jobs, self.starts, self.entries, self._origins = jobs, starts, entries, tuple(origins)
         self.limits, self.receivers = Limits(), Receivers()
         """Limits and receivers of the node, which `begin` sets, like the following attributes."""
-        self.room = ByteBudget(HELD_BYTES).holder("requests")
+        self.room = ByteBudget(HELD_BYTES).add_holder("requests")
         """Budget of bytes for unpacking results."""
         self._waiting: dict[bytes, _Worker] = {}  # clients whose WORK waits for a job
         self._workers: PeerTable[bytes, _Worker] = PeerTable(
@@ -375,10 +375,10 @@ class JobService:
 
         self.post(submit)
         if self._is_leaving:  # the thread may have ended, and run no posted function
-            settle(result, error=Closed("this agent"))
+            finish_future(result, error=Closed("this agent"))
         return result
 
-    def passed_over(self, results: int) -> None:
+    def count_stale_results(self, results: int) -> None:
         """Count results that came in time but were too old to be used; they count as late."""
         if results:
             self.post(lambda: self.jobs.counts.update(late=results))
@@ -389,7 +389,7 @@ class JobService:
         times = [worker.heard_at for _, worker in self._workers.items()]
         ends = {name: counts[name] for name in ("done", "failed", "cancelled", "lost", "expired", "late")}
         workers = sum(now - at < self.jobs.lease for at in times)
-        return JobStats(open=self.jobs.open, leased=self.jobs.leased, observers=workers, **ends)
+        return JobStats(open=self.jobs.unleased_jobs, leased=self.jobs.leased, observers=workers, **ends)
 
     def starts_stats(self) -> tuple[StartsStats, ...]:
         """Return the figures of start states, by source."""
@@ -431,7 +431,7 @@ class JobService:
         if frames is None:
             if header.fingerprint != self.entries.fingerprint:
                 raise ProtocolError("schema", f"entries of another schema; this agent takes {self.entries!r}"[:1000])
-            with self.room.taken(rollout_fragments.unpacked_size(body.fragments, message.payload)):
+            with self.room.reserved(rollout_fragments.unpacked_size(body.fragments, message.payload)):
                 # ZeroMQ owns the frames: kept data has to be a copy.
                 payload = None if message.payload is None else bytes(message.payload)
                 facts: dict[str, Any] = {"now": now, "limits": self.limits}
@@ -453,10 +453,10 @@ class JobService:
                 self.jobs.disconnect_worker(client, now)
 
     def next_time(self) -> float:
-        """Return the time at which `turn` has to run next."""
+        """Return the time at which `tick` has to run next."""
         return min(self.jobs.next_time(), *(worker.until for worker in self._waiting.values()), float("inf"))
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Expire leases, and answer waiting requests whose patience is over."""
         now = time.monotonic()
         if now >= self.jobs.next_time():
@@ -481,7 +481,7 @@ class JobService:
 
     def _assign(self) -> None:
         now = time.monotonic()
-        for client, worker in list(self._waiting.items()) if self.jobs.open else ():
+        for client, worker in list(self._waiting.items()) if self.jobs.unleased_jobs else ():
             self._offer(client, worker, now)
 
     def _offer(self, client: bytes, worker: _Worker, now: float) -> None:
@@ -495,7 +495,7 @@ class JobService:
         del self._waiting[client]
         envelope, header = worker.waits
         try:
-            frames = self._packed(header, job.number, job.content, self.receivers.of(client))
+            frames = self._packed(header, job.number, job.content, self.receivers.limits_of(client))
         except ProtocolError as error:
             self.jobs.give_back(job)
             frames = reply(header, messages.Refusal(code=error.code, text=error.detail))

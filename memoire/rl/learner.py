@@ -42,11 +42,11 @@ from memoire.loggers import Logger
 
 from . import weights
 from .codec import mapped
-from .collector import address_of_rank, beside, for_space
+from .collector import address_of_rank, for_space, inference_address
 from .networks import ActorCritic, RecurrentActorCritic, World, flat_tensor
 from .policies import MEMORY, TOPIC, MlpPolicy, Moments, observations_of, policy_rows, rollout_schema
 from .ppo import PPO, check_correction
-from .saving import FACTS, form_of, packed_tree, readable, restore, state_of, unsaved, warn_of_changed_settings
+from .saving import FACTS, form_of, packed_tree, raise_data_errors, restore, state_of, unsaved, warn_of_changed_settings
 from .spaces import with_actions
 from .training import check_gamma
 
@@ -213,7 +213,7 @@ class SavedLearner:
 
     def __init__(self, path: Path) -> None:
         self._arrays, self._path = weights.load(path), str(path)
-        with readable(self._path, "is not a checkpoint of a learner"):
+        with raise_data_errors(self._path, "is not a checkpoint of a learner"):
             self._tree = unpack(self._arrays.pop(FACTS).tobytes(), self._path)
             self.facts: dict[str, Any] = dict(self._tree["facts"])
             """Counters and settings of the learner."""
@@ -226,7 +226,7 @@ class SavedLearner:
 
     def restore_net(self, net: torch.nn.Module) -> None:
         """Restore parameters, statistics and the process' generators. Raises DataError: the network does not fit."""
-        with readable(self._path, "does not fit this network"):
+        with raise_data_errors(self._path, "does not fit this network"):
             restore(SimpleNamespace(net=net), self._arrays, self._tree, {}, self._path)
 
     def restore_algorithm(self, algorithm: Any) -> None:
@@ -237,7 +237,7 @@ class SavedLearner:
         """
         if self.has_algorithm:
             tree = {"agent": self._tree["algorithm"], "random": self._tree["random"]}
-            with readable(self._path, "does not fit this algorithm"):
+            with raise_data_errors(self._path, "does not fit this algorithm"):
                 restore(algorithm, self._arrays, tree, self._tree["made"], self._path, SAVED_APART)
 
 
@@ -336,9 +336,9 @@ class OnPolicyLearner:
             self._restored = self._resume()
             self.net = self.world.wrap(net)
             """Network to train: `net`, or DistributedDataParallel around `net` for several ranks."""
-            place = address_of_rank(endpoint, self.world.place)
+            place = address_of_rank(endpoint, self.world.port_offset)
             if policy == "remote":
-                self._acting = ActingNode(beside(place), table.schema, keys=keys)
+                self._acting = ActingNode(inference_address(place), table.schema, keys=keys)
             nodes = [] if self._acting is None else [self._acting.node.endpoint]
             self.server = Server(place, tables={TABLE: table}, keys=keys, run=run, inference=nodes)
             """Server of the learner; collectors connect to `server.endpoint`."""
@@ -474,7 +474,7 @@ class OnPolicyLearner:
         if self._files is None:
             return None
         local = self._files.newest()
-        newest = self.world.least([local])[0]
+        newest = self.world.minimum([local])[0]
         saved: SavedLearner | None = None
         problem: Exception | None = None
         try:
@@ -483,7 +483,7 @@ class OnPolicyLearner:
         except (OSError, DataError) as error:
             problem = error
         # All ranks raise the error of one rank: otherwise the other ranks would wait for it.
-        ranks, is_read = self.world.least([_ANY_RANKS if saved is None else saved.ranks, int(problem is None)])
+        ranks, is_read = self.world.minimum([_ANY_RANKS if saved is None else saved.ranks, int(problem is None)])
         if problem is not None:
             raise problem
         if not is_read:

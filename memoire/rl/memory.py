@@ -240,7 +240,7 @@ class GenericMemory:
         assert self._structures is not None
         size, now = len(numbers), numbers % self.capacity
         both = np.concatenate([(numbers - 1) % self.capacity, now])
-        functions = self.codec.functions("sample")
+        functions = self.codec.decompressors("sample")
         act, observations = self._columns[: self._n_act], self._columns[self._n_act :]
         acts = [_take(column, now, functions.get(column.name)) for column in act]
         pairs = [_take(column, both, functions.get(column.name)) for column in observations]
@@ -272,7 +272,7 @@ class GenericMemory:
         assert self._structures is not None
         earlier = numbers[:, None] - np.arange(self._history, -1, -1)
         places = np.maximum(earlier, self._first[numbers % self.capacity][:, None]) % self.capacity
-        functions = self.codec.functions("sample")
+        functions = self.codec.decompressors("sample")
         windows = [
             _take(column, places.reshape(-1), functions.get(column.name)) for column in self._columns[: self._n_act]
         ]

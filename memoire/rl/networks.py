@@ -127,9 +127,9 @@ class ActorCritic(torch.nn.Module):
         """
         moments = {}
         if self.observations is not None:
-            moments["observations"] = Moments.of(flat_tensor(rollouts["obs"]).numpy())
+            moments["observations"] = Moments.from_values(flat_tensor(rollouts["obs"]).numpy())
         if self.rewards is not None:
-            moments["rewards"] = Moments.of(rollouts["discounted"])
+            moments["rewards"] = Moments.from_values(rollouts["discounted"])
         return moments
 
 
@@ -164,7 +164,7 @@ class RecurrentActorCritic(torch.nn.Module):
             torch.nn.init.zeros_(layer.bias)
 
     @classmethod
-    def of(cls, env: Any, hidden: int = 64) -> Self:
+    def for_env(cls, env: Any, hidden: int = 64) -> Self:
         """Return a network for an environment or vector environment. Raises ParameterError as `ActorCritic.mlp`."""
         inputs, outputs, is_continuous = form_of(env)
         return cls(inputs, outputs, is_continuous=is_continuous, hidden=hidden)
@@ -296,13 +296,13 @@ class World:
             ParameterError: RANK and WORLD_SIZE do not fit.
         """
         has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-        world, backend = cls.placed(surroundings, torch.cuda.device_count() if has_nccl else 0)
+        world, backend = cls.rank_and_backend(surroundings, torch.cuda.device_count() if has_nccl else 0)
         if world.size > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
         return world
 
     @classmethod
-    def placed(cls, surroundings: Mapping[str, str], devices: int) -> tuple[Self, str]:
+    def rank_and_backend(cls, surroundings: Mapping[str, str], devices: int) -> tuple[Self, str]:
         """Return the rank from environment variables, and the backend for a machine with `devices` GPUs for NCCL.
 
         Raises:
@@ -320,7 +320,7 @@ class World:
         return cls(rank, size, f"cuda:{place}" if has_own else "cpu", place), NCCL if has_own else GLOO
 
     @property
-    def place(self) -> int:
+    def port_offset(self) -> int:
         """Number by which the addresses of ranks on one machine differ: `local_rank`, or else `rank`."""
         return self.rank if self.local_rank is None else self.local_rank
 
@@ -341,7 +341,7 @@ class World:
         summed: NDArray[np.float64] = tensor.numpy()
         return summed
 
-    def least(self, values: Sequence[int]) -> list[int]:
+    def minimum(self, values: Sequence[int]) -> list[int]:
         """Return the minimum of each number over all ranks."""
         tensor = torch.tensor(list(values), dtype=torch.int64)
         if self.size > 1:
@@ -351,7 +351,7 @@ class World:
     def check_equal(self, **numbers: int) -> None:
         """Raise RanksDiffer on all ranks if a number differs between ranks."""
         values = list(numbers.values())
-        lows, negated_highs = self.least(values), self.least([-each for each in values])
+        lows, negated_highs = self.minimum(values), self.minimum([-each for each in values])
         for name, value, low, high in zip(numbers, values, lows, negated_highs, strict=True):
             if low != -high:
                 raise RanksDiffer(name, low, -high, self.rank, value)

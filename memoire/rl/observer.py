@@ -188,9 +188,9 @@ class ObserverThread(AskingThread):
         """Return the address of the agent to ask now."""
         return self.choice.pick(self._is_down)
 
-    def silent(self, url: str) -> None:
+    def record_silence(self, url: str) -> None:
         """Record that an agent did not answer, so that `pick` prefers other agents until it does."""
-        self.worker.post(lambda: self.choice.silent(url, time.monotonic()))
+        self.worker.post(lambda: self.choice.record_silence(url, time.monotonic()))
 
     def connections(self, url: str) -> int:
         """Return the number of connections made to this address; after a new one, the process may be another."""
@@ -224,7 +224,7 @@ class ObserverThread(AskingThread):
         elapsed = time.monotonic() - began
         return call.answer or MemoireTimeout("answer", url, elapsed, self._channels[url].link.explain(probe=False))
 
-    def hold(self, job: HeldJob) -> None:
+    def keep_lease(self, job: HeldJob) -> None:
         """Renew the lease of this job regularly until `release`."""
         job.renew_at = time.monotonic() + job.lease / RENEWALS_PER_LEASE
         self.worker.post(lambda: self._held.add(job))
@@ -380,7 +380,7 @@ class Observer(Asker):
         """Numbers of episodes that were returned, failed with an error, and were cancelled by the agent."""
         self._agents: dict[str, _Agent] = {}
         self._thread = ObserverThread(
-            checked_urls(urls), client=self._client, limits=self._limits, keys=Keys.of(keys, "actor"),
+            checked_urls(urls), client=self._client, limits=self._limits, keys=Keys.from_setting(keys, "actor"),
             context=context or shared_context(),
         )  # fmt: skip
         self._start()
@@ -428,7 +428,7 @@ class Observer(Asker):
         if isinstance(body, messages.Job) and body.number:
             self._run_job(url, agent, answer, body)
         elif isinstance(body, messages.Job) and body.leaving:
-            self._thread.silent(url)
+            self._thread.record_silence(url)
             self._closing.wait(RETRY_INTERVAL)
 
     def _agent(self, url: str) -> _Agent:
@@ -459,12 +459,12 @@ class Observer(Asker):
         if (denied := self._thread.denied(url)) is not None:
             raise denied
         self._agents.pop(url, None)
-        self._thread.silent(url)
+        self._thread.record_silence(url)
         self._closing.wait(RETRY_INTERVAL)
 
     def _run_job(self, url: str, agent: _Agent, answer: Message, body: messages.Job) -> None:
         job = HeldJob(url, body.number, body.lease)
-        self._thread.hold(job)
+        self._thread.keep_lease(job)
         try:
             result, payload = self._run_and_pack(agent, job, answer, body)
             answer = self._request(url, result, self._timeout, payload=payload, fingerprint=agent.entries.fingerprint)

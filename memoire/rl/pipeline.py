@@ -7,10 +7,10 @@ the policy, and the trainer takes the agent.
 
 A file of an on-policy run has these names, for collectors, inference nodes and observers:
 
-collection = rl.Collection(envs=...)      `collect` steps its environments; `infer` acts for collectors without a policy
-def run_episode(start, ask, options)      `observe` calls it for an agent
+collection = rl.Collection(envs=...)      `add_page` steps its environments; `infer` acts for collectors without a
+policy def run_episode(start, ask, options)      `observe` calls it for an agent
 
-`up` starts the processes of a pipeline on this machine, and restarts a process that dies, until the run ends:
+`run_cluster` starts the processes of a pipeline on this machine, and restarts a process that dies, until the run ends:
 
 server ◀── trainer        workers report the returns of their test episodes; the launcher ends the run if the goal
    ▲────── workers        is reached, the trainer's epochs are over, or the time limit has passed
@@ -39,7 +39,7 @@ import numpy as np
 from memoire import Inference, Schema, Table, Uniform
 from memoire.building import Keys, KeysLike, Sampler, whole
 from memoire.errors import ParameterError, WrongType
-from memoire.launching import Child, Launcher, LocalRun, Nodes, say, with_keys
+from memoire.launching import Child, Launcher, LocalRun, Nodes, print_line, with_keys
 
 from .policies import TOPIC, MlpPolicy, Policy, observations_of, policy_rows, rollout_schema
 from .training import MAX_LEAD_STEPS, Training, check_gamma
@@ -239,11 +239,11 @@ class Pipeline:
         """Make the agent; makes and closes an environment for its spaces."""
         observations, actions = self.spaces()
         arguments = {"observation_space": observations, "action_space": actions, "device": self.device}
-        if takes(self.agent, "policy"):
+        if takes_keyword(self.agent, "policy"):
             arguments["policy"] = self.policy
-        if takes(self.agent, "seed") and self.seed is not None:
+        if takes_keyword(self.agent, "seed") and self.seed is not None:
             arguments["seed"] = self.seed
-        if takes(self.agent, "gamma") and self.table.discount is not None:
+        if takes_keyword(self.agent, "gamma") and self.table.discount is not None:
             arguments["gamma"] = self.table.discount
         return self.agent(**arguments)
 
@@ -256,7 +256,7 @@ class Pipeline:
             return self.table.table(env, discount, self.training, self.work.is_paced)
 
 
-def takes(function: Callable[..., Any], name: str) -> bool:
+def takes_keyword(function: Callable[..., Any], name: str) -> bool:
     """Return True if a function takes this keyword and is not a `partial` that already sets it."""
     if isinstance(function, functools.partial) and name in function.keywords:
         return False
@@ -390,14 +390,14 @@ PROGRAM: Final = "memoire.rl"
 
 
 @dataclass(frozen=True)
-class Accident:
+class PlannedKill:
     """Process that is killed on purpose, after `updates` training steps."""
 
     name: str
     updates: int
 
 
-ACCIDENTS: Final = (Accident("worker-0", 3000), Accident("trainer", 4500))
+ACCIDENTS: Final = (PlannedKill("worker-0", 3000), PlannedKill("trainer", 4500))
 """Accidents of `--accidents`: about half way through a run of ten thousand training steps."""
 
 
@@ -466,9 +466,9 @@ class Run:
         path: str,
         *,
         seconds: float | None = None,
-        accidents: Sequence[Accident] = (),
+        accidents: Sequence[PlannedKill] = (),
         dashboard: bool = True,
-        say: Callable[[str], object] = say,
+        say: Callable[[str], object] = print_line,
     ) -> None:
         self.path = os.path.abspath(path)
         self._limit = np.inf if seconds is None else seconds
@@ -574,7 +574,7 @@ class Run:
 
 def keys_of(keys: str | None, pipeline: Pipeline, role: str) -> Any:
     """Return the keys of a process: `keys` if set, else the keys of its role in the pipeline's folder of keys."""
-    return keys if keys is not None else Keys.of(pipeline.keys, role)
+    return keys if keys is not None else Keys.from_setting(pipeline.keys, role)
 
 
 def folder_of(pipeline: Pipeline) -> Path:

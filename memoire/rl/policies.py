@@ -116,7 +116,7 @@ class Moments:
         self.count = 0.0
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Self:
+    def from_values(cls, values: NDArray[Any]) -> Self:
         """Return the moments of values [N, *F]."""
         moments = cls(values.shape[1:])
         if len(values):

@@ -63,7 +63,7 @@ class Recorder:
     def end(self) -> None:
         """End the open episode, complete or not."""
 
-    def tested(self, length: int, returned: float) -> None:
+    def record_test_episode(self, length: int, returned: float) -> None:
         """Note a test episode, which has no samples; its length and return may be reported."""
 
     def flush(self) -> None:
@@ -162,7 +162,7 @@ class Packets(Recorder):
         if len(self._samples) >= self._least:
             self._send(FLUSH_TIMEOUT)
 
-    def tested(self, length: int, returned: float) -> None:
+    def record_test_episode(self, length: int, returned: float) -> None:
         """Keep the test episode's length and return for the next reset."""
         self._tested = (length, returned)
 

@@ -186,7 +186,7 @@ class SampleTaker:
     def take_into(self, coming: deque[list[Sample]]) -> None:
         """Append the samples since the last call, in order, as one list for each run of consecutive samples."""
         with self._changed.held():
-            runs = [each for samples in self._waiting for each in following(samples)]
+            runs = [each for samples in self._waiting for each in split_into_runs(samples)]
             at_once([(coming.extend, (runs,)), (self._waiting.clear, ()), *setting(self, _count=0)])
 
     def wait(self, timeout: float) -> None:
@@ -304,10 +304,10 @@ class SampleJournal(ClosingContext):
             ParameterError: a sample holds something else than plain values and arrays.
             OSError: the buffer cannot be written now; it waits for the next write.
         """
-        at_once(self.noting(buffer))
+        at_once(self.add_buffer_calls(buffer))
         self.write_if_many()
 
-    def noting(self, buffer: Any) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    def add_buffer_calls(self, buffer: Any) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
         """Return the calls that add a buffer, for `at_once`. Call `write_if_many` after them."""
         starts = getattr(buffer, "starts", None)
         entry = KeptBuffer(
@@ -434,7 +434,7 @@ class EpisodeReturns:
         self._open: dict[bytes, tuple[int, float]] = {}  # length and return of each worker's episode
         self._ended: dict[str, list[tuple[int, float]]] = {"train": [], "test": []}
 
-    def adding(self, samples: Sequence[Sample]) -> Calls:
+    def adding_changes(self, samples: Sequence[Sample]) -> Calls:
         """Return the calls that count samples, for `at_once`."""
         opened: dict[bytes, tuple[int, float]] = {}
         ended: dict[str, list[tuple[int, float]]] = {"train": [], "test": []}
@@ -510,8 +510,8 @@ class MemoryExperience:
         buffer = self._buffer(samples, continues)
         received = self.received + sum(not sample.is_reset for sample in samples)
         moved = [(self._incoming.popleft, ()), *setting(self, _last=samples[-1], received=received)]
-        noted = () if self._journal is None else self._journal.noting(buffer)
-        at_once([(self._take, (buffer,)), *moved, *self.returns.adding(samples), *noted])
+        noted = () if self._journal is None else self._journal.add_buffer_calls(buffer)
+        at_once([(self._take, (buffer,)), *moved, *self.returns.adding_changes(samples), *noted])
         if self._journal is not None:
             self._journal.write_if_many()
 
@@ -569,7 +569,7 @@ class MemoryExperience:
         self._taker.close()
 
 
-def following(samples: list[Sample]) -> list[list[Sample]]:
+def split_into_runs(samples: list[Sample]) -> list[list[Sample]]:
     """Split samples into runs of one worker without gaps. An episode may end early if a reset follows."""
     runs: list[list[Sample]] = []
     last: Sample | None = None

@@ -89,7 +89,7 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
         return None
     path = files.path(number)
     arrays = weights.load(path)
-    with readable(str(path), "does not fit this agent"):
+    with raise_data_errors(str(path), "does not fit this agent"):
         tree = unpack(arrays.pop(FACTS).tobytes(), str(path))
         trainer = dict(tree["trainer"])
         restore(agent, arrays, tree, tree["made"], str(path))
@@ -97,7 +97,7 @@ def load_agent(folder: Path, agent: Any) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def readable(path: str, problem: str) -> Iterator[None]:
+def raise_data_errors(path: str, problem: str) -> Iterator[None]:
     """Raise DataError for errors in the block, which reads a checkpoint."""
     try:
         yield

@@ -35,7 +35,7 @@ from memoire.building import (
     whole,
 )
 from memoire.building import name as checked_name
-from memoire.errors import DataError, NoSuchField, NothingAllowed, ParameterError
+from memoire.errors import DataError, NoActionAllowed, NoSuchField, ParameterError
 from memoire.kinds import MAX_LINEAGE, StartsStats, unpack
 
 from . import weights
@@ -135,7 +135,7 @@ def rollouts_of(schema: Schema, episodes: Sequence[ObservedEpisode]) -> Rollouts
     """Return all entries of these episodes, in order, as `Rollouts`. Raises ParameterError without episodes."""
     if not episodes:
         raise ParameterError("episodes", "none", "at least one")
-    return Rollouts.of(schema, [each.fragment for each in episodes], time.monotonic())
+    return Rollouts.from_fragments(schema, [each.fragment for each in episodes], time.monotonic())
 
 
 def ragged_minibatches(
@@ -166,7 +166,7 @@ def padded_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return padded
 
 
-def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tuple[Any, Any]:
+def sample_masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tuple[Any, Any]:
     """Return sampled actions int64 [*N] and their log probabilities float32 [*N], by the softmax of allowed logits.
 
     Args:
@@ -174,7 +174,7 @@ def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tupl
         mask: bool [*N, A]; True allows the action.
 
     Raises:
-        NothingAllowed: a row allows no action; names the row.
+        NoActionAllowed: a row allows no action; names the row.
         ParameterError: shapes differ, or an allowed logit is NaN or infinite.
     """
     scores, allowed = np.asarray(logits, np.float64), np.asarray(mask, np.bool_)
@@ -182,7 +182,7 @@ def masked(logits: ArrayLike, mask: ArrayLike, rng: np.random.Generator) -> tupl
         raise ParameterError("mask", f"shape {allowed.shape}", f"shape {scores.shape} of the logits, [*N, A]")
     empty = np.argwhere(~allowed.any(-1))
     if len(empty):
-        raise NothingAllowed("the only row" if scores.ndim == 1 else f"row {empty[0].tolist()}", scores.shape[-1])
+        raise NoActionAllowed("the only row" if scores.ndim == 1 else f"row {empty[0].tolist()}", scores.shape[-1])
     if not np.isfinite(scores[allowed]).all():
         raise ParameterError("logits", "NaN or infinity where the mask allows it", "finite numbers")
     shifted = np.where(allowed, scores, -np.inf)

@@ -34,7 +34,7 @@ from memoire import Client, connect
 from memoire.building import ClosingContext, KeysLike
 from memoire.errors import MemoireError, ParameterError
 
-from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, rest, shaped_action
+from .actors import Acts, Learns, ModelFollower, PreparedModel, actor_of, send_default_action, shaped_action
 from .policies import TOPIC
 from .recording import CONNECT_INTERVAL, Columns, EnvStep, Recorder, connected, limit_of
 from .spaces import check_actions, default_action, pin, reset_result, step_result
@@ -255,10 +255,10 @@ class RolloutWorker(ClosingContext):
             obs, reward, terminated, truncated, _ = self.step(obs, not train, train, length + 1 >= limit)
             length, returned, is_over = length + 1, returned + float(reward), terminated or truncated
         result = EpisodeResult(length, returned, self.version, is_over)
-        self.ended(result, "train" if train else "test")
+        self.end_recording(result, "train" if train else "test")
         return result
 
-    def ended(self, result: EpisodeResult, kind: str) -> None:
+    def end_recording(self, result: EpisodeResult, kind: str) -> None:
         """End the recording of an episode, also of an incomplete one; log and report the result of a complete one."""
         if kind == "train":
             self._recorder.end()
@@ -271,7 +271,7 @@ class RolloutWorker(ClosingContext):
             _log.info("%s episode: return %.2f in %d steps, by model %d", *facts)
         self.tests += kind == "test"
         if self.client is not None and kind == "test":
-            self._recorder.tested(result.length, result.returned)
+            self._recorder.record_test_episode(result.length, result.returned)
             self.client.report(result.length, result.returned, kind="test")
 
     def follow(self) -> None:
@@ -405,7 +405,7 @@ class RolloutWorker(ClosingContext):
     def _rest(self) -> None:
         if not self._is_resting:
             self._is_resting = True
-            rest(self.env)
+            send_default_action(self.env)
 
     def close(self, timeout: float | None = None) -> bool:
         """Send all samples and close the client. Return True if all were delivered. The environment stays open."""

@@ -60,7 +60,7 @@ class Tokens:
             self._tokens = read_tokens(self._path)
 
     @classmethod
-    def of(cls, tokens: Self | str | None) -> Self | None:
+    def from_setting(cls, tokens: Self | str | None) -> Self | None:
         """Return tokens as they are, a text as the only token, and None as None.
 
         Raises:
@@ -70,7 +70,7 @@ class Tokens:
             raise ParameterError("token", tokens, "some characters, or None to ask for no token")
         return cls(given=(tokens,)) if isinstance(tokens, str) else tokens
 
-    def now(self) -> tuple[str, ...]:
+    def accepted(self) -> tuple[str, ...]:
         """Return all tokens that are accepted now."""
         if self._path is None:
             return self._tokens
@@ -88,12 +88,12 @@ class Tokens:
     @property
     def first(self) -> str | None:
         """Token that a client sends; None while the file is missing or malformed."""
-        return next(iter(self.now()), None)
+        return next(iter(self.accepted()), None)
 
     def holds(self, text: str) -> bool:
         """Return True if a token is accepted. The time of the comparison does not depend on the correct characters."""
         candidate = text.encode("utf-8", "replace") or b"nothing is no token"
-        return sum([hmac.compare_digest(candidate, token.encode()) for token in self.now()]) > 0
+        return sum([hmac.compare_digest(candidate, token.encode()) for token in self.accepted()]) > 0
 
     def __repr__(self) -> str:
         return f"Tokens({self._path!r})"  # the text never shows the tokens
@@ -161,19 +161,19 @@ class WrongTokens:
 
     def wait(self, address: str) -> float:
         """Return the seconds that this address has to wait before its next attempt; 0 if it may try now."""
-        remaining = self._forgiven.get(network_of(address), 0.0) - self._clock()
+        remaining = self._forgiven.get(mistake_counter_name(address), 0.0) - self._clock()
         return max(0.0, remaining - (self._most - 1) * self._penalty)
 
-    def wrong(self, address: str) -> None:
+    def count_wrong(self, address: str) -> None:
         """Count a wrong token of an address."""
-        network, now = network_of(address), self._clock()
+        network, now = mistake_counter_name(address), self._clock()
         with self._lock:
             self._forgiven[network] = max(self._forgiven.pop(network, 0.0), now) + self._penalty
             if len(self._forgiven) > MAX_ADDRESSES:
                 del self._forgiven[next(iter(self._forgiven))]
 
 
-def network_of(address: str) -> str:
+def mistake_counter_name(address: str) -> str:
     """Return the name under which the mistakes of an address are counted."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])

@@ -80,14 +80,14 @@ class Key:
 
 def make(role: str, name: str = "") -> Key:
     """Return a new key. Raise ValueError if role or name are invalid."""
-    name = name or plural(role)
+    name = name or default_key_name(role)
     _check(role, name)
     _, secret = zmq.curve_keypair()
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return _from_secret(decode(secret), name, role, created)
 
 
-def plural(role: str) -> str:
+def default_key_name(role: str) -> str:
     """Return the default name of a role's keys."""
     return {"proxy": "proxies", "inference": "inference-nodes"}.get(role, f"{role}s")
 
@@ -164,7 +164,7 @@ MAX_FILES: Final = 4096
 _FLAT: Final = re.compile(r"authorized-([a-z]+)[A-Za-z0-9._-]*\.pub")
 
 
-def mark(path: Path) -> object:
+def file_state(path: Path) -> object:
     """Return a value that changes when the file does. Links are followed, because a kubelet swaps them."""
     try:
         status = path.stat()
@@ -297,7 +297,7 @@ class Keys:
         self._read(is_first=True)
 
     @classmethod
-    def of(cls, keys: KeysLike, role: str = "") -> Keys | None:
+    def from_setting(cls, keys: KeysLike, role: str = "") -> Keys | None:
         """Return the given keys, or those of $MEMOIRE_KEYS if `keys` is None; None without either.
 
         Args:
@@ -310,7 +310,7 @@ class Keys:
         return None if keys is None else cls(keys, role)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Sentence about a changed file that cannot be read; "" if there is none."""
         return next((f"keys: {path} {why}; its former content stays in use" for path, why in self._faults.items()), "")
 
@@ -341,7 +341,7 @@ class Keys:
                 _log.error("%s", error)
             self._faults, self._seen = {str(self.folder): error.problem}, ()
             return False
-        seen = tuple(mark(path) for path in (*paths.values(), *(path for _, path in files_by_role)))
+        seen = tuple(file_state(path) for path in (*paths.values(), *(path for _, path in files_by_role)))
         if seen == self._seen:
             return False
         self._seen = seen

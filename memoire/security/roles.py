@@ -65,7 +65,7 @@ class TokenBuckets:
         tokens, then = self._buckets.get(key, (float(self.burst), now))
         return min(float(self.burst), tokens + max(0.0, now - then) * self.rate)
 
-    def least(self, now: float) -> float:
+    def fewest_tokens(self, now: float) -> float:
         """Return the number of tokens in the emptiest bucket."""
         return min((self.available(key, now) for key in self._buckets), default=float(self.burst))
 
@@ -119,7 +119,7 @@ class IdOwners:
         Raises:
             ProtocolError: the id belongs to another key (code "owner"), or too many ids are known (code "busy").
         """
-        owner = self._owners.hear(client, now)
+        owner = self._owners.look_up(client, now)
         if owner is not None:
             check_owner(client, owner, principal)
             return
@@ -206,7 +206,7 @@ PASSPORT_MAGIC: Final = b"MEMP"
 _PASSPORT: Final = PASSPORT_MAGIC + b"\x01"
 
 
-def passport(peer: Peer) -> bytes:
+def passport_frame(peer: Peer) -> bytes:
     """Return the frame in which a proxy names the sender of a message that it forwards."""
     return _PASSPORT + bytes([ROLES.index(peer.role)]) + peer.name.encode("ascii")
 
@@ -239,7 +239,7 @@ class RoutedMessage(NamedTuple):
     """Frames of the message itself."""
 
 
-def opened(frames: Sequence[Buffer]) -> RoutedMessage | None:
+def split_envelope(frames: Sequence[Buffer]) -> RoutedMessage | None:
     """Split frames at the first empty frame. Return None if there is no empty frame.
 
     Addresses become `bytes`: sending those, as often as needed, costs less than sending ZeroMQ's frames.

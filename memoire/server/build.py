@@ -25,7 +25,7 @@ from memoire.tables import registry
 from memoire.tables.base import DrawsAtRandom, TablePool
 from memoire.tables.episodes.memory import seed_of
 from memoire.tables.registry import PoolPlace
-from memoire.tables.table import Table, Tables, checked, shared_out
+from memoire.tables.table import Table, Tables, checked, table_byte_limits
 from memoire.wire.frames import DEFAULT_TABLE, table_number
 from memoire.wire.messages import MAX_INFERENCE
 
@@ -94,7 +94,7 @@ class ServerOptions:
                 name, held = "held_bytes", limits.held_bytes or reserved.default("held_bytes", HELD_BYTES)
             else:
                 name, held = "byte_limit", whole("byte_limit", byte_limit, 1)
-            budgets = shared_out(byte_limits, held)
+            budgets = table_byte_limits(byte_limits, held)
             reserved.reserve(name, sum(budgets.values()), sum(budgets.values()))
             limits = replace(limits, held_bytes=held)
             reserved.reserve(name, held, account_bytes(limits) + line_bytes(limits), "beside")
@@ -108,7 +108,7 @@ class ServerOptions:
     def _settings(self) -> Mapping[str, Table]:
         settings = {name: value for name, value in self.table.items() if value is not None}
         if self.tables is None:
-            if self.schema is None and registry.named(settings.get("storage", registry.DEFAULT)).has_columns:
+            if self.schema is None and registry.require_kind(settings.get("storage", registry.DEFAULT)).has_columns:
                 raise WrongType("schema", "a memoire.Schema, or tables={name: memoire.Table(schema)}", "None")
             settings.pop("byte_limit", None)
             return {DEFAULT_TABLE: Table(self.schema, **settings)}
@@ -188,7 +188,7 @@ def recover_rows(tables: Tables, store: StateStore | None) -> None:
             continue
         table.rows.keep_changes()
         if next(iter(store.rows(table.name)), None) is not None:
-            recovery.check_making(table, store, str(store.folder))
+            recovery.check_content_settings(table, store, str(store.folder))
         try:
             missing = table.rows.restore(store.rows(table.name))
         except (msgspec.MsgspecError, ValueError) as error:
@@ -210,7 +210,7 @@ def make_dispatcher(options: ServerOptions, tables: Tables, store: StateStore | 
     try:
         recover_rows(tables, store)
         if store is not None:
-            reseed(options, tables, recovery.lives_of(store))
+            reseed(options, tables, recovery.former_starts(store))
         clock = options.process.clock
         return Dispatcher(tables=tables, run=options.run, limits=options.limits, store=store, clock=clock, **facts)
     except BaseException:

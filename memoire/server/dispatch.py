@@ -85,7 +85,7 @@ class ReplyCache:
         """Bytes of all kept replies."""
         self._room = None
         if budget is not None:
-            self._room = budget.holder("kept replies", own=own, measure=lambda: self.bytes)
+            self._room = budget.add_holder("kept replies", own=own, measure=lambda: self.bytes)
         self._rows: OrderedDict[tuple[bytes, types.Type, int], _Row] = OrderedDict()  # longest idle first
 
     def find(self, header: MessageHeader, now: float) -> Reply | None:
@@ -172,8 +172,8 @@ class Dispatcher:
         self._clock, self._store = clock, store
         self.committer = Committer(store)
         for table in tables:
-            table.pool.join(self.budget, f"table {table.name}")
-        tables.roundtrip.pool.join(self.budget, "round trips")
+            table.pool.join_budget(self.budget, f"table {table.name}")
+        tables.roundtrip.pool.join_budget(self.budget, "round trips")
         self._state = state = ServerState(
             name=name,
             tables=tables,
@@ -206,7 +206,7 @@ class Dispatcher:
             messages.Sums: self._draws.sums,
             messages.Draw: self._draws.draw,
         }
-        for kind in dict.fromkeys((*registry.known(), *(table.kind for table in tables))):
+        for kind in dict.fromkeys((*registry.known_kinds(), *(table.kind for table in tables))):
             self.unlocked |= kind.handlers(state)
         """Handlers of the message types that need no lock or have a lock of their own."""
         self.handlers: dict[type[messages.Body], Handler] = {
@@ -216,7 +216,7 @@ class Dispatcher:
             messages.Publish: self._models.receive,
             messages.Control: self._control.control,
             messages.LedgerRequest: self._accounts.page,
-            messages.Inherit: self._accounts.bring,
+            messages.Inherit: self._accounts.store_drained_accounts,
         }
         """Handlers of all other message types, called with the lock held."""
         if store is not None:
@@ -270,7 +270,7 @@ class Dispatcher:
         return self.committer.is_durable
 
     @property
-    def leaving(self) -> bool:
+    def is_draining(self) -> bool:
         """True if the server is being drained and sends its clients to other servers."""
         return self._state.leaving
 
@@ -333,12 +333,12 @@ class Dispatcher:
             self.refused[error.code if error.code in CODES else "other"] += 1
         return Reply(messages.Refusal(code=error.code, text=error.detail[:1000]))
 
-    def own(self, client: bytes, principal: str) -> None:
+    def bind_client_id(self, client: bytes, principal: str) -> None:
         """Bind a client id to the first key that uses it, as `ClientOwners.check`. Raises ProtocolError."""
         with Held(self._lock):
             self._owners.check(client, principal, self._clock())
 
-    def arrived(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> int:
+    def accept_push(self, header: MessageHeader, body: messages.PushedBody, payload: Any) -> int:
         """Check and hold a pushed cache or episode; return its samples. A refused push is counted for its client.
 
         Raises:
@@ -365,14 +365,14 @@ class Dispatcher:
 
     def _can_undo(self, reader: bytes, codec: str) -> bool:
         with Held(self._lock):
-            return self.learners.has(reader, codec)
+            return self.learners.supports_compression(reader, codec)
 
     # ----------------------------------------------------------------------------------------------------- saving
 
     def collect(self) -> SavedGroup | None:
         """Return the next group to save; the caller calls `mark_saved` after the save."""
         with Held(self._lock):
-            self._models.collected()
+            self._models.clear_unsaved_models()
             return self.committer.collect(self.runs, self.tables)
 
     def mark_saved(self) -> None:
@@ -384,7 +384,7 @@ class Dispatcher:
         """Return the frames of a reply, or of a refusal if the reply is too large for its receiver and not paged."""
         frames = encode_reply(header, reply.body, payload=payload, **reply.changed)
         try:
-            self.receivers.of(header.client).check(header.client, reply.body, frames)
+            self.receivers.limits_of(header.client).check(header.client, reply.body, frames)
         except ProtocolError as error:
             return encode_reply(header, self.refuse(error).body)
         return frames
@@ -394,7 +394,7 @@ class Dispatcher:
         now: Reply | None = reply
         if reply.until_saved:
             with Held(self._lock):
-                now = self.committer.hold(header, reply, send)
+                now = self.committer.hold_until_saved(header, reply, send)
         if now is not None:
             send(now)
 
@@ -405,37 +405,37 @@ class Dispatcher:
             with Held(self._lock):
                 ticket()
 
-        self.committer.after(locked)
+        self.committer.call_after_save(locked)
 
     # --------------------------------------------------------------------------------------------------- accounts
 
-    def fold(self) -> None:
-        """Move accounts and former runs out of memory: see `AccountsHandler.fold`. Log a warning if too many new
-        clients come, or clients do not fetch their TD errors fast enough.
+    def store_gone_accounts(self) -> None:
+        """Move accounts and former runs out of memory: see `AccountsHandler.store_gone_accounts`. Log a warning if too
+        many new clients come, or clients do not fetch their TD errors fast enough.
         """
         now = self.now
         with Held(self._lock):
             warnings = self._accounts.warning(now), self.feedback.warning(now)
-            self._accounts.fold(now, self.feedback)
+            self._accounts.store_gone_accounts(now, self.feedback)
         for warning in filter(None, warnings):
             _log.warning("server %s: %s", self.name, warning)
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return a sentence that says why new clients may soon have to wait; "" if they need not wait."""
         with Held(self._lock):
-            return self._accounts.trouble(self.now)
+            return self._accounts.problem(self.now)
 
-    def untold(self, within: float) -> int:
+    def unconfirmed_clients(self, within: float) -> int:
         """Return the number of clients, heard within `within` seconds, that have not confirmed the end of the run."""
         with Held(self._lock):
-            return self._clients.untold(within, self._clock())
+            return self._clients.unconfirmed_clients(within, self._clock())
 
     def pages(self, run: RunState) -> Iterator[Rows]:
         """Yield every account of a run in pages: the server's own accounts and the inherited ones. If a client is
         counted meanwhile, its row may be older.
         """
         with Held(self._lock):
-            live = run.live(self.home)
+            live = run.rows_in_memory(self.home)
         pages = run.pages(live)
         while True:
             with Held(self._lock):
@@ -444,10 +444,10 @@ class Dispatcher:
                 return
             yield rows
 
-    def inherit(self, name: str, finished: bool, rows: Rows) -> RunState:
-        """Keep a run's accounts of other servers, as `AccountsHandler.inherit`. Raises ProtocolError."""
+    def store_inherited(self, name: str, finished: bool, rows: Rows) -> RunState:
+        """Keep a run's accounts of other servers, as `AccountsHandler.store_inherited`. Raises ProtocolError."""
         with Held(self._lock):
-            return self._accounts.inherit(name, finished, rows, self._clock())
+            return self._accounts.store_inherited(name, finished, rows, self._clock())
 
     # ------------------------------------------------------------------------------------- calls from this process
 
@@ -457,7 +457,7 @@ class Dispatcher:
         with Held(self._lock):
             return self._models.publish(model, version)
 
-    def hand_on(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
+    def apply_td_errors(self, ids: NDArray[Any], td_errors: Any) -> PriorityUpdate:
         """Set priorities by TD errors of samples, or queue them for their owners: see `FeedbackHandler.apply`.
 
         Args:
@@ -467,27 +467,27 @@ class Dispatcher:
         return self._apply_feedback(by_client(ids, td_errors))
 
     def _take_feedback(self, _: float, header: MessageHeader, body: messages.Feedback, payload: Any) -> Reply:
-        return self.feedback.taken(header, self._apply_feedback(self.feedback.read(header, payload)))
+        return self.feedback.feedback_reply(header, self._apply_feedback(self.feedback.read(header, payload)))
 
     def _apply_feedback(self, pieces: Pieces) -> PriorityUpdate:
         with Held(self._lock):
             update = self.feedback.apply(pieces, self.now)
-            merges = self.feedback.merges()
+            merges = self.feedback.due_merges()
         for merge in merges:
-            merge.work()
+            merge.compute()
             with Held(self._lock):
-                self.feedback.merged(merge)
+                self.feedback.apply_merge(merge)
         return update
 
-    def credit(self, table: OpenTable) -> int:
+    def bytes_per_client(self, table: OpenTable) -> int:
         """Return the bytes that each client of a table may have in flight now."""
         with Held(self._lock):
-            return self._credits.of(table, self._clock())
+            return self._credits.bytes_by_client(table, self._clock())
 
-    def grant(self, credit: int | None) -> None:
+    def set_client_byte_limit(self, credit: int | None) -> None:
         """Change the limit of bytes that a client may have in flight (None: no change); send NEWS to all clients."""
         with Held(self._lock):
-            self._credits.limit(credit)
+            self._credits.limit_bytes(credit)
             self._control.announce()
 
     def configure(

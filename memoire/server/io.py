@@ -26,7 +26,7 @@ from memoire._core import Condition
 from memoire.disk.logs import LineFile
 from memoire.errors import MemoireError, ProtocolError
 from memoire.net import link, process, sockets
-from memoire.net.addresses import beside
+from memoire.net.addresses import derived_addresses
 from memoire.net.curve_server import PUSH_PLACE, REQUEST_PLACE, Admission, Gate
 from memoire.net.poller import ConnectionWatcher, Poller, SendQueues
 from memoire.net.sockets import Context, Socket
@@ -148,7 +148,7 @@ def forward(
             for direction in directions:
                 direction.move()
             if replies is not None:
-                replies.turn(time.monotonic())
+                replies.tick(time.monotonic())
     finally:
         poller.close()
 
@@ -220,7 +220,7 @@ class WorkerProxies:
             raise
         self._count(1)
         try:
-            pass_on = functools.partial(self._admission.pass_on, frontend, place)
+            pass_on = functools.partial(self._admission.forwarded_frames, frontend, place)
             forward(frontend, backend, pass_on, replies=replies, until=self._is_closing, ways=watchers)
         finally:
             self._count(-1)
@@ -252,7 +252,7 @@ MEMORY_SHARE = 0.75
 
 
 class ServerThreads:
-    """Threads of a server, with their sockets. `open` binds the addresses; `start` begins the threads.
+    """Threads of a server, with their sockets. `bind_addresses` binds the addresses; `start` begins the threads.
     Methods may be called from any thread.
 
     Args:
@@ -266,7 +266,7 @@ class ServerThreads:
     def __init__(self, options: ServerOptions, is_closing: threading.Event, owner: object) -> None:
         self._options, self._limits, self._is_closing = options, options.limits, is_closing
         self._context: Context = options.process.context
-        self.gate = gate = Gate(self._context, Keys.of(options.keys, "server"))
+        self.gate = gate = Gate(self._context, Keys.from_setting(options.keys, "server"))
         tables = build.make_tables(options)
         name = options.name or default_name(options.endpoint.request)
         self.store = store = build.make_store(options, name)
@@ -283,7 +283,9 @@ class ServerThreads:
             on_model=self._announcer.add_model,
             on_news=self._announcer.add_news,
         )
-        self._admission = admission = Admission(gate, options.limits, count=dispatcher.refuse, own=dispatcher.own)
+        self._admission = admission = Admission(
+            gate, options.limits, count=dispatcher.refuse, own=dispatcher.bind_client_id
+        )
         self.requests = RequestThread(dispatcher, admission, store, self._announcer, self.lines, owner)
         self._announcer.wake = self.requests.worker.wake
         self.pullers: list[Worker] = []
@@ -292,16 +294,16 @@ class ServerThreads:
         self.proxies = WorkerProxies(gate, admission, self.addresses, dispatcher.replies, options, is_closing)
         self.archive = Archive(dispatcher, store, options, is_closing)
         self._saves_memory = options.state is not None and options.state.saves_memory
-        dispatcher.answer_with(messages.TakeSnapshot, self.archive.order)
+        dispatcher.answer_with(messages.TakeSnapshot, self.archive.order_snapshot)
 
     # Start
 
-    def open(self) -> None:
+    def bind_addresses(self) -> None:
         """Bind the addresses. If one fails, the addresses bound before stay open until `close`."""
         at = self._options.endpoint
         endpoint, push, pub = at.request, at.push, at.publish
         if endpoint is not None:
-            neighbors = beside(endpoint)
+            neighbors = derived_addresses(endpoint)
             push, pub = push or neighbors[0], pub or neighbors[1]
         # The request address comes first: an error should name it.
         requested = "" if endpoint is None else self.add_request_worker(endpoint, True)
@@ -315,7 +317,7 @@ class ServerThreads:
     def _open_pub(self, endpoint: str) -> str:
         publisher = sockets.publisher(self._context)
         bound, watcher = self.addresses.bind(publisher, endpoint)
-        self._announcer.open(self.requests.worker.poller.add(publisher, way=watcher), self.gate.admits)
+        self._announcer.set_socket(self.requests.worker.poller.add(publisher, way=watcher), self.gate.admits)
         return bound
 
     def add_request_worker(self, endpoint: str, bind: bool) -> str:
@@ -359,7 +361,7 @@ class ServerThreads:
             if message is not None:
                 assert isinstance(message.body, messages.PushedBody)
                 try:
-                    self.dispatcher.arrived(message.header, message.body, message.payload)
+                    self.dispatcher.accept_push(message.header, message.body, message.payload)
                 except ProtocolError:
                     pass  # counted by the dispatcher
 
@@ -381,7 +383,7 @@ class ServerThreads:
     # Inspection
 
     @property
-    def lost(self) -> Exception | None:
+    def fatal_error(self) -> Exception | None:
         """Error after which nothing can be saved any more; None if there was none."""
         return self.requests.saving.lost
 
@@ -394,21 +396,21 @@ class ServerThreads:
     def _workers(self) -> list[Worker]:
         return [self.requests.worker, *self.pullers]
 
-    def trouble(self) -> list[str]:
+    def problem(self) -> list[str]:
         """Return faults of threads and disk that only a restart can repair, a sentence each."""
-        stuck = [trouble for worker in self._workers() for trouble in worker.trouble()]
-        return stuck if self.lost is None else [f"state: {self.lost}", *stuck]
+        stuck = [trouble for worker in self._workers() for trouble in worker.problem()]
+        return stuck if self.fatal_error is None else [f"state: {self.fatal_error}", *stuck]
 
-    def unready(self) -> list[str]:
+    def unready_reasons(self) -> list[str]:
         """Return reasons why no new clients should come now, a sentence each; see `Server.readiness`."""
         if self._is_closing.is_set():
             return ["closing: this server is closing"]
         if self.store is not None and not self.store.is_healthy:
-            return [f"state: {self.store.trouble}"]
-        if self.dispatcher.leaving:
+            return [f"state: {self.store.problem}"]
+        if self.dispatcher.is_draining:
             return ["leaving: this server is being drained; other servers take over its clients"]
-        trouble = [process.shared_guard().trouble(), self.dispatcher.trouble()]
-        return [*self.gate.trouble(), *filter(None, trouble)]
+        trouble = [process.shared_guard().problem(), self.dispatcher.problem()]
+        return [*self.gate.problem(), *filter(None, trouble)]
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of `ServerStats` that threads and sockets count."""
@@ -416,10 +418,10 @@ class ServerThreads:
             "restored": 0 if self.store is None else self.store.restored,
             "missing": (*(() if self.store is None else self.store.missing), *self.archive.missing),
             "dropped_replies": sum(queues.dropped for queues in self.send_queues),
-            "requests": self.requests.timings.now(),
+            "requests": self.requests.timings.durations(),
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
-            "folder": None if self.store is None else self.store.space(),
+            "folder": None if self.store is None else self.store.disk_space(),
             "descriptors": process.used(),
             "most_descriptors": process.limit(),
             "security": self.gate.security(),
@@ -437,13 +439,13 @@ class ServerThreads:
     def close(self, deadline: float) -> None:
         """Close everything: first the pullers, then the store, then the request thread. By one caller at a time."""
         self._stop(self.pullers, deadline)
-        self.requests.tell_finished(deadline - LAST_REPLY_DELAY)
+        self.requests.wait_end_confirmed(deadline - LAST_REPLY_DELAY)
         if self.store is not None:
             self.requests.drain(deadline)
             self._save_memory(deadline)
             self.requests.saving.close(max(MIN_SAVING, deadline - time.monotonic()))
         if self.store is not None or self.dispatcher.finished:
-            until = min(self.requests.replied_at(deadline) + LAST_REPLY_DELAY, deadline)
+            until = min(self.requests.last_reply_time(deadline) + LAST_REPLY_DELAY, deadline)
             time.sleep(max(0.0, until - time.monotonic()))
         self._stop([self.requests.worker], deadline)
         self.proxies.wait_ended(deadline)

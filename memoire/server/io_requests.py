@@ -46,7 +46,7 @@ from .dispatch import Dispatcher
 
 class Announcer:
     """Announcer of new models and of NEWS to subscribers. Belongs to the requests' thread, except for `add_model` and
-    `add_news`, which any thread may call, and `open`, which is called before the thread begins.
+    `add_news`, which any thread may call, and `set_socket`, which is called before the thread begins.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Announcer:
         self.wake: Callable[[], None] = lambda: None
         """Function that wakes the requests' thread; set by that thread's owner."""
 
-    def open(self, pub: Socket, admits: Callable[[Socket, zmq.Frame], bool]) -> None:
+    def set_socket(self, pub: Socket, admits: Callable[[Socket, zmq.Frame], bool]) -> None:
         """Set the PUB socket; without a socket no notice is sent.
 
         Args:
@@ -76,10 +76,10 @@ class Announcer:
         self.wake()
 
     def next_time(self) -> float:
-        """Return the time at which `turn` has something to send."""
+        """Return the time at which `tick` has something to send."""
         return time.monotonic() if self._has_news or self._models else self._schedule.next_time()
 
-    def turn(self, dispatcher: Dispatcher, ready: dict[object, int]) -> None:
+    def tick(self, dispatcher: Dispatcher, ready: dict[object, int]) -> None:
         """Repeat due notices, and send queued ones."""
         if self._pub is not None:
             self._repeat(dispatcher, self._pub, self._pub in ready)
@@ -97,7 +97,7 @@ class Announcer:
         with dispatcher.lock:
             if is_asked:
                 self._schedule.subscribed(sockets.subscribed(pub, self._admits), dispatcher.models, now)
-            for model in self._schedule.due(dispatcher.models, now):
+            for model in self._schedule.due_models(dispatcher.models, now):
                 self._tell(dispatcher, model, again=True)
 
     def _tell(self, dispatcher: Dispatcher, model: Model, *, again: bool = False) -> None:
@@ -222,12 +222,16 @@ class RequestThread:
             self.is_drained.wait(max(0.0, deadline - time.monotonic()))
         self.is_drained.set()
 
-    def tell_finished(self, deadline: float) -> None:
+    def wait_end_confirmed(self, deadline: float) -> None:
         """Keep answering until the clients know that the run is over: each client asks every `update_every` seconds."""
-        while self._answers_others and time.monotonic() < deadline and self._dispatcher.untold(UNREPORTED_TIMEOUT):
+        while (
+            self._answers_others
+            and time.monotonic() < deadline
+            and self._dispatcher.unconfirmed_clients(UNREPORTED_TIMEOUT)
+        ):
             time.sleep(FINISH_CHECK_INTERVAL)
 
-    def replied_at(self, deadline: float) -> float:
+    def last_reply_time(self, deadline: float) -> float:
         """Return the time of the last reply that was due before this call; -inf if no reply was sent."""
         if self._answers_others:
             sent = threading.Event()
@@ -250,12 +254,12 @@ class RequestThread:
             self._stop_reading()
         for socket in self._sockets.intersection(ready):
             self._take(socket)
-        self._announcer.turn(self._dispatcher, ready)
-        self.send_queues.turn(time.monotonic())
+        self._announcer.tick(self._dispatcher, ready)
+        self.send_queues.tick(time.monotonic())
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
-            self._dispatcher.fold()
-        self._lines.turn(time.monotonic())
+            self._dispatcher.store_gone_accounts()
+        self._lines.tick(time.monotonic())
 
     def _last_turn(self) -> None:
         self._turn(dict.fromkeys(self._sockets, zmq.POLLIN))
@@ -302,6 +306,6 @@ class RequestThread:
             return self._dispatcher.refuse(ProtocolError("busy", "the server could not answer; its log says why"))
 
     def _send(self, socket: Socket, envelope: list[zmq.Frame], header: MessageHeader, reply: Reply) -> None:
-        payload = self._shared.of(reply.payload)
+        payload = self._shared.share(reply.payload)
         sent = [*envelope, *self._dispatcher.frames_of(header, reply, payload)]
         self.send_queues.send(socket, sent, time.monotonic())

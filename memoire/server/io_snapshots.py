@@ -89,7 +89,7 @@ class SnapshotOrders:
         self._orders[body.order] = result
 
 
-def failed(body: messages.TakeSnapshot, why: str) -> messages.SnapshotReply:
+def failed_result(body: messages.TakeSnapshot, why: str) -> messages.SnapshotReply:
     """Return the result of a failed order."""
     return messages.SnapshotReply(name=body.name, state="failed", text=escape(why)[:MAX_TEXT])
 
@@ -183,7 +183,7 @@ class Archive:
                 run, finished, models = dispatcher.run_name, dispatcher.finished, dispatcher.models.versions()
                 accounts = dispatcher.pages(dispatcher.runs.current)
             tables = tuple(dispatcher.tables)
-            about = snapshots.about(
+            about = snapshots.read_header(
                 tables, server=dispatcher.name, run=run, finished=finished, taken=self._clock(), models=models
             )
             is_late = False
@@ -216,7 +216,7 @@ class Archive:
         with self._take_lock:
             if self._is_kept and path.exists():
                 make_folder(self._folder / ORDERED)
-                aside = self._folder / ORDERED / f"kept-{snapshots.heads([path])[path].id.hex()}.snapshot"
+                aside = self._folder / ORDERED / f"kept-{snapshots.read_headers([path])[path].id.hex()}.snapshot"
                 path.replace(aside)
                 _log.warning("%s: %s was moved to %s", self._dispatcher.name, path, aside)
             self._is_kept = False
@@ -262,7 +262,7 @@ class Archive:
 
     # ----------------------------------------------------------------------------------------- remote orders
 
-    def order(self, header: MessageHeader, body: messages.TakeSnapshot, _: Any) -> Reply:
+    def order_snapshot(self, header: MessageHeader, body: messages.TakeSnapshot, _: Any) -> Reply:
         """Begin an ordered snapshot, or return its state; the operator repeats the order until it is done."""
         if self._folder is None:
             raise ProtocolError("missing", "this server has no state folder (state_dir) to keep a snapshot in")
@@ -283,10 +283,10 @@ class Archive:
                 caches=snapshot.caches, samples=snapshot.samples, episodes=snapshot.episodes, entries=snapshot.entries,
             )  # fmt: skip
         except (OSError, MemoireError) as error:
-            result = failed(body, str(error))
+            result = failed_result(body, str(error))
         except Exception as error:
             _log.exception("%s: snapshot %r could not be taken", self._dispatcher.name, body.name)
-            result = failed(body, f"{error!r}; the server's log says more")
+            result = failed_result(body, f"{error!r}; the server's log says more")
         with Held(self._lock):
             self._orders.finish(body, result)
 
@@ -298,7 +298,7 @@ class Archive:
         Args:
             options: Further arguments of `snapshots.restore`.
         """
-        heads = snapshots.heads(paths)
+        heads = snapshots.read_headers(paths)
         wanted = [path for path, head in heads.items() if not (once and head.id in self._restored())]
         done = RestoreCounts()
         if wanted:
@@ -334,7 +334,7 @@ class Archive:
 
     def _inherit(self, run: str, finished: bool, rows: Rows) -> None:
         try:
-            self._dispatcher.inherit(run, finished, rows)
+            self._dispatcher.store_inherited(run, finished, rows)
         except ProtocolError as error:
             raise ParameterError("paths", run, f"files of a run that this server can keep: {error.detail}") from error
 
@@ -357,7 +357,7 @@ class Archive:
                 self._save_note("")
             return
         try:
-            head = snapshots.heads([path])[path]
+            head = snapshots.read_headers([path])[path]
             if head.about.run != self._dispatcher.run_name:
                 self._is_kept = True
                 self._report_missing(
@@ -413,5 +413,5 @@ class Archive:
             return
         is_saved = threading.Event()
         with self._dispatcher.lock:
-            self._dispatcher.committer.after(is_saved.set)
+            self._dispatcher.committer.call_after_save(is_saved.set)
         is_saved.wait(NOTE_TIMEOUT)

@@ -27,7 +27,7 @@ from memoire.errors import Closed
 from memoire.limits import Limits
 from memoire.models.model import Model
 from memoire.net import process as tuning
-from memoire.net.addresses import beside, check
+from memoire.net.addresses import check, derived_addresses
 from memoire.net.sockets import shared_context
 from memoire.net.thread import UNDO_TIMEOUT, Node, close_at_exit
 from memoire.replay.batch import Batch, PriorityUpdate
@@ -112,15 +112,15 @@ class Server(Queries, Node):
         process: Process | None = None,
         **table: Any,
     ) -> None:
-        at, shares = Endpoints.of(endpoint), process or Process()
+        at, shares = Endpoints.from_setting(endpoint), process or Process()
         if at.request is not None:
-            beside(at.request)  # raises for a malformed address before any resource is opened
+            derived_addresses(at.request)  # raises for a malformed address before any resource is opened
         for address in () if isinstance(inference, str) else inference:
             check(address, "bind")  # the host "*" stands for the host at which clients reach this server
         if shares.tune:
             tuning.tune()
         options = ServerOptions(
-            endpoint=at, schema=schema, tables=tables, run=run, name=name, state=State.of(state), keys=keys,
+            endpoint=at, schema=schema, tables=tables, run=run, name=name, state=State.from_setting(state), keys=keys,
             limits=limits or Limits(), seed=seed, inference=inference, table=table,
             process=replace(shares, context=shares.context or shared_context()),
         )  # fmt: skip
@@ -135,7 +135,7 @@ class Server(Queries, Node):
         self._dispatcher.show_inference(options.inference)
         self._first = self._handles[self._tables.first.name]
         try:
-            io.open()
+            io.bind_addresses()
             io.load()
         except BaseException:
             self.close(UNDO_TIMEOUT)
@@ -269,7 +269,7 @@ class Server(Queries, Node):
         Returns at once. `ids` are sample ids [B], `td_errors` finite numbers [B]; see `TableHandle.update_priorities`.
         """
         self._check_open()
-        return self._dispatcher.hand_on(ids, td_errors)
+        return self._dispatcher.apply_td_errors(ids, td_errors)
 
     # ------------------------------------------------------------------------------------- models and settings
 
@@ -332,9 +332,9 @@ class Server(Queries, Node):
         check_bytes("credit", credit)
         check_bytes("held_bytes", held_bytes)
         if held_bytes is not None:
-            self._tables.share_out(held_bytes)
+            self._tables.limit_total_bytes(held_bytes)
             self._dispatcher.budget.set_limit(max(held_bytes, self._tables.byte_limit))
-        self._dispatcher.grant(credit)
+        self._dispatcher.set_client_byte_limit(credit)
 
     def finish(self) -> None:
         """Finish the run: `client.finished` becomes true at every client, and `batches` ends."""
@@ -479,16 +479,16 @@ class Server(Queries, Node):
 
     def liveness(self) -> list[str]:
         """Return faults that only a restart can repair, a sentence each: dead or stuck threads, a lost disk."""
-        return self._io.trouble()
+        return self._io.problem()
 
     def readiness(self) -> list[str]:
         """Return reasons why this server should get no new clients now, a sentence each; empty if it is ready."""
-        return self._io.unready()
+        return self._io.unready_reasons()
 
     @property
     def failure(self) -> Exception | None:
         """Error after which the server saves and acknowledges nothing until its restart; None if there was none."""
-        return self._io.lost
+        return self._io.fatal_error
 
     # ------------------------------------------------------------------------------------------------- the server's end
 
@@ -520,8 +520,8 @@ class Server(Queries, Node):
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise Closed("this server")
-        if self._io.lost is not None:
-            raise self._io.lost
+        if self._io.fatal_error is not None:
+            raise self._io.fatal_error
 
     def __repr__(self) -> str:
         return f"<memoire.Server {self.name!r} at {self.endpoint or '(no address)'}, run {self.run!r}>"

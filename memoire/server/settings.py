@@ -10,13 +10,13 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from memoire.arguments import MAX_SECONDS, Setting, check_settings, checked_fields, says_instead
+from memoire.arguments import MAX_SECONDS, Setting, check_settings, checked_fields, explain_assignment_error
 from memoire.errors import StateUnusable
 from memoire.limits import wall_clock
 
 
 @checked_fields
-@says_instead("Make another one: State(..., NAME=...).")
+@explain_assignment_error("Make another one: State(..., NAME=...).")
 @dataclass(frozen=True)
 class State:
     """State folder of a server: totals, log lines, models and runs survive in its files, and a reply to a client means
@@ -50,7 +50,7 @@ class State:
         check_settings(self)
 
     @classmethod
-    def of(cls, state: str | Path | Self | None) -> Self | None:
+    def from_setting(cls, state: str | Path | Self | None) -> Self | None:
         """Return a `State` for a folder, or the given `State` or None. Raises StateUnusable if `must_exist` fails."""
         state = state if state is None or isinstance(state, cls) else cls(state)  # type: ignore[arg-type]
         if state is not None and state.must_exist and not Path(state.folder).is_dir():
@@ -66,7 +66,7 @@ class State:
 
 
 @checked_fields
-@says_instead("Make others: Endpoints(..., NAME=...).")
+@explain_assignment_error("Make others: Endpoints(..., NAME=...).")
 @dataclass(frozen=True)
 class Endpoints:
     """Addresses of a server, such as "tcp://*:5560"; caches and notices use the next two ports by default.
@@ -86,13 +86,13 @@ class Endpoints:
     """Address for notices of models."""
 
     @classmethod
-    def of(cls, endpoints: str | Self | None) -> Self:
+    def from_setting(cls, endpoints: str | Self | None) -> Self:
         """Return `Endpoints` for a request address, or the given `Endpoints`."""
         return endpoints if isinstance(endpoints, cls) else cls(endpoints)  # type: ignore[arg-type]
 
 
 @checked_fields
-@says_instead("Make another one: Process(NAME=...).")
+@explain_assignment_error("Make another one: Process(NAME=...).")
 @dataclass(frozen=True, kw_only=True)
 class Process:
     """Objects that a server shares with its process: context, clock and tuning.

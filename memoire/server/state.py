@@ -87,11 +87,11 @@ class Learners:
             gone, _ = self._learners.popitem(last=False)
             del self._codecs[gone]
 
-    def has(self, learner: bytes, codec: str) -> bool:
+    def supports_compression(self, learner: bytes, codec: str) -> bool:
         """Return True if a known learner reported that it can undo a compression."""
         return codec in self._codecs.get(learner, ())
 
-    def now(self, now: float) -> tuple[LearnerStats, ...]:
+    def active_learners(self, now: float) -> tuple[LearnerStats, ...]:
         """Return the learners heard within `SILENCE_TIMEOUT` seconds, last heard last."""
         return tuple(each for each in self._learners.values() if each.last_seen >= now - SILENCE_TIMEOUT)
 
@@ -122,12 +122,12 @@ class Committer(UnsavedChanges):
         self._store = store
         self._waits: list[Ticket] = []  # tickets of the group that is being saved
 
-    def after(self, ticket: Ticket) -> None:
+    def call_after_save(self, ticket: Ticket) -> None:
         """Call the ticket after the save of all changes so far; at once if there is no store."""
         if self._store is None:
             ticket()
         else:
-            super().after(ticket)
+            super().call_after_save(ticket)
             self._store.wake()
 
     def check_room(self, body: messages.Body) -> None:
@@ -137,9 +137,9 @@ class Committer(UnsavedChanges):
             ProtocolError: (code "disk") the text says what is wrong with the disk, where, and what to do.
         """
         if self._store is not None and not self._store.is_healthy and body.is_saved_first:
-            raise ProtocolError("disk", self._store.trouble)
+            raise ProtocolError("disk", self._store.problem)
 
-    def hold(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
+    def hold_until_saved(self, header: MessageHeader, reply: Reply, send: Callable[[Reply], None]) -> Reply | None:
         """Return the reply to send now; or return None, and call `send` with the reply after the save.
 
         While the disk fails, return a refusal that says why; the client retries.
@@ -160,7 +160,7 @@ class Committer(UnsavedChanges):
 
     def _refusal(self) -> Reply:
         assert self._store is not None
-        return Reply(messages.Refusal(code="disk", text=self._store.trouble[:1000]))
+        return Reply(messages.Refusal(code="disk", text=self._store.problem[:1000]))
 
     # Calls of the store
 
@@ -182,7 +182,7 @@ class Committer(UnsavedChanges):
     def mark_saved(self, runs: Runs) -> None:
         """Record that the group collected last is on disk."""
         self._waits = []
-        self.settle()
+        self.confirm_saved()
         for run in runs:
             run.kept.mark_saved()
 
@@ -200,7 +200,7 @@ class ClientNames:
         self._room = room
         self._names: OrderedDict[bytes, str] = OrderedDict()  # names in order of the last report
 
-    def note(self, client: bytes, name: str) -> None:
+    def record(self, client: bytes, name: str) -> None:
         """Record a client's name; "" changes nothing."""
         if name:
             self._room.add(getsizeof(name) - getsizeof(self._names.get(client)))
@@ -209,7 +209,7 @@ class ClientNames:
             while len(self._names) > MAX_GUESTS:
                 self._room.add(-getsizeof(self._names.popitem(last=False)[1]))
 
-    def of(self, client: bytes) -> str:
+    def name_of(self, client: bytes) -> str:
         """Return the name of a client; "" if it is unknown or forgotten."""
         return self._names.get(client, "")
 
@@ -242,23 +242,23 @@ class ServerState:
         budget: ByteBudget | None = None,
     ) -> None:
         budget = budget or ByteBudget(limits.held_bytes or HELD_BYTES)
-        self.requests = budget.holder("requests", own=limits.message_bytes)
+        self.requests = budget.add_holder("requests", own=limits.message_bytes)
         """Bytes of requests while they are answered."""
-        self.pushes = budget.holder("pushes", own=limits.message_bytes)
+        self.pushes = budget.add_holder("pushes", own=limits.message_bytes)
         """Bytes of caches and episodes while they are checked and unpacked."""
-        self.replies = budget.holder("replies on their way", own=limits.message_bytes)
+        self.replies = budget.add_holder("replies on their way", own=limits.message_bytes)
         """Bytes of replies that wait for room in their connections."""
-        self.reports = budget.holder("clients", own=account_bytes(limits))
+        self.reports = budget.add_holder("clients", own=account_bytes(limits))
         """Bytes of accounts and of clients' reports."""
-        lines = budget.holder("log lines", own=line_bytes(limits))
+        lines = budget.add_holder("log lines", own=line_bytes(limits))
         self.name, self.home, self.epoch = name, name_hash(name), epoch
         self.tables, self.committer = tables, committer
         self.limits = replace(limits, model_bytes=limits.model_bytes or MODEL_BYTES)
         kept = self.limits.model_bytes
         self.models = ModelStore(kept)
-        budget.holder("models", own=kept, measure=lambda: self.models.bytes + self.models.numbered_bytes)
-        self.uploads = budget.holder("uploads of models", own=kept)
-        self.td_errors = budget.holder("TD errors that wait")
+        budget.add_holder("models", own=kept, measure=lambda: self.models.bytes + self.models.numbered_bytes)
+        self.uploads = budget.add_holder("uploads of models", own=kept)
+        self.td_errors = budget.add_holder("TD errors that wait")
         """Bytes of TD errors that wait for the clients that own the entries."""
         self.learners = Learners()
         self.receivers = Receivers()
@@ -293,10 +293,10 @@ class ServerState:
             table.check_fingerprint(header.fingerprint)
         return table
 
-    def page(self, client: bytes, kind: types.Type) -> ReplyPage:
+    def empty_page(self, client: bytes, kind: types.Type) -> ReplyPage:
         """Return an empty reply page of this type for a client, which may fill a part of `limits.message_bytes`."""
         most = self.limits.message_bytes // REPLY_PART
-        return ReplyPage(self.receivers.of(client), kind, client, payload_bytes=most)
+        return ReplyPage(self.receivers.limits_of(client), kind, client, payload_bytes=most)
 
     @property
     def run(self) -> RunState:
@@ -347,11 +347,11 @@ class Credits:
         self._counted_at = 0.0
         self._counted_ledger: Ledger | None = None  # ledger of the run that was counted
 
-    def limit(self, credit: int | None) -> None:
+    def limit_bytes(self, credit: int | None) -> None:
         """Set the maximum bytes that a client may have in flight; None keeps the present maximum."""
         self._limit = self._limit if credit is None else credit
 
-    def of(self, table: OpenTable, now: float) -> int:
+    def bytes_by_client(self, table: OpenTable, now: float) -> int:
         """Return the bytes that each client of a table may have in flight. The result is the least of the client's
         limit, its share of the table's byte limit, and its share of all bytes in flight.
         """
@@ -378,7 +378,7 @@ class Credits:
         ratio = table.parameters.samples_per_insert
         if table.sums is None or not ratio:
             return None
-        room = table.sums.room(client, self.of(table, now) // STOCK_PART)
+        room = table.sums.room(client, self.bytes_by_client(table, now) // STOCK_PART)
         return None if room is None else min(math.ceil(room / ratio), NO_LIMIT)
 
     def _sharers(self, now: float) -> Counter[int]:
@@ -419,7 +419,7 @@ class ClientOwners:
             check_owner(client, account.owner, principal)
         else:
             account.owner = principal
-            self._state.committer.touch(self._state.run.name, account)
+            self._state.committer.mark_changed(self._state.run.name, account)
 
     def move_to(self, account: Account) -> None:
         """Move a client's owner into the client's new account."""
@@ -433,7 +433,7 @@ DEFAULT_RUN = "default"
 _LIVES: Final = "lives"
 
 
-def lives_of(past: StateStore) -> int:
+def former_starts(past: StateStore) -> int:
     """Return the number of former starts of a server in this folder."""
     lives = past.settings().get(_LIVES, "0")
     return int(lives) if lives.isdecimal() else 0
@@ -472,7 +472,7 @@ def recover(state: ServerState, past: StateStore) -> None:
         state.models.put(model)
     state.models.skip_versions(past.versions())  # clients may hold a model of another run: versions never go back
     settings = past.settings()
-    state.committer.add_setting(_LIVES, str(lives_of(past) + 1))
+    state.committer.add_setting(_LIVES, str(former_starts(past) + 1))
     for table in state.tables:
         _recover_parameters(table, settings.get(table.key))
         save_parameters(table, state.committer)
@@ -495,11 +495,11 @@ def save_parameters(table: OpenTable, committer: Committer) -> None:
     """Save a table's present parameters, and the parameters that it was created with."""
     if committer.is_durable:
         initial = table.settings.parameters.to_wire()
-        start = _FormerStart(initial, table.parameters.to_wire(), table.parameters_version, table.making)
+        start = _FormerStart(initial, table.parameters.to_wire(), table.parameters_version, table.content_settings)
         committer.add_setting(table.key, msgspec.json.encode(start).decode())
 
 
-def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
+def check_content_settings(table: OpenTable, past: StateStore, folder: str) -> None:
     """Raise SnapshotMismatch if the stored samples of a table were made with other settings than the table's.
 
     The error contains the two values.
@@ -507,7 +507,7 @@ def check_making(table: OpenTable, past: StateStore, folder: str) -> None:
     saved = past.settings().get(table.key)
     making = {} if saved is None else _parse_start(table.key, saved).making
     for name, value in making.items():
-        if value != (present := table.making.get(name)):
+        if value != (present := table.content_settings.get(name)):
             problem = f"holds table {table.name!r} made with {name}={value!r}, but this server has {name}={present!r}"
             advice = f"Start it with {name}={value!r}, or give the server another state folder."
             raise SnapshotMismatch(folder, problem, advice)

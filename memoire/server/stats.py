@@ -96,7 +96,7 @@ class FigureSpread:
     # fmt: on
 
 
-def spread(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, FigureSpread]:
+def summarize_values(reports: Iterable[Mapping[str, float]], most: int) -> dict[str, FigureSpread]:
     """Summarize each name's values over all reports; of more than `most` names, only the first in sorted order."""
     values_by_name: dict[str, list[float]] = {}
     for report in reports:
@@ -326,7 +326,7 @@ def client_stats(dispatcher: Dispatcher, account: Account) -> ServerClientStats:
     report, facts = account.report, {name: getattr(account, name) for name in _OF_ACCOUNT}
     return ServerClientStats(
         client=account.client.hex(),
-        name=dispatcher.client_names.of(account.client),
+        name=dispatcher.client_names.name_of(account.client),
         table=dispatcher.tables.name_of(account.table),
         rejected=dict(account.rejected),
         in_flight_bytes=account.in_flight,
@@ -399,7 +399,7 @@ def figures_of(
         ledger, totals, counts = dispatcher.ledger, dispatcher.ledger.totals(), dispatcher.feedback
         feedback = ledger.feedback()
         active = ledger.active(now - dispatcher.limits.client_timeout)
-        guests, learners = len(ledger.guests), dispatcher.learners.now(now)
+        guests, learners = len(ledger.guests), dispatcher.learners.active_learners(now)
         ended = [ended for _, ended in ledger.ended]
         counted = {
             "run": dispatcher.run_name,
@@ -409,10 +409,10 @@ def figures_of(
             "guests": guests,
             "probes": dispatcher.probes.totals().clients,
             "accounts_in_memory": len(ledger),
-            "accounts_folded": ledger.folded,
-            "newcomers_left": int(dispatcher.newcomers.least(now)),
+            "accounts_folded": ledger.stored_count,
+            "newcomers_left": int(dispatcher.newcomers.fewest_tokens(now)),
             "learners": learners,
-            "credit": dispatcher.credit(dispatcher.tables.first),
+            "credit": dispatcher.bytes_per_client(dispatcher.tables.first),
             "feedback": sum(feedback.values(), FeedbackCounts()),
             "feedback_owners": feedback,
             "feedback_given": counts.given,
@@ -437,7 +437,7 @@ def figures_of(
         "presence": {"active": len(active), "silent": silent, "gone": totals.gone},
         "recent": recent(ended, TRAIN),
         "tested": recent(ended, TEST),
-        "scalars": spread((account.report.scalars for account in active), MAX_SCALARS),
+        "scalars": summarize_values((account.report.scalars for account in active), MAX_SCALARS),
         "learner_scalars": merged_scalars(learners, scalars),
     }
 
@@ -500,7 +500,7 @@ class Queries:
         dispatcher = self._dispatcher
         with dispatcher.lock:
             chosen = self._run_named(run)
-            live = chosen.live(dispatcher.home)
+            live = chosen.rows_in_memory(dispatcher.home)
             if seen > dispatcher.now - dispatcher.limits.client_timeout / 2:  # clients seen lately are still in memory
                 rows, has_more = live[live["last_seen"] >= seen], False
             else:
@@ -537,7 +537,7 @@ class Queries:
         server remembers names of ended clients until it stops.
         """
         with self._dispatcher.lock:
-            return self._dispatcher.client_names.of(client)
+            return self._dispatcher.client_names.name_of(client)
 
     def episodes(self, most: int = 1000) -> list[tuple[str, messages.Ended]]:
         """Return the newest closed episodes, oldest first, each with its client's id in hex."""

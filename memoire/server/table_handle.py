@@ -265,7 +265,7 @@ class TableHandle(StrictAttributes):
             td_errors: Finite TD errors, [B].
         """
         self._check_open()
-        return self._dispatcher.hand_on(ids, td_errors)
+        return self._dispatcher.apply_td_errors(ids, td_errors)
 
     @checked_names(NAMES)
     def configure(
@@ -291,11 +291,11 @@ class TableHandle(StrictAttributes):
         changes = changes_of(sampler, discount, fields)
         return self._dispatcher.configure(self._table, changes, discard_mismatched=discard_mismatched)
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Limit the bytes of this table, independent of the other tables; return the number of dropped caches."""
         self._check_open()
-        gone = self._dispatcher.tables.limit(self._table, byte_limit)
-        self._dispatcher.grant(None)  # the clients' shares have changed
+        gone = self._dispatcher.tables.limit_bytes(self._table, byte_limit)
+        self._dispatcher.set_client_byte_limit(None)  # the clients' shares have changed
         return gone
 
     def calls(self, **options: Any) -> Any:
@@ -326,7 +326,7 @@ class TableHandle(StrictAttributes):
         """
         pool = self._table.pool
         peeked = pool.peek(of) if isinstance(pool, ShowsSamples) else None
-        return None if peeked is None else peeked.specimen(self.schema, self._newest_model())
+        return None if peeked is None else peeked.display_sample(self.schema, self._newest_model())
 
     def _newest_model(self) -> int:
         """Return the version of the newest model of the table's topic, or of any topic if it has none; 0: no model."""
@@ -390,7 +390,7 @@ class DirectTransport(Transport):
         """Return the name of the server."""
         return [self._dispatcher.name]
 
-    def where(self) -> str:
+    def addresses_text(self) -> str:
         """Return the name of the table and server for errors."""
         return f"table {self._table.name!r} of this server"
 
@@ -422,7 +422,9 @@ class DirectTransport(Transport):
         patience = max(0.0, deadline - time.monotonic()) + 1.0
         if not is_there.wait(patience):
             self._check_open()
-            return MemoireTimeout("disk", self.where(), patience, "The state folder has not saved the change yet.")
+            return MemoireTimeout(
+                "disk", self.addresses_text(), patience, "The state folder has not saved the change yet."
+            )
         if isinstance(box[0].body, messages.Refusal):
-            return Refused(self.where(), box[0].body.code, box[0].body.text)
+            return Refused(self.addresses_text(), box[0].body.code, box[0].body.text)
         return Message(header, box[0].body, box[0].payload)

@@ -160,7 +160,7 @@ class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Sort key, by which records of several files are merged into one order."""
         return -math.inf
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the record's contribution to its table's counts in the file, by the counts' names."""
         return {}
 
@@ -168,11 +168,11 @@ class RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the same body with its ages increased by this many seconds, the time since the snapshot."""
         return self
 
-    def belongs_to(self, heading: RecordBody | None) -> bytes | None:
+    def routing_key(self, heading: RecordBody | None) -> bytes | None:
         """Return the key that assigns the record to one of several servers, or None if every server gets the record."""
         return None
 
-    def called(self, heading: RecordBody | None) -> str:
+    def description(self, heading: RecordBody | None) -> str:
         """Return the description of the record for error messages."""
         return f"a record of kind {getattr(self.kind, 'name', self.kind)}"
 
@@ -191,7 +191,7 @@ class SavedRecord(NamedTuple):
     limits: Limits
 
 
-class PutBack(NamedTuple):
+class RestoreOutcome(NamedTuple):
     """Outcome of restoring one record."""
 
     is_new: bool
@@ -227,11 +227,11 @@ class TablePool(ABC):
             """Smallest value that `byte_limit` can be set to."""
 
     @abstractmethod
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget as the holder of this name, before the pool receives data. All holders share the bytes."""
 
     @abstractmethod
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit; return the number of caches or episodes that were evicted."""
 
     @abstractmethod
@@ -305,7 +305,7 @@ class TablePool(ABC):
         """Yield the pool's content for a snapshot: body and payload of each record."""
 
     @abstractmethod
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Restore a record that a pool of this kind saved, here or elsewhere.
 
         Raises:
@@ -499,7 +499,7 @@ class DeliversOnce(HasRoom, ABC):
         """Take the oldest entries, all that were requested or nothing: see `RolloutPool`."""
 
     @abstractmethod
-    def give(
+    def pack_for_learner(
         self, wanted: TakeRequest, least: int, page: ReplyPage, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
         """Return the rows and payload of a ROLLOUTS message for a remote learner, without waiting."""
@@ -537,7 +537,7 @@ class HasLayout(Protocol):
         """Bytes of each array of the memory's state, in the order of the payload."""
 
 
-class Heir(Protocol):
+class RestoredMemory(Protocol):
     """Memory that is being restored from a snapshot: each record returns to its former place."""
 
     memory: Memory | None
@@ -547,7 +547,7 @@ class Heir(Protocol):
     entries: int
 
     def put(self, body: RecordBody, payload: bytes) -> None:
-        """Restore the next record in its place. Raise an exception of `KeepsLayout.heir`'s `wrong` if that fails."""
+        """Restore the next record in its place. If that fails, raise `wrong` as `KeepsLayout.empty_copy` does."""
 
     def finish(self) -> bool:
         """Make the entries drawable; return False if entries are missing."""
@@ -561,7 +561,7 @@ class KeepsLayout(ABC):
         """Return places of entries: fields of a `TableRecord`, its payload, and a number that each change alters."""
 
     @abstractmethod
-    def heir(
+    def empty_copy(
         self,
         body: HasLayout,
         payload: bytes,
@@ -569,11 +569,11 @@ class KeepsLayout(ABC):
         *,
         keeps_generator: bool,
         wrong: Callable[[str], Exception],
-    ) -> Heir:
+    ) -> RestoredMemory:
         """Return an empty memory of the saved layout and these parameters. The episodes' records fill the memory."""
 
     @abstractmethod
-    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+    def replace_memory(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
         """Replace the pool's memory by the heir's. Return False, changing nothing, if data arrived meanwhile."""
 
 

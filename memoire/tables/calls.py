@@ -66,21 +66,21 @@ class Transport(Protocol):
     def servers(self) -> Sequence[str]:
         """Return the names of all known servers."""
 
-    def unmet(self) -> Sequence[str]:
+    def unanswered_addresses(self) -> Sequence[str]:
         """Return the addresses on the list at which no server has answered yet."""
         return ()
 
-    def leaving(self) -> Sequence[str]:
+    def draining_servers(self) -> Sequence[str]:
         """Return the names of servers that are being drained and accept nothing new."""
         return ()
 
     def ask(self, requests: Mapping[Any, Request], deadline: float) -> dict[Any, Answer]:
         """Send requests; return the replies or the errors that ended the requests, by the deadline."""
 
-    def where(self) -> str:
+    def addresses_text(self) -> str:
         """Return the addresses for error messages."""
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return advice on why servers may not answer, or ""."""
         return ""
 
@@ -109,54 +109,57 @@ class CalledServers:
 
     def home_of(self, key: bytes) -> str:
         """Return the server for a new key: the highest rendezvous hash among the servers that are not being drained."""
-        leaving = set(self.transport.leaving())
+        leaving = set(self.transport.draining_servers())
         staying = [name for name in self.names if name not in leaving] or self.names
         return max(staying, key=lambda name: (_bytes.checksum(key, _bytes.checksum(name.encode())), name))
 
-    def one(self, name: str, request: Request, deadline: float) -> CallReply:
+    def reply_of(self, name: str, request: Request, deadline: float) -> CallReply:
         """Return the reply of one server. Raise the error that ended the request."""
-        return self.all({name: request}, deadline)[name]
+        return self.replies_by_server({name: request}, deadline)[name]
 
-    def complete(self, deadline: float) -> None:
+    def wait_all_answered(self, deadline: float) -> None:
         """Wait until every server has answered once. A change that misses a server could be lost or doubled.
 
         Raises:
             MemoireTimeout: no server has answered at an address by the deadline.
         """
         began = self.transport.now()
-        while missing := sorted(self.transport.unmet()):
+        while missing := sorted(self.transport.unanswered_addresses()):
             remaining = deadline - self.transport.now()
             if remaining <= 0.0:
                 advice = "A server there may hold rows of this table. Start the server, or remove the address."
                 raise MemoireTimeout("server", ", ".join(missing), self.transport.now() - began, advice)
             self.transport.pause(min(remaining, MAX_PAUSE))
 
-    def every(self, body: Any, deadline: float) -> dict[str, CallReply]:
+    def replies_to_same(self, body: Any, deadline: float) -> dict[str, CallReply]:
         """Return the replies of all servers to the same request. Raise if one server does not reply."""
-        self.complete(deadline)
-        return self.all(dict.fromkeys(self.names, Request(body)), deadline)
+        self.wait_all_answered(deadline)
+        return self.replies_by_server(dict.fromkeys(self.names, Request(body)), deadline)
 
-    def all(self, requests: Mapping[K, Request], deadline: float, each: float = math.inf) -> dict[K, CallReply]:
+    def replies_by_server(
+        self, requests: Mapping[K, Request], deadline: float, each: float = math.inf
+    ) -> dict[K, CallReply]:
         """Return the replies to requests that are keyed by their servers' names.
 
         Raises:
             MemoireTimeout: a server did not reply by the deadline; the error names the server.
             Refused: a server refused a request.
         """
-        answers = self.some(requests, deadline, each)
+        answers = self.replies_or_errors(requests, deadline, each)
         for key, answer in answers.items():
             if isinstance(answer, MemoireTimeout):
-                advice = f"{answer.advice} {self.transport.trouble()}".strip()
+                advice = f"{answer.advice} {self.transport.problem()}".strip()
                 name = requests[key].server or str(key)
                 raise MemoireTimeout(f"answer of server {name!r}", answer.endpoint, answer.seconds, advice)
             if isinstance(answer, MemoireError):
                 raise answer
         return {key: answer for key, answer in answers.items() if isinstance(answer, CallReply)}
 
-    def some(
+    def replies_or_errors(
         self, requests: Mapping[K, Request], deadline: float, each: float = math.inf
     ) -> dict[K, CallReply | MemoireError]:
-        """Return replies and errors of requests, as `all`. Requests that a server refuses for a while are sent again.
+        """Return replies and errors of requests, as `replies_by_server`. Requests that a server refuses for a while are
+        sent again.
 
         Args:
             each: Maximum seconds for a reply, within the deadline.
@@ -176,7 +179,7 @@ class CalledServers:
                 pause = min(2 * pause, MAX_PAUSE)
         return replies
 
-    def done(self, works: Sequence[tuple[str, Work[T]]], patience: float, each: float) -> list[T]:
+    def run_generators(self, works: Sequence[tuple[str, Work[T]]], patience: float, each: float) -> list[T]:
         """Run generators of requests, each at the named server; return their results in order.
 
         At most `AT_ONCE` generators have a request under way at one server.
@@ -186,7 +189,7 @@ class CalledServers:
             each: Maximum seconds for a reply.
 
         Raises:
-            MemoireTimeout, Refused: see `all`. Changes by other requests remain.
+            MemoireTimeout, Refused: see `replies_by_server`. Changes by other requests remain.
         """
         results: dict[int, T] = {}
         asked: dict[int, Request] = {}
@@ -212,7 +215,7 @@ class CalledServers:
                 else:
                     later.append(place)
             waiting = later[::-1]
-            for place, reply in self.all(asked, self.transport.now() + patience, each).items():
+            for place, reply in self.replies_by_server(asked, self.transport.now() + patience, each).items():
                 go_on(place, reply)
         return [results[place] for place in range(len(works))]
 
@@ -232,7 +235,7 @@ class CalledServers:
                 return result
             remaining = deadline - self.transport.now()
             if remaining <= 0.0:
-                raise MemoireTimeout(what, self.transport.where(), patience, f"{why[:1].upper()}{why[1:]}.")
+                raise MemoireTimeout(what, self.transport.addresses_text(), patience, f"{why[:1].upper()}{why[1:]}.")
             self.transport.pause(min(pause, remaining))
             pause = min(2 * pause, MAX_PAUSE)
 
@@ -288,7 +291,7 @@ class TableServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """Request to a server. The request's reply or error goes to `LearnerSide.answered`."""
+    """Request to a server. The request's reply or error goes to `LearnerSide.receive_answer`."""
 
     server: TableServer
     body: messages.Body
@@ -296,7 +299,7 @@ class ServerRequest:
 
 class LearnerSide(Protocol):
     """Remote learner's state machine for a kind of table: makes requests and processes replies. No I/O. The owner holds
-    its lock around every method except `late` and `read`.
+    its lock around every method except `late_servers` and `read`.
     """
 
     CALLED: ClassVar[str]
@@ -305,26 +308,28 @@ class LearnerSide(Protocol):
     """Number of entries that calls returned."""
 
     @property
-    def kept(self) -> int:
+    def held_entries(self) -> int:
         """Number of received entries that no call has returned yet."""
 
     @property
-    def stale(self) -> int:
+    def discarded_entries(self) -> int:
         """Number of received entries that were discarded because their model had become too old."""
 
     def next_time(self, now: float) -> float:
-        """Return the next time at which `late` or `begin` has work; infinity if only a reply can cause work."""
+        """Return the next time at which `late_servers` or `due_requests` has work; infinity if only a reply can cause
+        work.
+        """
 
-    def begin(self, now: float) -> Sequence[ServerRequest]:
+    def due_requests(self, now: float) -> Sequence[ServerRequest]:
         """Return the requests to send now."""
 
     def read(self, answer: Answer, now: float) -> Any:
         """Decode a reply; the result is empty for an error or a message outside the protocol."""
 
-    def answered(self, request: ServerRequest, answer: Answer, came: Any, now: float) -> None:
+    def receive_answer(self, request: ServerRequest, answer: Answer, came: Any, now: float) -> None:
         """Process the end of a request: a reply, decoded to `came` by `read`, or an error."""
 
-    def late(self, now: float, down: Collection[object]) -> Sequence[TableServer]:
+    def late_servers(self, now: float, down: Collection[object]) -> Sequence[TableServer]:
         """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
 
     def leave_out(self, server: TableServer) -> None:
@@ -336,13 +341,13 @@ class LearnerSide(Protocol):
     def clear(self) -> None:
         """Discard received entries, because another run is counted now."""
 
-    def want(self, wanted: Any) -> None:
+    def set_request(self, wanted: Any) -> None:
         """Set the request that a call waits for; None after the call has ended."""
 
     def take(self, versions: Mapping[str, int]) -> Sequence[Any]:
         """Return the wanted entries if all have arrived, else nothing. `versions` has each topic's newest version."""
 
-    def why_not(self) -> tuple[int, int, int, str]:
+    def describe_shortage(self) -> tuple[int, int, int, str]:
         """Return available (entries, parts, clients) for the waiting call, and a text on the missing ones."""
 
 
@@ -354,21 +359,21 @@ class TableServers(Protocol):
         """Facts that the servers reported about the table; None before the first answer."""
 
     @property
-    def known(self) -> Sequence[TableServer]:
+    def known_servers(self) -> Sequence[TableServer]:
         """All servers of the table."""
 
     @property
-    def there(self) -> Sequence[TableServer]:
+    def present_servers(self) -> Sequence[TableServer]:
         """Servers that are not skipped."""
 
     @property
-    def meets_until(self) -> float:
+    def discovery_deadline(self) -> float:
         """Deadline for the first answer of an address."""
 
-    def is_meeting(self, now: float) -> bool:
+    def is_discovering(self, now: float) -> bool:
         """Return True if an address has not answered yet and its deadline is not reached."""
 
-    def differing(self) -> Sequence[TableServer]:
+    def differing_servers(self) -> Sequence[TableServer]:
         """Return servers that draw by other parameters than those of `terms`."""
 
     def ask_soon(self) -> None:

@@ -1,4 +1,4 @@
-"""Draws over the caches of several servers: `plan` shares a batch out over all clients, `finish` builds the batch.
+"""Draws over the caches of several servers: `plan` shares a batch out over all clients, `build_batch` builds the batch.
 
 `caches` derives the rule, and applies the rule to the caches of one server.
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memoire import _core
 from memoire.errors import ProtocolError
 from memoire.replay import mixing
-from memoire.replay.batch import Batch, GatheredSamples, place, sequence_mask
+from memoire.replay.batch import Batch, GatheredSamples, sequence_mask, use_output_arrays
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.wire._container import HeldCache, container_bytes
@@ -59,7 +59,7 @@ class DistinctRows:
     def __init__(self, picks: Picks, layout: ContainerLayout, drawn: ContainerLayout) -> None:
         samples = picks.size
         self.indices = {
-            part: np.empty((samples, layout.blocks[layout.bookkeeping(part)].row_bytes // 4), np.uint32)
+            part: np.empty((samples, layout.blocks[layout.bookkeeping_block(part)].row_bytes // 4), np.uint32)
             for part in layout.indices
         }
         indices = self.indices.items()
@@ -117,7 +117,7 @@ def pack_drawn(
     container = ContainerWriter(drawn, head, samples, frame_rows, owner_rows, packed, entry_rows, parts.elements)
     carried: dict[Part, NDArray[Any]] = {**parts.indices, Part.OWNER: parts.owner, Part.OWNERS: parts.owners}
     carried |= {Part.CHANCE: parts.chance, Part.POPULATION: parts.population}
-    container.fill_blocks({drawn.bookkeeping(part): values for part, values in carried.items()})
+    container.fill_blocks({drawn.bookkeeping_block(part): values for part, values in carried.items()})
     for i, form, source in _copied_blocks(layout, drawn):
         if i not in packed:
             distinct = entries if form.extent is RowCount.PER_ENTRY else frames
@@ -152,7 +152,7 @@ def _copied_blocks(layout: ContainerLayout, drawn: ContainerLayout) -> tuple[tup
 
 def _same_block(layout: ContainerLayout, drawn: ContainerLayout, form: BlockSpec) -> int:
     """Return the number of the block in caches that corresponds to this block of drawn containers."""
-    block = layout.place(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
+    block = layout.block_number(form.part, None if form.column == BOOKKEEPING else drawn.schema.names[form.column])
     assert block is not None
     return block
 
@@ -198,7 +198,7 @@ class PooledBatch:
         columns = (column for value in values if isinstance(value, dict) for column in value.values())
         return sum(array.nbytes for array in (*values, *columns) if isinstance(array, np.ndarray))
 
-    def parted(self, batch_size: int, is_global: bool) -> "Iterator[PooledBatch]":
+    def split(self, batch_size: int, is_global: bool) -> "Iterator[PooledBatch]":
         """Yield batches of `batch_size` samples that share this batch's arrays. A smaller rest is omitted.
 
         Args:
@@ -209,12 +209,12 @@ class PooledBatch:
             yield self.rows(slice(begin, begin + batch_size), is_global)
 
     def rows(self, rows: slice, is_global: bool) -> "PooledBatch":
-        """Return some of the samples, in the same arrays; `is_global` as in `parted`."""
+        """Return some of the samples, in the same arrays; `is_global` as in `split`."""
         importance, divisor = _divided(self.importance[rows], self.divisor, is_global)
         return PooledBatch(self.gathered.rows(rows), importance, divisor, self.left_out)
 
     def joined(self, newer: "PooledBatch", is_global: bool) -> "PooledBatch":
-        """Return these samples followed by newer ones of the same table, in new arrays; `is_global` as in `parted`."""
+        """Return these samples followed by newer ones of the same table, in new arrays; `is_global` as in `split`."""
         divisor = max(self.divisor, newer.divisor)
         parts = [each.importance * np.float32(each.divisor / divisor) for each in (self, newer)]
         importance, divisor = _divided(np.concatenate(parts), divisor, is_global)
@@ -242,7 +242,7 @@ def arrays_for(
     """Return arrays for B samples: the caller's [B, ...], or new ones. Raise ParameterError if one does not fit."""
     arrays = layout.allocate(samples)
     if out is not None:
-        place(schema, arrays, out)
+        use_output_arrays(schema, arrays, out)
     return arrays
 
 
@@ -294,7 +294,7 @@ def gathered_from(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Requests of a reader to each server, and the facts that `finish` needs."""
+    """Requests of a reader to each server, and the facts that `build_batch` needs."""
 
     counts: list[NDArray[np.void]]
     """Rows of `rows.CLIENT_COUNTS` for each server; no rows for a server that is not asked."""
@@ -334,7 +334,7 @@ def plan(tables: Sequence[NDArray[np.void]], samples: int, fraction: float) -> P
     return Plan(counts, asked, clients.population, clients.left_out, clients.rarest)
 
 
-def finish(
+def build_batch(
     plan: Plan,
     drawn: Sequence[HeldCache],
     layout: ContainerLayout,

@@ -50,7 +50,7 @@ class Histogram:
     greatest: float
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Histogram:
+    def from_values(cls, values: NDArray[Any]) -> Histogram:
         """Return the histogram of finite numbers [N] that are not negative."""
         some = np.asarray(values, np.float64)
         above = some[some > 0.0]
@@ -137,7 +137,9 @@ class PeekedSample:
     beta: float
     place: EntryPlace = EntryPlace()
 
-    def specimen(self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES) -> InspectedSample | None:
+    def display_sample(
+        self, schema: Schema, newest: int, byte_limit: int = MAX_SPECIMEN_BYTES
+    ) -> InspectedSample | None:
         """Return the sample prepared for display, or None if its arrays have more than `byte_limit` bytes.
 
         Args:

@@ -36,7 +36,7 @@ class PoolLock:
         self.waiting = 0
         """Number of threads that wait now."""
         self.changes = 0
-        """Number of calls of `tell`."""
+        """Number of calls of `wake_waiters`."""
         self.is_closed = False
 
     @property
@@ -44,15 +44,16 @@ class PoolLock:
         """Context manager that holds the lock, and releases the lock even if a signal interrupts the thread."""
         return self.changed.held()
 
-    def tell(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake the waiting threads, because a draw may now have another result. Call under the lock."""
         self.changes += 1
         if self.waiting:
             self.changed.notify_all()
 
     def wait(self, deadline: float, at_most: float = math.inf) -> bool:
-        """Release the lock until `tell` is called, `at_most` seconds have passed or the deadline is reached. Return
-        False at once if the deadline has passed, else True: the caller then tries the draw again.
+        """Release the lock until `wake_waiters` is called, `at_most` seconds have passed or the deadline is reached.
+
+        Return False at once if the deadline has passed, else True: the caller then tries the draw again.
 
         Args:
             deadline: On the clock of `time.monotonic`.
@@ -75,7 +76,7 @@ class PoolLock:
     def close(self) -> None:
         """Wake all waiting threads; later calls raise Closed. Call under the lock."""
         self.is_closed = True
-        self.tell()
+        self.wake_waiters()
 
 
 EXPIRY_INTERVAL: Final = 1.0
@@ -103,7 +104,7 @@ class LastingPool(TablePool):
 
     def distribution(self, most: int = MAX_INSPECTED) -> Distribution:
         """Return an empty distribution with the number of entries; no sample is examined."""
-        nothing = Histogram.of(np.empty(0))
+        nothing = Histogram.from_values(np.empty(0))
         return Distribution(0, self.entries(), 0.0, 0.0, None, nothing, nothing)
 
     def state(self) -> dict[str, Any]:

@@ -80,11 +80,11 @@ class HandlerContext(Protocol):
     def table(self, header: MessageHeader) -> TableView:
         """Return the table that a header names. Raise ProtocolError if the table is unknown or its schema differs."""
 
-    def page(self, client: bytes, kind: types.Type) -> ReplyPage:
+    def empty_page(self, client: bytes, kind: types.Type) -> ReplyPage:
         """Return an empty reply of this type to a client, limited to a part of a message's bytes."""
 
 
-def loaded(path: str) -> Any:
+def import_object(path: str) -> Any:
     """Return the object that "module:name" names, after importing the module."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -229,21 +229,21 @@ class Kind:
 
     def pool_class(self) -> type[Any]:
         """Return the class of the kind's pools."""
-        pool: type[Any] = loaded(self.pool)
+        pool: type[Any] = import_object(self.pool)
         return pool
 
     def own_figures(self) -> type[Any] | None:
         """Return the class of the figures that only this kind has, or None."""
-        return loaded(self.figures) if self.figures else None
+        return import_object(self.figures) if self.figures else None
 
     def record_bodies(self) -> list[type[RecordBody]]:
         """Return the classes of the kind's own snapshot records."""
         module, _, names = self.saved.partition(":")
-        return [loaded(f"{module}:{name}") for name in names.split()]
+        return [import_object(f"{module}:{name}") for name in names.split()]
 
     def handlers(self, context: HandlerContext) -> Mapping[type[messages.Body], Handler]:
         """Return the handlers of the kind's own messages."""
-        return loaded(self.answers)(context) if self.answers else {}
+        return import_object(self.answers)(context) if self.answers else {}
 
     def schema_class(self) -> type[Schema]:
         """Return the class of the kind's schemas."""
@@ -255,11 +255,11 @@ class Kind:
 
     def setting_names(self) -> tuple[str, ...]:
         """Return the names of the settings that only this kind has."""
-        return tuple(inspect.signature(loaded(self.settings)).parameters) if self.settings else ()
+        return tuple(inspect.signature(import_object(self.settings)).parameters) if self.settings else ()
 
     def own_settings(self, options: Mapping[str, Any]) -> Any:
         """Return the kind's own settings, made of keywords, or None if the kind has none. Raise ParameterError."""
-        return loaded(self.settings)(**options) if self.settings else None
+        return import_object(self.settings)(**options) if self.settings else None
 
     def check(self, settings: TableSettings, *, is_full_said: bool) -> None:
         """Raise ParameterError if settings do not apply to this kind, or do not fit together.
@@ -307,9 +307,9 @@ class Kind:
         """Return the usual size of the largest messages, by `container.usual_bytes`; 0 if the size is unknown."""
         return 0
 
-    def making(self, settings: TableSettings) -> dict[str, Any]:
+    def content_settings(self, settings: TableSettings) -> dict[str, Any]:
         """Return settings, beside the parameters, that content is made with: plain values, by name."""
-        values: dict[str, Any] = {} if settings.own is None else settings.own.making(settings.schema)
+        values: dict[str, Any] = {} if settings.own is None else settings.own.content_settings(settings.schema)
         return values
 
     def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
@@ -379,38 +379,38 @@ def built_in() -> tuple[Kind, ...]:
     return tuple(filter(None, map(find, BUILT_IN)))
 
 
-def known() -> tuple[Kind, ...]:
+def known_kinds() -> tuple[Kind, ...]:
     """Return the installed kinds of memoire, then the registered kinds."""
     return (*built_in(), *_ADDED.values())
 
 
-def named(storage: Any) -> Kind:
+def require_kind(storage: Any) -> Kind:
     """Return the kind of this name. Raise ParameterError, or NotInstalled if this installation lacks the kind."""
     kind = find(storage)
     if kind is None and storage in BUILT_IN:
         raise NotInstalled(f"memoire.{BUILT_IN[storage]}", "pip install --force-reinstall memoire-rl")
     if kind is None:
-        raise ParameterError("storage", storage, one_of(storage, [each.name for each in known()]))
+        raise ParameterError("storage", storage, one_of(storage, [each.name for each in known_kinds()]))
     return kind
 
 
 def names_of(capability: type) -> tuple[str, ...]:
     """Return the names of known kinds whose pools have this capability."""
-    return tuple(kind.name for kind in known() if capability.__name__ in kind.offers)
+    return tuple(kind.name for kind in known_kinds() if capability.__name__ in kind.offers)
 
 
-def held_in(storage: str) -> str:
+def items_noun(storage: str) -> str:
     """Return the figures' noun for the items in tables of this storage."""
     kind = find(storage)
     return storage if kind is None else kind.holds
 
 
-def words_of(storage: str) -> Kind | type[Kind]:
+def kind_or_default(storage: str) -> Kind | type[Kind]:
     """Return the kind of this storage for its nouns, or `Kind` with the general nouns if the storage is unknown."""
     return find(storage) or Kind
 
 
-def offers(storage: str, capability: type) -> bool:
+def has_capability(storage: str, capability: type) -> bool:
     """Return True if the storage is known and its pools have this capability."""
     kind = find(storage)
     return kind is not None and capability.__name__ in kind.offers
@@ -418,7 +418,7 @@ def offers(storage: str, capability: type) -> bool:
 
 def setting_names(storage: Any = None) -> tuple[str, ...]:
     """Return the names of settings that belong to a single kind, of the known kinds and the kind named by `storage`."""
-    kinds = dict.fromkeys((*known(), *filter(None, [find(storage)])))
+    kinds = dict.fromkeys((*known_kinds(), *filter(None, [find(storage)])))
     return tuple(name for kind in kinds for name in kind.setting_names())
 
 
@@ -430,7 +430,7 @@ def own_settings(kind: Kind, options: dict[str, Any]) -> Any:
     """
     values = {name: options.pop(name) for name in kind.setting_names() if name in options}
     for name, value in options.items():
-        if others := [each.name for each in known() if name in each.setting_names()]:
+        if others := [each.name for each in known_kinds() if name in each.setting_names()]:
             storage = " or ".join(map(repr, others))
             expected = f"omitted with storage={kind.name!r}; it is a setting of storage={storage}"
             raise ParameterError(name, value, expected)

@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from memoire import arguments
-from memoire.arguments import checked_names, declared, hint, one_of, says_instead, whole
+from memoire.arguments import checked_names, declared, explain_assignment_error, hint, one_of, whole
 from memoire.errors import ParameterError, ProtocolError, WrongType
 from memoire.limits import Reservation, Room
 from memoire.replay.parameters import NAMES, Parameters, Start, check_size
-from memoire.replay.sampling import Sampler, chosen
+from memoire.replay.sampling import Sampler, resolve_parameters
 from memoire.replay.schema import Schema
 from memoire.wire.frames import DEFAULT_TABLE, ROUNDTRIP, table_number
 
@@ -55,7 +55,7 @@ def table_names(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (*NAMES, *kinds.setting_names(options.get("storage")))
 
 
-@says_instead("Make another one: Table(..., NAME=...).")
+@explain_assignment_error("Make another one: Table(..., NAME=...).")
 @dataclass(frozen=True, slots=True, init=False)
 class Table:
     """Settings of one table of a server.
@@ -117,11 +117,11 @@ class Table:
         **fields: Any,
     ) -> None:
         put = object.__setattr__
-        kind = kinds.named(storage)
+        kind = kinds.require_kind(storage)
         put(self, "schema", kind.schema_from(schema))
         own_settings = kinds.own_settings(kind, fields)
         fields |= {"multi_step": multi_step, "frame_stack": frame_stack, "start": start}
-        put(self, "parameters", chosen(parameters, sampler, discount, fields))
+        put(self, "parameters", resolve_parameters(parameters, sampler, discount, fields))
         self.parameters.check_for(self.schema)
         room = {
             "storage": storage, "capacity": capacity, "cache_limit": cache_limit, "byte_limit": byte_limit,
@@ -137,7 +137,7 @@ class Table:
     @property
     def kind(self) -> Kind:
         """Registered kind that `storage` names."""
-        return kinds.named(self.storage)
+        return kinds.require_kind(self.storage)
 
 
 _NAMED = frozenset(inspect.signature(Table).parameters) - {"schema", "fields"}
@@ -203,9 +203,9 @@ class OpenTable:
         return 0 if self.room is None else self.room.capacity
 
     @property
-    def making(self) -> dict[str, Any]:
+    def content_settings(self) -> dict[str, Any]:
         """Settings, beside the parameters, that content is made with: plain values, by name."""
-        return self.kind.making(self.settings)
+        return self.kind.content_settings(self.settings)
 
     def require(self, capability: type[C]) -> C:
         """Return the pool if it has this capability.
@@ -381,22 +381,22 @@ class Tables:
         """Bytes that all tables together may hold."""
         return sum(table.pool.byte_limit for table in self)
 
-    def share_out(self, held_bytes: int) -> None:
+    def limit_total_bytes(self, held_bytes: int) -> None:
         """Limit all tables together to this many bytes, including tables with limits of their own.
 
         Raises:
             ParameterError: too few bytes remain for the tables without limits of their own; nothing was changed.
         """
-        limits = shared_out({table.name: table.own_limit for table in self}, held_bytes)
+        limits = table_byte_limits({table.name: table.own_limit for table in self}, held_bytes)
         for name, limit in limits.items():
             if limit < (least := self[name].pool.least_bytes):
                 expected = f"larger: table {name!r} needs {least} bytes for its capacity and would get {limit}"
                 raise ParameterError("held_bytes", held_bytes, expected)
         self.reserved.reserve("held_bytes", held_bytes, sum(limits.values()))
         for name, limit in limits.items():
-            self[name].pool.limit(limit)
+            self[name].pool.limit_bytes(limit)
 
-    def limit(self, table: OpenTable, byte_limit: int) -> int:
+    def limit_bytes(self, table: OpenTable, byte_limit: int) -> int:
         """Limit one table to this many bytes; return the number of caches or episodes that were evicted.
 
         Raises:
@@ -406,7 +406,7 @@ class Tables:
         others = sum(each.pool.byte_limit for each in self if each is not table)
         self.reserved.reserve("byte_limit", byte_limit, others + limit)
         try:
-            evicted = table.pool.limit(limit)
+            evicted = table.pool.limit_bytes(limit)
         except BaseException:
             self.reserved.reserve("byte_limit", byte_limit, others + table.pool.byte_limit)
             raise
@@ -429,7 +429,7 @@ def _roundtrip() -> OpenTable:
     return OpenTable(ROUNDTRIP, settings, settings.kind.make_pool(settings, place))
 
 
-def shared_out(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
+def table_byte_limits(own_limits: Mapping[str, int | None], held_bytes: int) -> dict[str, int]:
     """Return the bytes of each table: its own limit, or an equal share of the remaining bytes.
 
     Raises:

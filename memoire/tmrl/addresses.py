@@ -27,7 +27,7 @@ def port_of(
     """
     if port is not None and server_port is not None and port != server_port:
         raise ParameterError("server_port", server_port, f"the same as port={port}, or left out")
-    has_keys = Keys.of(keys, role) is not None
+    has_keys = Keys.from_setting(keys, role) is not None
     if security is not None and not has_keys:
         expected = (
             f'None, or "TLS" with keys, which encrypt: keys="keys/{role}". Run `memoire keys new keys` to make keys'
@@ -78,7 +78,7 @@ def url_of(server_ip: str | None, default: str, *, role: str, keys: Any, port: i
     else:
         host = f"[{address}]" if address.count(":") > 1 and not address.startswith("[") else address
         url = f"tcp://{host}:{cfg.PORT_TRAINER if port is None else port}"
-    if url.startswith("tcp://") and not (is_loopback(host) or insecure or Keys.of(keys, role) is not None):
+    if url.startswith("tcp://") and not (is_loopback(host) or insecure or Keys.from_setting(keys, role) is not None):
         expected = (
             f'this machine (127.0.0.1), or another machine with keys: server_ip="{address}", keys="keys/{role}". '
             f'Run `memoire keys new keys` for keys. On a network that you trust: server_ip="{address}", insecure=True'

@@ -85,14 +85,14 @@ class MemoryDataloading(ABC):
         """Check a received buffer and add it with `append_buffer`; do nothing if it is empty.
 
         Raises:
-            CrcOneSided: only the worker or only this memory has crc_debug.
+            CrcDebugMismatch: only the worker or only this memory has crc_debug.
             ParameterError: the worker uses another obs_preprocessor.
         """
         if len(buffer.memory):
             infos = [sample[-1] for sample in buffer.memory]
             self.checks.take(infos)
             if not self.preprocesses_itself:
-                self._preprocessors.look(infos, getattr(buffer, "starts", None) or [False] * len(infos))
+                self._preprocessors.check_samples(infos, getattr(buffer, "starts", None) or [False] * len(infos))
             self.append_buffer(buffer)
 
     def __iter__(self) -> Iterator[Any]:

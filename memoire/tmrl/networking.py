@@ -28,7 +28,7 @@ from memoire.limits import Limits
 from memoire.rl.crc import Marks
 from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, MemoryExperience, Sample, SampleJournal, SampleTaker, samples_table
-from memoire.rl.saving import SETTINGS, form_of, readable, restore, state_of, warn_of_changed_settings
+from memoire.rl.saving import SETTINGS, form_of, raise_data_errors, restore, state_of, warn_of_changed_settings
 from memoire.rl.trainer import Trainer as NativeTrainer
 from memoire.rl.trainer import checked_resume, put_aside
 from memoire.rl.training import Experience, RoundStats, Training, TrainingState
@@ -143,7 +143,7 @@ class Server(ClosingContext):
         password: str = "",
     ) -> None:
         port = port_of(port, None, security=security, password=password, keys=keys, role="server")
-        host = "*" if insecure or Keys.of(keys, "server") is not None else "127.0.0.1"
+        host = "*" if insecure or Keys.from_setting(keys, "server") is not None else "127.0.0.1"
         request = cfg.PORT_TRAINER if port is None else port
         is_apart = port is None and request and request + 1 != cfg.PORT_ROLLOUT
         push = f"tcp://{host}:{cfg.PORT_ROLLOUT}" if is_apart else None
@@ -525,7 +525,7 @@ def _apply_agent_settings(training: Any, agent_cls: Any) -> None:
         observation_space=agent.observation_space, action_space=agent.action_space, device=agent.device
     )  # fmt: skip
     form = form_of(new)
-    with readable(LOADED, "does not fit this agent"):
+    with raise_data_errors(LOADED, "does not fit this agent"):
         restore(new, *loaded, training.made_as, LOADED)
         restore(agent, *state_of(new), form_of(agent), LOADED)
     training.made_as = form

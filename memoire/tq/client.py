@@ -95,7 +95,7 @@ def single_row(fields: TensorDict | Mapping[str, Any]) -> TensorDict:
     return TensorDict(columns, batch_size=[1])
 
 
-def parsed(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
+def parse_columns(fields: TensorDict, parser: Parser) -> dict[str, list[Any]]:
     """Return the columns of a batch after a parser has changed copies of the columns.
 
     Raises:
@@ -274,7 +274,7 @@ class KeyedClient(KeyedCalls, RemoteCalls):
         """
         if not metadata.size or len(data) != metadata.size:
             raise ValueError(f"metadata has {metadata.size} rows, and the data {len(data)}")
-        columns = columns_of(data) if data_parser is None else parsed(data, data_parser)
+        columns = columns_of(data) if data_parser is None else parse_columns(data, data_parser)
         return await asyncio.to_thread(self._put_numbered, columns, metadata)
 
     def _meta(self, partition: str, names: Sequence[str]) -> BatchMeta:

@@ -43,7 +43,7 @@ from memoire.building import record_file as checked_file
 from memoire.errors import DataError, ParameterError
 from memoire.keyed import messages as keyed
 
-from .client import KeyedClient, Parser, batch_of, columns_of, decoded, parsed, put_rows, single_row
+from .client import KeyedClient, Parser, batch_of, columns_of, decoded, parse_columns, put_rows, single_row
 from .metadata import KVBatchMeta
 
 ADDRESSES = "MEMOIRE_TQ"
@@ -457,7 +457,7 @@ def _put(
     _check_put(keys, fields, tags)
     columns: dict[str, list[Any]] = {}
     if fields is not None:
-        columns = columns_of(fields) if parser is None else parsed(fields, parser)
+        columns = columns_of(fields) if parser is None else parse_columns(fields, parser)
     return _meta(partition, client.put(partition, put_rows(keys, tags or [{}] * len(keys), columns)))
 
 

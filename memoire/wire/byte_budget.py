@@ -37,7 +37,7 @@ class ByteBudget:
         self._measured_holders: list[tuple[Callable[[], int], int]] = []
         self._reclaimers: list[Callable[[int], object]] = []
 
-    def holder(
+    def add_holder(
         self, name: str, *, own: int = 0, code: str = "busy", measure: Callable[[], int] | None = None
     ) -> ByteHolder:
         """Add a holder.
@@ -67,7 +67,7 @@ class ByteBudget:
             self._limit = limit
 
     @property
-    def most(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes that all holders may have together, beside their `own` bytes."""
         return self._limit
 
@@ -185,13 +185,14 @@ class ByteHolder:
         holders = sorted(self._budget.holders().items(), key=lambda each: -each[1])
         held = ", ".join(f"{name} {held:,}" for name, held in holders[:4] if held) or "nothing"
         text = (
-            f"{size:,} more bytes of {self.name} have no room: the limit is {self._budget.most:,} (held_bytes), and "
-            f"the largest holders have: {held}. Consume or clear data that you do not need, or set a larger held_bytes"
+            f"{size:,} more bytes of {self.name} have no room: the limit is {self._budget.max_bytes:,} (held_bytes), "
+            f"and the largest holders have: {held}. Consume or clear data that you do not need, or set a larger "
+            f"held_bytes"
         )
-        return ProtocolError("too_large" if size > self._budget.most + self.own else self.code, text)
+        return ProtocolError("too_large" if size > self._budget.max_bytes + self.own else self.code, text)
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
+    def reserved(self, size: int) -> Iterator[None]:
         """Take `size` further bytes for the duration of a `with` block. Raises ProtocolError, as `take`."""
         self.take(size)
         try:
@@ -236,7 +237,7 @@ class PeerTable(Generic[K, V]):
         row = self._rows.get(key)
         return None if row is None else row[0]
 
-    def hear(self, key: K, now: float) -> V | None:
+    def look_up(self, key: K, now: float) -> V | None:
         """Return the value of a key, or None if the key has no row; record that the peer was heard now."""
         row = self._rows.get(key)
         if row is None:

@@ -124,12 +124,12 @@ class CompressionChoice:
         self._on_trial = False
         self._restart(0)
 
-    def spend(self, seconds: float, waited: float = 0.0) -> None:
+    def record_time(self, seconds: float, waited: float = 0.0) -> None:
         """Add seconds that a caller spent for a message; `waited` of these seconds passed waiting for the network."""
         self._seconds += seconds
         self._waited += waited
 
-    def carried(self, samples: int) -> None:
+    def record_sent(self, samples: int) -> None:
         """Count a message that was sent, with its samples, and decide after `TRIAL` messages."""
         if self._skipped:
             self._skipped -= 1

@@ -28,7 +28,7 @@ from memoire.replay.schema import Schema
 from . import _container
 from .compression import codec_of, may_pack, pack_block, unpack_block
 from .frames import check_payload
-from .layout import ContainerLayout, layout_of, making_of
+from .layout import ContainerLayout, content_settings_hash, layout_of
 from .parts import ALIGNMENT, BOOKKEEPING, FACTS, HEAD, LENGTH, LENGTHS, ROW, BlockRow, ContainerKind, Part, Payload
 from .receivers import ReplyPage
 
@@ -90,7 +90,7 @@ class ContainerWriter:
 
     def array(self, part: Part, dtype: Any, name: str | None = None) -> NDArray[Any] | None:
         """Return a view [N, W] of a block as `dtype`, to be filled: N rows of W values; None for a missing block."""
-        block = self.layout.place(part, name)
+        block = self.layout.block_number(part, name)
         if block is None:
             return None
         rows: NDArray[Any] = self.view(block).view(dtype).reshape(self._row(block)[3], -1)
@@ -98,7 +98,7 @@ class ContainerWriter:
 
     def fill(self, part: Part, values: Any, name: str | None = None) -> None:
         """Copy an array into a block that the layout must have."""
-        block = self.layout.place(part, name)
+        block = self.layout.block_number(part, name)
         assert block is not None, part
         self.fill_blocks({block: np.ascontiguousarray(values)})
 
@@ -138,7 +138,7 @@ def build(
         codec = codec_of("none" if wanted == "auto" else wanted)
         split = _draw(memory, layout, parameters.cache_size if samples is None else samples, codec != 0)
         sums = split.drawn.total_weight, split.drawn.num_positive, split.drawn.min_weight
-        making = making_of(memory.schema, parameters)
+        making = content_settings_hash(memory.schema, parameters)
         head = ContainerHead(parameters.sequence_length or parameters.multi_step, *sums, making, now)
         return _pack_drawn(memory, layout, split, head, codec)
 
@@ -212,15 +212,15 @@ def _pack_drawn(
     samples, frames, entries = len(split.drawn.numbers), len(split.frames), len(split.rows.get(Part.ENTRIES, ()))
     size = 0 if page is None else _container.container_bytes(layout.core, samples, frames, 1, entries, elements)
     if page is not None:
-        page.takes(f"{samples} samples", payload=size)
+        page.count_row(f"{samples} samples", payload=size)
     packed = _pack_frames(memory, layout, split.frames, codec, elements) if codec else {}
     if page is not None and not page.may_expand(packed, size):
         packed = {}
     container = ContainerWriter(layout, head, samples, frames, 1, packed, entries, elements)
     facts = {block: getattr(split.drawn, name) for block, name in layout.facts}
-    facts |= {layout.bookkeeping(part): split.indices[part] for part in layout.indices}
+    facts |= {layout.bookkeeping_block(part): split.indices[part] for part in layout.indices}
     facts |= {layout.ragged[block]: each for block, each in lengths.items()}
-    container.fill_blocks(facts | {layout.bookkeeping(part): values for part, values in carried.items()})
+    container.fill_blocks(facts | {layout.bookkeeping_block(part): values for part, values in carried.items()})
     for block, part, name in layout.columns:
         if block not in packed and part not in LENGTHS:
             memory.copy_frames(name, rows[block], container.view(block))
@@ -303,7 +303,7 @@ def pack_episode(
     head = ContainerHead(made_at=now)
     container = ContainerWriter(layout, head, entries, packed=packed, elements=elements)
     facts: dict[Part, NDArray[Any]] = {Part.INIT_WEIGHT: init_w, Part.AGE: age, Part.MODEL: model_version}
-    container.fill_blocks({layout.bookkeeping(fact): values for fact, values in facts.items()})
+    container.fill_blocks({layout.bookkeeping_block(fact): values for fact, values in facts.items()})
     for block, part, name in layout.columns:
         if part is Part.FINAL:
             assert final is not None
@@ -367,7 +367,7 @@ class EpisodeRows(NamedTuple):
 def read_episode(held: _container.HeldCache, layout: ContainerLayout) -> EpisodeRows:
     """Return the arrays of a container of kind EPISODE that `check` has checked against `layout`."""
     rows = _BlockReader(held, layout)
-    bookkeeping = [rows.array(layout.bookkeeping(part), FACTS[part].dtype, ()) for part in _ENTRY_PARTS]
+    bookkeeping = [rows.array(layout.bookkeeping_block(part), FACTS[part].dtype, ()) for part in _ENTRY_PARTS]
     columns, final = rows.columns()
     return EpisodeRows(columns, final or None, *bookkeeping)
 
@@ -457,11 +457,12 @@ def _check_size(payload: Any, limits: Limits) -> None:
         raise ProtocolError("too_large", f"a container of {size} bytes; message_bytes is {limits.message_bytes}")
 
 
-def check_making(held: _container.HeldCache, making: int) -> None:
+def check_settings_hash(held: _container.HeldCache, making: int) -> None:
     """Raise ProtocolError (code "parameters") if samples of the same layout were made with other parameters.
 
     Args:
-        making: Hash of the receiver's parameters, `layout.making_of`. A container with hash 0 is always accepted.
+        making: Hash of the receiver's parameters, `layout.content_settings_hash`. A container with hash 0 is always
+        accepted.
     """
     if held.making not in (0, making):
         raise ProtocolError(

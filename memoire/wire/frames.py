@@ -364,11 +364,11 @@ class HelloSchedule:
         """Record that a HELLO is sent now, and schedule the next one."""
         self.is_open, self.due = True, due
 
-    def answered(self) -> None:
+    def receive_answer(self) -> None:
         """Record that the open HELLO has its answer, or ended with an error."""
         self.is_open = False
 
-    def hurry(self) -> None:
+    def make_due(self) -> None:
         """Make the next HELLO due at once, or as soon as the open one has ended."""
         self.due = 0.0
 

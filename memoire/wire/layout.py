@@ -109,7 +109,7 @@ class ContainerLayout:
             kind, frame_stack, rewards, blocks, fields, self.length, self.ragged, ragged_fields
         )
 
-    def place(self, part: Part, name: str | None = None) -> int | None:
+    def block_number(self, part: Part, name: str | None = None) -> int | None:
         """Return the number of a block, or None if the layout does not have it; name None means bookkeeping."""
         column = BOOKKEEPING if name is None else self.schema.names.index(name)
         return self._place.get((column, part))
@@ -122,7 +122,7 @@ class ContainerLayout:
     def _lengths_of(self, form: BlockSpec) -> int:
         return self._place[form.column, LENGTHS_OF[form.part]] if form.part in LENGTHS_OF else WHOLE
 
-    def bookkeeping(self, part: Part) -> int:
+    def bookkeeping_block(self, part: Part) -> int:
         """Return the number of a block of bookkeeping that the layout has."""
         return self._place[BOOKKEEPING, part]
 
@@ -215,7 +215,7 @@ class ContainerLayout:
         """Return the number of the block that holds a column's rows for one side."""
         alone = (Part.PREV_FRAMES, Part.PREV) if side == "prev" else (Part.NEXT_FRAMES, Part.NEXT)
         candidates = (Part.FRAMES, alone[0]) if is_state else (alone[1],)
-        return next(place for part in candidates if (place := self.place(part, name)) is not None)
+        return next(place for part in candidates if (place := self.block_number(part, name)) is not None)
 
 
 class SequenceLayout(ContainerLayout):
@@ -266,7 +266,7 @@ class SequenceLayout(ContainerLayout):
             if column.role == "state":
                 frames = self.length + 1
                 outputs.append(_output("prev", name, (frames, self.frame_stack), column))
-                places = self._rows_of(name, "prev", True), self.bookkeeping(Part.PREV_INDEX)
+                places = self._rows_of(name, "prev", True), self.bookkeeping_block(Part.PREV_INDEX)
                 fields.append((*places, frames * self.frame_stack, self.frame_stack, column.nbytes))
             elif name in self.first:
                 outputs.append(_output("prev", name, (), column))
@@ -276,12 +276,12 @@ class SequenceLayout(ContainerLayout):
                 fields.append(self._entries(name, column))
         if self.schema.reward is not None:
             fields.append(self._entries(self.schema.reward, self.schema[self.schema.reward]))
-        fields.append((self.bookkeeping(Part.BURN_IN), -1, 1, 1, 4))
+        fields.append((self.bookkeeping_block(Part.BURN_IN), -1, 1, 1, 4))
         return outputs, fields
 
     def _entries(self, name: str, column: Column) -> _Field:
         block = self._place[self.schema.names.index(name), Part.ENTRIES]
-        return block, self.bookkeeping(Part.ENTRY_INDEX), self.length, self.length, column.nbytes
+        return block, self.bookkeeping_block(Part.ENTRY_INDEX), self.length, self.length, column.nbytes
 
 
 _ENTRIES: Final = [(Part.ENTRIES, RowCount.PER_ENTRY)]
@@ -326,13 +326,15 @@ def layout_of(
 
 
 @lru_cache(maxsize=256)
-def making_of(schema: Schema, parameters: Parameters) -> int:
-    """Return a hash of the parameters that shape samples of `schema` (`Parameters.making`), for a container's head."""
-    values = json.dumps(parameters.making(schema), sort_keys=True).encode()
+def content_settings_hash(schema: Schema, parameters: Parameters) -> int:
+    """Return a hash of the parameters that shape samples of `schema` (`Parameters.content_settings`), for a container's
+    head.
+    """
+    values = json.dumps(parameters.content_settings(schema), sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(values, digest_size=8).digest(), "little")
 
 
-def frames_of(layout: ContainerLayout, multi_step: int) -> int:
+def max_frames_per_sample(layout: ContainerLayout, multi_step: int) -> int:
     """Return the most different frames that one sample of a cache has: both windows, or the whole sequence."""
     stack = layout.frame_stack
     if layout.length:
@@ -349,7 +351,7 @@ def cache_bytes(schema: Schema, parameters: Parameters, capacity: int, samples: 
         capacity: Entries that fit into the memory from which the cache is drawn; 0 is any number.
     """
     layout = layout_of(schema, parameters)
-    frames, entries = samples * frames_of(layout, parameters.multi_step), samples * layout.length
+    frames, entries = samples * max_frames_per_sample(layout, parameters.multi_step), samples * layout.length
     if capacity:  # a memory has at most as many final states as entries
         frames, entries = min(frames, 2 * capacity), min(entries, capacity)
     return _bytes_of(layout, {RowCount.PER_SAMPLE: samples, RowCount.PER_FRAME: frames, RowCount.PER_ENTRY: entries})

@@ -12,7 +12,7 @@ from . import _container
 Payload: TypeAlias = NDArray[np.uint8]
 HEAD: Final = struct.Struct("<IHHdQdQIIdQ")
 """First 64 bytes of a container: samples, frame_stack, multi_step, total weight, positives, minimum, hash of the
-parameters behind the samples (`layout.making_of`), blocks, kind, Unix time of packing, zero.
+parameters behind the samples (`layout.content_settings_hash`), blocks, kind, Unix time of packing, zero.
 """
 ROW: Final = struct.Struct("<HBBIQQQ")
 """Row of the block table behind the head, in the order of `BlockRow`."""

@@ -45,7 +45,7 @@ class ReplyLimits(NamedTuple):
     tail_bytes: int = _DEFAULTS.tuning.tail_bytes
 
     @classmethod
-    def of(cls, takes: Mapping[str, int]) -> ReplyLimits:
+    def from_hello(cls, takes: Mapping[str, int]) -> ReplyLimits:
         """Return the limits in a HELLO's field `takes`; a limit that is missing has its default."""
         return cls(**{name: takes[name] for name in cls._fields if name in takes})
 
@@ -59,7 +59,7 @@ class ReplyLimits(NamedTuple):
         return ReplyLimits(*map(min, self, ReplyLimits.with_limits(limits)))
 
     @property
-    def takes(self) -> dict[str, int]:
+    def declared_limits(self) -> dict[str, int]:
         """Limits that differ from the default, for the field `takes` of HELLO."""
         return {
             name: value
@@ -100,7 +100,7 @@ class Receivers:
 
     def register_hello(self, client: bytes, hello: Hello) -> None:
         """Register the limits in a client's HELLO. Raises ProtocolError, as `register`."""
-        self.register(client, ReplyLimits.of(hello.takes))
+        self.register(client, ReplyLimits.from_hello(hello.takes))
 
     def register(self, client: bytes, receiver: ReplyLimits) -> None:
         """Keep the limits of a client from now on.
@@ -113,11 +113,11 @@ class Receivers:
         else:
             self._others.put(client, receiver, self._clock())
 
-    def of(self, client: bytes) -> ReplyLimits:
+    def limits_of(self, client: bytes) -> ReplyLimits:
         """Return the limits of a client: the default if none are registered."""
         if not len(self._others):
             return self._default
-        return self._others.hear(client, self._clock()) or self._default
+        return self._others.look_up(client, self._clock()) or self._default
 
 
 class ReplyPage:
@@ -153,7 +153,7 @@ class ReplyPage:
         """Bytes of payload that further rows may take."""
         return max(0, self._payload_room)
 
-    def takes(self, what: str, row: Any = None, payload: int = 0) -> bool:
+    def count_row(self, what: str, row: Any = None, payload: int = 0) -> bool:
         """Count a row and its part of the payload if row and part fit into the page; return True if they do.
 
         Args:
@@ -188,7 +188,7 @@ class ReplyPage:
         """
         return size + sum(len(data) for _, data in packed.values()) <= self._most_payload
 
-    def refused(self, what: str, payload: int) -> ProtocolError:
+    def too_large_refusal(self, what: str, payload: int) -> ProtocolError:
         """Return the refusal of a reply without pages, whose payload would need `payload` further bytes."""
         half = self._payload_bytes - self._payload_room + payload
         text = f"{self._kind.name} of {what}, which without pages"
@@ -204,16 +204,16 @@ def too_large(what: str, size: int, most: int, limit: str, client: bytes) -> Pro
     return ProtocolError("too_large", text)
 
 
-def introduced(hello: Hello, limits: Limits) -> Hello:
+def hello_with_limits(hello: Hello, limits: Limits) -> Hello:
     """Return a HELLO that declares its sender's limits."""
     return _with_takes(hello, ReplyLimits.with_limits(limits))
 
 
-def passed_on(hello: Hello, limits: Limits) -> Hello:
+def proxied_hello(hello: Hello, limits: Limits) -> Hello:
     """Return a HELLO as a proxy forwards it, with the lower limits of client and proxy: replies pass the proxy."""
-    return _with_takes(hello, ReplyLimits.of(hello.takes).within(limits))
+    return _with_takes(hello, ReplyLimits.from_hello(hello.takes).within(limits))
 
 
 def _with_takes(hello: Hello, receiver: ReplyLimits) -> Hello:
-    takes = receiver.takes
+    takes = receiver.declared_limits
     return msgspec.structs.replace(hello, takes=takes) if takes != hello.takes else hello

@@ -25,7 +25,7 @@ import numpy as np
 from memoire.errors import ProtocolError
 from memoire.limits import Limits
 from memoire.replay.columns import Ragged
-from memoire.replay.conversion import exact, is_finite
+from memoire.replay.conversion import exact_array, is_finite
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 
@@ -65,11 +65,11 @@ class RowForms:
         self._most = most
         self._forms: dict[tuple[int, int], RowForm] = {}  # forms by fingerprint and number of rows
 
-    def of(self, schema: Schema, rows: int) -> RowForm | None:
+    def form_of(self, schema: Schema, rows: int) -> RowForm | None:
         """Return the form of containers of this number of rows, or None if it is not in the cache."""
         return self._forms.get((schema.fingerprint, rows))
 
-    def learn(self, schema: Schema, rows: int, form: RowForm) -> None:
+    def add(self, schema: Schema, rows: int, form: RowForm) -> None:
         """Add a form, and evict the oldest if the cache is full."""
         forms = dict(itertools.islice(self._forms.items(), max(0, len(self._forms) + 1 - self._most), None))
         self._forms = forms | {(schema.fingerprint, rows): form}
@@ -96,7 +96,7 @@ def exact_rows(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
     Raises:
         EntryError: a value has another dtype or shape.
     """
-    return {name: exact(name, column, columns[name], (rows,)) for name, column in schema.items()}
+    return {name: exact_array(name, column, columns[name], (rows,)) for name, column in schema.items()}
 
 
 def pack_rows(schema: Schema, columns: Rows, rows: int) -> bytes:
@@ -111,13 +111,13 @@ def pack_known(schema: Schema, columns: Mapping[str, Any], rows: int, first: int
     Args:
         columns: Arrays [rows, *F]; or longer arrays, of which the rows from `first` on are packed.
     """
-    form = FORMS.of(schema, rows)
+    form = FORMS.form_of(schema, rows)
     return None if form is None or type(columns) is not dict else form.pack(columns, first)
 
 
 def _pack_slowly(schema: Schema, columns: Rows, rows: int) -> bytes:
     payload = _pack(schema, columns, rows).tobytes()
-    if FORMS.of(schema, rows) is None:
+    if FORMS.form_of(schema, rows) is None:
         _learn_form(schema, rows, len(payload))
     return payload
 
@@ -145,7 +145,7 @@ def unpacked_size(payload: Any, schema: Schema) -> int:
     """
     view = memoryview(payload)
     rows = _ROWS.unpack_from(view)[0] if view.nbytes >= _ROWS.size else 0
-    if FORMS.of(schema, rows) is not None:
+    if FORMS.form_of(schema, rows) is not None:
         return view.nbytes
     return view.nbytes + sum(row.raw for row in unpack.table(payload) if row.codec)
 
@@ -166,7 +166,7 @@ def unpack_rows(payload: Any, schema: Schema, limits: Limits = _DEFAULTS) -> tup
     """
     view = memoryview(payload)
     rows = _ROWS.unpack_from(view)[0] if view.nbytes >= _ROWS.size else 0
-    form = FORMS.of(schema, rows)
+    form = FORMS.form_of(schema, rows)
     if form is not None and view.nbytes <= limits.message_bytes:
         columns = form.unpack(view)
         if columns is not None:
@@ -178,7 +178,7 @@ def _unpack_slowly(view: memoryview, schema: Schema, limits: Limits) -> tuple[Ro
     held = unpack.check(view, _layout(schema), limits)
     columns, _ = unpack.read_columns(held, _layout(schema))
     rows = int(held.samples)
-    if FORMS.of(schema, rows) is None:
+    if FORMS.form_of(schema, rows) is None:
         _learn_form(schema, rows, view.nbytes)
     for name in schema.finite:
         if not is_finite(columns[name]):
@@ -192,7 +192,7 @@ def _learn_form(schema: Schema, rows: int, size: int) -> None:
     if rows and size <= MAX_BYTES and is_plain:
         empty = {name: np.zeros((rows, *column.shape), column.dtype) for name, column in schema.items()}
         blocks = {block: name for block, _, name in _layout(schema).columns}
-        FORMS.learn(schema, rows, form_of(schema, rows, _pack(schema, empty, rows).tobytes(), blocks))
+        FORMS.add(schema, rows, form_of(schema, rows, _pack(schema, empty, rows).tobytes(), blocks))
 
 
 def _layout(schema: Schema) -> ContainerLayout:

@@ -119,15 +119,15 @@ class FoldingMachine(RuleBasedStateMachine):
         home = self.homes[self.place[CLIENTS[who]]]
         header = parse(encode(messages.Cache(), client=CLIENTS[who], payload=b"x")).header
         with pytest.raises(ProtocolError):
-            home.dispatcher.arrived(header, messages.Cache(), b"x")
+            home.dispatcher.accept_push(header, messages.Cache(), b"x")
         home.save()
 
     @rule(which=st.integers(0, 1), seconds=st.sampled_from([1.0, 61.0, 700.0, 2.6e6]))
     def fold(self, which, seconds):
         self.clock[0] += seconds
-        self.homes[which].dispatcher.fold()
+        self.homes[which].dispatcher.store_gone_accounts()
         self.homes[which].save()
-        self.homes[which].dispatcher.fold()
+        self.homes[which].dispatcher.store_gone_accounts()
 
     @rule(which=st.integers(0, 1))
     def restart(self, which):
@@ -148,7 +148,7 @@ class FoldingMachine(RuleBasedStateMachine):
         self._lines(self.homes[which])
         heir = self.homes[1 - which]
         rows = self.homes[which].rows()
-        heir.dispatcher.inherit(RUN, False, merge(rows))
+        heir.dispatcher.store_inherited(RUN, False, merge(rows))
         if packed:
             heir.save()
         for client, place in self.place.items():
@@ -161,7 +161,7 @@ class FoldingMachine(RuleBasedStateMachine):
         self._lines(self.homes[which])
         disk = None if self.homes[which].disk is None else Disk(epoch=self.homes[which].disk.epoch)
         self.homes[which] = Home(self.homes[which].name, self.clock, disk)
-        self.homes[which].dispatcher.inherit(RUN, False, merge(rows))
+        self.homes[which].dispatcher.store_inherited(RUN, False, merge(rows))
         self.homes[which].save()
 
     @invariant()
@@ -196,7 +196,7 @@ def test_guests_are_forgotten_when_they_are_silent(home, clock):
     clock[0] += 50.0
     askers[3].ask(messages.Update())
     clock[0] += 20.0
-    home.dispatcher.fold()
+    home.dispatcher.store_gone_accounts()
     assert [guest.client[0] for guest in home.ledger.guests] == [4] and home.ledger.present[0] == 1
     askers[3].ask(messages.Update(leaving=True))
     assert not home.ledger.guests and not +home.ledger.present
@@ -209,13 +209,13 @@ def test_a_client_that_was_folded_is_known_before_it_says_anything(home, clock):
     first = me.ask(messages.Update(steps=5, episodes=1, lines=[line], ended=[ended])).body
     home.save()
     clock[0] += 2.6e6  # a month
-    home.dispatcher.fold()
-    assert home.ledger.folded == 1
+    home.dispatcher.store_gone_accounts()
+    assert home.ledger.stored_count == 1
     assert me.ask(messages.Hello()).body.since == home.dispatcher.epoch
     again = me.ask(messages.Update(epoch=first.epoch, steps=6, episodes=1, lines=[line], ended=[ended])).body
     assert (again.steps, again.lines_through, again.ended_through) == (6, 1, 1)
     home.save()
-    assert len(home.lines) == 1 and home.ledger.totals().returns_count == 1 and home.ledger.folded == 0
+    assert len(home.lines) == 1 and home.ledger.totals().returns_count == 1 and home.ledger.stored_count == 0
 
 
 def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole(clock):
@@ -225,11 +225,11 @@ def test_a_former_run_leaves_memory_when_nobody_asks_for_it_and_comes_back_whole
     home.dispatcher.begin_run("next")
     clock[0] += 1e6
     for _ in range(3):
-        home.dispatcher.fold()
+        home.dispatcher.store_gone_accounts()
     assert [run.name for run in home.dispatcher.runs] == [RUN, "next"], "it is not on disk yet"
     home.save()
     for _ in range(3):
-        home.dispatcher.fold()
+        home.dispatcher.store_gone_accounts()
     assert [run.name for run in home.dispatcher.runs] == ["next"]
     former = home.dispatcher.runs.named(RUN)
     assert former.ledger.totals().steps == 5 and former.logbook.count == 1
@@ -244,11 +244,11 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
     home = Home("home", clock, limits=Limits.of(new_clients=8, new_clients_rate=1.0))
     for number in range(1, 7):
         assert home.ask(bytes([number]) * 16, messages.Update(steps=1), 1).steps == 1
-        home.dispatcher.fold()
-        assert bool(home.dispatcher.trouble()) == (number == 6)
-    assert "2 of 8 new clients with the same key may still register at once" in home.dispatcher.trouble()
+        home.dispatcher.store_gone_accounts()
+        assert bool(home.dispatcher.problem()) == (number == 6)
+    assert "2 of 8 new clients with the same key may still register at once" in home.dispatcher.problem()
     assert [record.message for record in caplog.records if "new clients" in record.message] == [
-        f"server home: {home.dispatcher.trouble()}"
+        f"server home: {home.dispatcher.problem()}"
     ]
     replies = [home.ask(bytes([number]) * 16, messages.Update(steps=1), 1) for number in range(7, 10)]
     assert [getattr(reply, "code", "taken") for reply in replies] == ["taken", "taken", "busy"]
@@ -256,13 +256,13 @@ def test_the_server_warns_and_is_not_ready_before_newcomers_have_to_wait(clock, 
     clock[0] += 1.0
     assert home.ask(bytes([9]) * 16, messages.Update(steps=1), 3).steps == 1
     clock[0] += 100.0
-    assert home.dispatcher.trouble() == ""
+    assert home.dispatcher.problem() == ""
 
 
 def test_what_other_servers_counted_is_not_taken_once_more(home):
     me = Asker(home.dispatcher)
     rows = elsewhere(me.client, 7, steps=50, lines_through=2, ended_through=1, returns_count=1)
-    home.dispatcher.inherit(RUN, False, merge(rows))
+    home.dispatcher.store_inherited(RUN, False, merge(rows))
     lines = [messages.Line(number, 0.0, 7, str(number)) for number in (2, 3)]
     ended = [messages.Ended(number, 0.0, 1, 1.0) for number in (1, 2)]
     reply = me.ask(messages.Update(steps=60, episodes=2, lines=lines, ended=ended)).body
@@ -413,11 +413,11 @@ def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
     for client, home, episodes in steps:
         if home == 0:
             account = Account(client, 1.0, 2.0, report=Update(episodes=episodes))
-            kept.keep(account)
+            kept.store(account)
             expected = [row for row in expected if key_of(row[0]) != key_of(rows_of([row_of(account, HOME)])[0])]
             expected.append(rows_of([row_of(account, HOME)]))
         else:
-            kept.inherit(elsewhere(client, home, episodes=episodes, returns_sum=0.5, last_seen=1.25))
+            kept.store_inherited(elsewhere(client, home, episodes=episodes, returns_sum=0.5, last_seen=1.25))
             expected.append(elsewhere(client, home, episodes=episodes, returns_sum=0.5, last_seen=1.25))
     after, pages = b"", []
     while len(rows := kept.rows(after, most)):
@@ -430,9 +430,9 @@ def test_pages_of_kept_accounts_have_each_once_in_order(steps, most):
 
 def test_what_another_server_brings_is_there_before_it_is_on_disk_and_while_it_is_saved():
     stored = MemoryStore(Disk()).accounts(RUN)
-    stored.inherit(elsewhere(CLIENTS[0], 7, episodes=3, lines_through=5))
+    stored.store_inherited(elsewhere(CLIENTS[0], 7, episodes=3, lines_through=5))
     stored.mark_saving()
-    stored.inherit(elsewhere(CLIENTS[0], 8, episodes=2, ended_through=4))
+    stored.store_inherited(elsewhere(CLIENTS[0], 8, episodes=2, ended_through=4))
     assert [stored.numbers_elsewhere(client) for client in CLIENTS[:2]] == [(5, 4), (0, 0)]
     assert stored.rows(b"", 10)["episodes"].tolist() == [3, 2] and stored.has_others
     stored.mark_saved()

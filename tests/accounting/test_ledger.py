@@ -27,7 +27,7 @@ def kept(ledger):
     """Return the accounts of a ledger as a restarted server reads them."""
     store = MemoryAccounts(7)
     for account in ledger:
-        store.keep(account)
+        store.store(account)
     return store
 
 
@@ -74,7 +74,7 @@ def test_too_many_newcomers_at_once_have_to_wait_and_who_is_known_is_served():
         ledger.report(CLIENTS[2], 1, Update(episodes=1), now=1.5)
     assert refused.value.code == "busy"
     with pytest.raises(ProtocolError, match="too many new clients at once"):
-        ledger.arrived(CLIENTS[2], 100, now=1.5)
+        ledger.count_arrived_cache(CLIENTS[2], 100, now=1.5)
     ledger.report(CLIENTS[0], 2, Update(episodes=4), now=1.5)
     assert (ledger.episodes, len(ledger)) == (5, 2)
     ledger.report(CLIENTS[2], 1, Update(episodes=1), now=2.1)
@@ -114,12 +114,12 @@ def test_guests_expire_that_were_last_heard_before_a_moment_and_no_others():
 
 def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():
     ledger = Ledger()
-    account = ledger.arrived(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100)
-    ledger.accepted(account, 100, 10)
-    account = ledger.arrived(CLIENTS[0], 100, 1.0, number=3, pushed_bytes=300)
-    ledger.rejected(account, "schema")
+    account = ledger.count_arrived_cache(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100)
+    ledger.count_accepted_cache(account, 100, 10)
+    account = ledger.count_arrived_cache(CLIENTS[0], 100, 1.0, number=3, pushed_bytes=300)
+    ledger.count_rejected_cache(account, "schema")
     assert (account.lost_caches, account.lost_bytes, account.rejected) == (1, 100, {"schema": 1})
-    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
+    ledger.count_accepted_cache(ledger.count_arrived_cache(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
     assert (account.lost_caches, account.lost_bytes) == (0, 0)
     totals = ledger.totals()
     assert (totals.accepted_caches, totals.rejected_caches, totals.accepted_samples) == (2, 1, 20)
@@ -128,13 +128,13 @@ def test_a_cache_that_a_later_one_overtook_is_lost_until_it_arrives():
 
 def test_what_is_on_the_way_of_a_client_that_said_goodbye_is_lost_until_it_arrives():
     ledger = Ledger()
-    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100), 100, 10)
+    ledger.count_accepted_cache(ledger.count_arrived_cache(CLIENTS[0], 100, 1.0, number=1, pushed_bytes=100), 100, 10)
     account = ledger.report(CLIENTS[0], 1, Update(caches=3, cache_bytes=300), now=1.0)
     assert (account.lost_caches, account.in_flight_caches, account.in_flight) == (0, 2, 200)
     ledger.report(CLIENTS[0], 2, Update(caches=4, cache_bytes=400, leaving=True), now=1.0)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (3, 300, 0, 0)
     assert (account.overtaken_caches, account.overtaken_bytes) == (0, 0)  # no later cache overtook caches
-    ledger.accepted(ledger.arrived(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
+    ledger.count_accepted_cache(ledger.count_arrived_cache(CLIENTS[0], 100, 1.0, number=2, pushed_bytes=200), 100, 10)
     assert (account.lost_caches, account.lost_bytes, account.in_flight_caches, account.in_flight) == (2, 200, 0, 0)
     ledger.check_invariants()
     assert Ledger(store=kept(ledger)).totals() == ledger.totals()
@@ -143,7 +143,7 @@ def test_what_is_on_the_way_of_a_client_that_said_goodbye_is_lost_until_it_arriv
 def test_codes_of_rejection_are_bounded():
     ledger = Ledger()
     for number in range(100):
-        ledger.rejected(ledger.arrived(CLIENTS[0], 1, 1.0), f"code{number}")
+        ledger.count_rejected_cache(ledger.count_arrived_cache(CLIENTS[0], 1, 1.0), f"code{number}")
     rejected = ledger.find(CLIENTS[0]).rejected
     assert len(rejected) <= 33 and sum(rejected.values()) == 100
     ledger.check_invariants()
@@ -201,7 +201,7 @@ class Model:
         ended = [Ended(sums[0], 0.0, steps, float(steps))] if episodes else []
         update = Update(epoch=1, episodes=sums[0], steps=sums[1], caches=caches, cache_bytes=100 * caches, ended=ended)
         account = ledger.report(client, self.sequence, update, now=float(self.sequence))
-        ledger.accepted(ledger.arrived(client, 100, 1.0, caches, 100 * caches), 100, 10)
+        ledger.count_accepted_cache(ledger.count_arrived_cache(client, 100, 1.0, caches, 100 * caches), 100, 10)
         if is_kept:
             self.tables.append(self.table(home))
         return account
@@ -302,7 +302,7 @@ def test_each_line_is_taken_once_however_often_it_is_sent(acknowledged):
     for count, through in enumerate(acknowledged):
         outbox.add(f"line {count}", 7, 0.0)
         newest = taken[-1].line.number if taken else 0
-        taken += book.take(ALICE, outbox.waiting(1000, 10_000), newest, now=2.0)
+        taken += book.take(ALICE, outbox.next_lines(1000, 10_000), newest, now=2.0)
         outbox.acknowledge(min(through, taken[-1].line.number))
     assert [entry.line.number for entry in taken] == list(range(1, len(acknowledged) + 1))
     assert [entry.index for entry in taken] == list(range(1, book.count + 1))

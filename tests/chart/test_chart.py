@@ -34,7 +34,7 @@ from chartkit import (
 from memoire.cli import main
 from memoire.nodes import settings
 from memoire.nodes.roles import read_table, read_tables, schema_of
-from memoire.rl.collector import beside
+from memoire.rl.collector import inference_address
 
 FULL, EMBEDDED, NO_RELAY, AUTOSCALING, KEDA, OPENSHIFT, OUTSIDE, DIAGNOSTIC = (
     CHART / "ci" / f"{name}-values.yaml"
@@ -598,7 +598,7 @@ def test_the_notes_say_where_actors_connect_and_how_to_open_the_dashboard(tmp_pa
 
 def test_a_learner_with_a_server_has_the_port_of_its_inference_node_by_name():
     (port,) = (each for each in container("learner", values=EMBEDDED)["ports"] if each["name"] == "inference")
-    assert f"tcp://*:{port['containerPort']}" == beside("tcp://*:5560")
+    assert f"tcp://*:{port['containerPort']}" == inference_address("tcp://*:5560")
     served = of(render(values=EMBEDDED), "Service", "memoire-learner")["spec"]["ports"]
     assert {"name": "inference", "port": 5563, "targetPort": "inference", "appProtocol": "tcp"} in served
     assert "5563" not in json.dumps(render(values=FULL))

@@ -163,11 +163,11 @@ def assert_whole(api, tmp_path):
     tokens = tmp_path / f"tokens-{time.monotonic_ns()}"
     for name in ("dashboard", "nodes"):
         tokens.write_text(api.files("t")[name])
-        assert len(Tokens(tokens).now()) == 1
+        assert len(Tokens(tokens).accepted()) == 1
     assert api.files("t")["dashboard"] != api.files("t")["nodes"]
 
 
-def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
+def test_keys_and_tokens_are_made_where_there_are_none_and_else_kept_and_not_even_written(api, tmp_path):
     lines = make(api)
     assert api.secrets.keys() == NAMES and all("created" in line for line in lines) and len(lines) == 7
     assert_whole(api, tmp_path)
@@ -180,10 +180,6 @@ def test_keys_and_tokens_are_made_where_there_are_none(api, tmp_path):
         assert by_hand[role].keys() == api.files(f"k-{role}").keys()
         dialled = [key.role for key in read_blocks(api.files(f"k-{role}")["server.pub"].encode())]
         assert dialled == [key.role for key in read_blocks(by_hand[role]["server.pub"].encode())]
-
-
-def test_what_is_there_is_kept_and_not_even_written(api):
-    make(api)
     before, api.asked = json.dumps(api.secrets), []
     lines = make(api)
     assert json.dumps(api.secrets) == before and {method for method, _ in api.asked} == {"GET"}

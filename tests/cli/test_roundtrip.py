@@ -49,7 +49,7 @@ def test_a_round_trip_costs_no_place_of_a_new_client_and_is_forgotten(cluster):
     assert examine(server.endpoint)[0] == doctor.WELL
     assert server.stats().newcomers_left == 2
     dispatcher = server._dispatcher
-    until(lambda: dispatcher.fold() or not len(dispatcher.probes))
+    until(lambda: dispatcher.store_gone_accounts() or not len(dispatcher.probes))
     dispatcher.probes.check_invariants()
     assert server.stats().probes == 1 and not dispatcher.probes.guests
 

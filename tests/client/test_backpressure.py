@@ -27,13 +27,13 @@ class Gate:
     def __init__(self, server):
         self.open = threading.Event()
         self.open.set()
-        self.server, arrived = server, server._dispatcher.arrived
+        self.server, arrived = server, server._dispatcher.accept_push
 
         def gated(header, body, payload):
             self.open.wait(DEADLINE)
             return arrived(header, body, payload)
 
-        server._dispatcher.arrived = gated
+        server._dispatcher.accept_push = gated
 
 
 class Books:

@@ -27,7 +27,7 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
     expected, later = Counter(), 0  # counts by run; entries recorded after a run's end
     for what, number in history:
         if what == "record":
-            at_once(counts.recording(number, 8))
+            at_once(counts.recording_changes(number, 8))
             counts.passed += number // 2
             expected[run] += 0 if is_over else number
             later += number if is_over else 0
@@ -41,16 +41,16 @@ def test_each_step_counts_for_the_run_in_which_it_was_recorded(history):
         assert counts.reported.steps == expected[run]
         assert counts.reported.generated_bytes == 8 * expected[run]
     assert counts.steps == sum(expected.values()) + later
-    assert counts.inserted == counts.reported.inserted + (counts.sums - counts.reach).inserted
+    assert counts.inserted == counts.reported.inserted + (counts.sums - counts.covered_counts).inserted
 
 
 def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
     counts = RunCounts()
     counts.enter_run(1)
     for _ in range(3):
-        at_once(counts.closing_episode(5, 1.0, now=0.0))
+        at_once(counts.episode_changes(5, 1.0, now=0.0))
     boundary = counts.end_run(line=4, asked=0)
-    at_once(counts.closing_episode(5, 1.0, now=0.0))
+    at_once(counts.episode_changes(5, 1.0, now=0.0))
     assert [ended.number for ended in counts.oldest_episodes(10)] == [1, 2, 3]
     assert [ended.number for ended in counts.oldest_episodes(2)] == [1, 2]
     for episodes, oldest_line, is_told in ((2, 5, False), (3, 4, False), (3, 5, True)):
@@ -68,8 +68,8 @@ def test_a_run_is_told_once_its_lines_and_episodes_are_acknowledged():
 @pytest.mark.parametrize("returned", [math.nan, math.inf, -math.inf, 1.01 * MAX_RETURN])
 def test_an_episode_whose_return_cannot_be_told_counts_without_it(returned):
     counts = RunCounts()
-    at_once(counts.closing_episode(5, returned, now=1.0))
-    at_once(counts.closing_episode(6, -MAX_RETURN, now=2.0))
+    at_once(counts.episode_changes(5, returned, now=1.0))
+    at_once(counts.episode_changes(6, -MAX_RETURN, now=2.0))
     assert (counts.episodes, counts.dropped_returns) == (2, 1)
     (ended,) = counts.oldest_episodes(10)
     assert (ended.number, ended.length, ended.time, ended.returned) == (2, 6, 2.0, -MAX_RETURN)
@@ -91,14 +91,14 @@ class WindowMachine(RuleBasedStateMachine):
         self.home = 1
         self.since = {1: 1, 2: 1, 3: 1}  # start of the client's account, by server
         self.accounts = {home: Account(CLIENT, 0.0, 0.0, 1) for home in self.since}
-        self.windows.belong(7, 1, 1)
+        self.windows.enter_account(7, 1, 1)
         self.pushed = [0, 0]
 
     @rule(size=st.integers(1, 400))
     def push(self, size):
         window = self.windows.now
         if window.has_room(size):
-            at_once(window.pushing(size, self.now))
+            at_once(window.push_changes(size, self.now))
             self.way.append((size, window.pushed_caches, window.pushed_bytes, self.home, self.since[self.home]))
             self.pushed = [self.pushed[0] + 1, self.pushed[1] + size]
         assert window.in_flight_bytes <= max(1000, size)
@@ -129,7 +129,7 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(delay=st.floats(0, 4))
     def answer(self, delay):
         account = self.accounts[self.home]
-        self.windows.now.answered(
+        self.windows.now.receive_answer(
             account.accepted_caches,
             account.received_bytes,
             account.lost_bytes,
@@ -141,14 +141,14 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(home=st.integers(1, 3))
     def move(self, home):
         self.home = home
-        self.windows.belong(7, home, self.since[home])
+        self.windows.enter_account(7, home, self.since[home])
 
     @rule(home=st.integers(1, 3))
     def forget(self, home):
         self.since[home] += 1
         self.accounts[home] = Account(CLIENT, 0.0, 0.0, self.since[home])
         if home == self.home:
-            self.windows.belong(7, home, self.since[home])
+            self.windows.enter_account(7, home, self.since[home])
 
     @invariant()
     def identity_holds(self):
@@ -174,25 +174,25 @@ test_the_windows_account_for_every_byte = pytest.mark.slow(WindowMachine.TestCas
 
 def test_a_client_that_comes_back_to_a_home_that_knows_it_counts_on():
     windows = AccountWindows(1000)
-    windows.belong(7, 1, since=5)
+    windows.enter_account(7, 1, since=5)
     for _ in range(3):
-        at_once(windows.now.pushing(100, now=0.0))
-    windows.belong(7, 2, since=9)
+        at_once(windows.now.push_changes(100, now=0.0))
+    windows.enter_account(7, 2, since=9)
     assert (windows.now.pushed_caches, windows.sums().lost_bytes) == (0, 300)
-    windows.belong(7, 1, since=5)
+    windows.enter_account(7, 1, since=5)
     assert windows.now.pushed_caches == 3
-    windows.now.answered(3, 300, 0, {}, asked_at=1.0)  # the caches arrived after all
+    windows.now.receive_answer(3, 300, 0, {}, asked_at=1.0)  # the caches arrived after all
     assert (windows.sums().accepted_caches, windows.sums().lost_bytes) == (3, 0)
-    windows.belong(7, 1, since=6)  # the home server lost its state
+    windows.enter_account(7, 1, since=6)  # the home server lost its state
     assert (windows.now.pushed_caches, windows.sums().accepted_caches) == (0, 3)
 
 
 def test_homes_left_long_ago_are_kept_as_sums():
     windows = AccountWindows(1000)
     for home in range(MAX_HOMES + 10):
-        windows.belong(7, home, since=1)
-        at_once(windows.now.pushing(10, now=0.0))
-        windows.now.answered(1, 10, 0, {"size": 0}, asked_at=0.0)
+        windows.enter_account(7, home, since=1)
+        at_once(windows.now.push_changes(10, now=0.0))
+        windows.now.receive_answer(1, 10, 0, {"size": 0}, asked_at=0.0)
     assert len(windows._former) <= MAX_HOMES
     homes = MAX_HOMES + 10
     assert (windows.sums().pushed_bytes, windows.sums().accepted_caches) == (10 * homes, homes)
@@ -201,35 +201,35 @@ def test_homes_left_long_ago_are_kept_as_sums():
 
 def test_what_arrives_after_it_was_given_up_is_no_longer_lost():
     window = PushWindow(100, lost_after=5.0)
-    at_once(window.pushing(60, now=0.0))
-    window.answered(0, 0, 0, {}, asked_at=4.0)
+    at_once(window.push_changes(60, now=0.0))
+    window.receive_answer(0, 0, 0, {}, asked_at=4.0)
     assert (window.in_flight_bytes, window.lost_bytes) == (60, 0)
-    window.answered(0, 0, 0, {}, asked_at=6.0)
+    window.receive_answer(0, 0, 0, {}, asked_at=6.0)
     assert (window.in_flight_bytes, window.lost_bytes) == (0, 60)
-    window.answered(1, 60, 0, {}, asked_at=7.0)
+    window.receive_answer(1, 60, 0, {}, asked_at=7.0)
     assert (window.received_bytes, window.lost_bytes, window.accepted_caches) == (60, 0, 1)
 
 
 def test_a_client_may_allow_itself_less_than_its_home_grants():
     windows = AccountWindows(1000)
-    windows.limit(300)
+    windows.limit_bytes(300)
     windows.grant(2000)
     assert (windows.now.credit, windows.granted) == (300, 2000)
-    windows.belong(7, 1, since=5)
+    windows.enter_account(7, 1, since=5)
     windows.grant(0)  # as before
     assert windows.now.credit == 300
     windows.grant(200)
     assert windows.now.credit == 200
-    windows.limit(0)
+    windows.limit_bytes(0)
     assert windows.now.credit == 200
 
 
 def test_a_late_answer_takes_nothing_back():
     window = PushWindow(100)
     for _ in range(3):
-        at_once(window.pushing(10, now=0.0))
-    window.answered(2, 20, 0, {"size": 1}, asked_at=1.0)
-    window.answered(1, 10, 0, {}, asked_at=0.5)
+        at_once(window.push_changes(10, now=0.0))
+    window.receive_answer(2, 20, 0, {"size": 1}, asked_at=1.0)
+    window.receive_answer(1, 10, 0, {}, asked_at=0.5)
     assert (window.accepted_caches, window.received_caches, window.rejected) == (2, 3, {"size": 1})
     window.check_invariants()
 
@@ -238,4 +238,4 @@ def test_a_late_answer_takes_nothing_back():
 def test_a_line_that_is_too_long_is_cut_at_the_end_of_a_character(text, sent):
     outbox = LineOutbox(most_lines=1, most_bytes=1, line_bytes=8)
     assert outbox.add(text, 7, 0.0) == 1
-    assert [line.text for line in outbox.waiting(1, 100)] == [sent]
+    assert [line.text for line in outbox.next_lines(1, 100)] == [sent]

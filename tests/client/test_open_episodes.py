@@ -209,9 +209,9 @@ class Actor:
             schema=SCHEMA.to_json(), run_name="run", home_name="one", epoch=7, since=7, table=3, table_name="default",
             storage=case.storage, parameters=parameters.to_wire(), granted_steps=case.granted, credit=case.credit,
         )  # fmt: skip
-        welcomed = self.session.welcomed(reply(body, run=1, home=2, fingerprint=5), 0.0)
+        welcomed = self.session.parse_welcome(reply(body, run=1, home=2, fingerprint=5), 0.0)
         assert welcomed is not None
-        self.session.enter(welcomed, 0.0)
+        self.session.enter_home(welcomed, 0.0)
         self.waiting = ClientLock(1.0)
         rest: Any = {"on_full": case.on_full, "block_timeout": 0.001, "clock": lambda: 1.0}
         self.pusher = Pusher(self.session, self.waiting, itertools.count(1), **rest)
@@ -235,7 +235,7 @@ class Actor:
         return self
 
     def locks(self) -> list[Any]:
-        return [self.waiting.changed, self.local.memory.held(), self.writer.still()]
+        return [self.waiting.condition, self.local.memory.held(), self.writer.steps_blocked()]
 
     def outcome(self) -> dict[str, Any]:
         """Return all observable state but the draws of caches, since an interrupted draw is repeated."""

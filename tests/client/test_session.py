@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memoire._core import at_once
-from memoire.client.counts import InsertGrant, LineOutbox, RunCounts, cut
-from memoire.client.reports import LINES_PER_UPDATE, MemorySums, remainder_of, report_of
+from memoire.client.counts import InsertGrant, LineOutbox, RunCounts, truncate_text
+from memoire.client.reports import LINES_PER_UPDATE, MemorySums, report_of, take_unacknowledged_report
 from memoire.client.session import AWAY_TIMEOUT, HEARTBEAT_INTERVAL, PRESSED_INTERVAL, HomeWatch, Session
 from memoire.errors import Closed, Refused, SchemaMismatch, UnknownName
 from memoire.limits import Limits
@@ -61,15 +61,15 @@ def home():
 def join(session, home, now=0.0, **facts):
     """Send HELLO and take its WELCOME; return the result of `enter`, or None if the client remains in its run."""
     assert session.hello("host", 1) is not None
-    welcomed = session.welcomed(home.welcome(**facts), now)
-    return None if session.remains(welcomed) else session.enter(welcomed, now)
+    welcomed = session.parse_welcome(home.welcome(**facts), now)
+    return None if session.stay_in_former_run(welcomed) else session.enter_home(welcomed, now)
 
 
 def tell(session, home, now, **facts):
     """Send an UPDATE and take its answer; return the UPDATE and the session's next step."""
     update, asked = report_of(session, MemorySums(), {}), session.begin_update(now)
     session.schedule.is_open = False
-    return update, session.updated(home.updated(**facts), asked, now)
+    return update, session.apply_acknowledgement(home.updated(**facts), asked, now)
 
 
 # HELLO and its answer
@@ -80,7 +80,7 @@ def test_hello_says_who_asks_and_is_not_asked_twice(session, home):
     hello = session.hello("host", 11)
     assert (hello.role, hello.table, hello.label, hello.host, hello.pid) == ("actor", "", 9, "host", 11)
     assert session.hello("host", 11) is None
-    session.enter(session.welcomed(home.welcome(), 1.0), 1.0)
+    session.enter_home(session.parse_welcome(home.welcome(), 1.0), 1.0)
     assert session.hello("host", 11).table == "default", "the same table at each home"
     assert new_session(table="demo").hello("host", 1).table == "demo"
 
@@ -91,7 +91,7 @@ def test_a_welcome_says_where_the_client_belongs(session, home):
     assert (session.run, session.home, session.table, session.fingerprint) == (RUN, ONE, 3, 5)
     assert (session.schema, session.window.credit, session.inserts.remaining) == (SCHEMA, 777, 40)
     assert (session.most_bytes, session.is_finished, session.schedule.is_dirty) == (12345, True, True)
-    at_once(session.recording(10))
+    at_once(session.recording_changes(10))
     assert session.counts.generated_bytes == 10 * SCHEMA.entry_bytes
     assert session.hello("host", 1).inserted == 10
 
@@ -100,7 +100,7 @@ def test_a_welcome_says_where_the_client_belongs(session, home):
 def test_a_home_that_has_no_time_is_asked_again_later(session, home, code):
     session.hello("host", 1)
     refusal = Refused("tcp://there", code, "later")
-    assert session.welcomed(refusal, 10.0) is None and session.put_off is refusal
+    assert session.parse_welcome(refusal, 10.0) is None and session.put_off is refusal
     at = session.next_time()
     assert 10.5 <= at <= 11.0
     assert not session.hello_is_due(at - 0.1) and session.hello_is_due(at)
@@ -111,10 +111,10 @@ def test_a_home_that_has_no_time_is_asked_again_later(session, home, code):
 def test_a_client_that_is_refused_or_misunderstood_cannot_go_on(session, home):
     session.hello("host", 1)
     with pytest.raises(Refused, match="no such table"):
-        session.welcomed(Refused("tcp://there", "table", "no such table"), 0.0)
+        session.parse_welcome(Refused("tcp://there", "table", "no such table"), 0.0)
     session.hello("host", 1)
     with pytest.raises(Refused, match="HELLO was answered by UPDATED"):
-        session.welcomed(reply(home.updated()), 0.0)
+        session.parse_welcome(reply(home.updated()), 0.0)
 
 
 def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home):
@@ -122,7 +122,7 @@ def test_another_schema_or_storage_is_refused_and_changes_nothing(session, home)
     for answer in (home.welcome(schema=WIDE), home.welcome(storage="episodes")):
         session.hello("host", 1)
         with pytest.raises(SchemaMismatch):
-            session.welcomed(answer, 1.0)
+            session.parse_welcome(answer, 1.0)
     assert (session.schema, session.welcome.storage) == (SCHEMA, "caches")
 
 
@@ -150,13 +150,13 @@ def test_a_home_that_begins_again_may_have_forgotten_what_was_published(
 
 def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home):
     join(session, home)
-    at_once(session.recording(30))
-    at_once(session.inserts.recording(10))
-    at_once(session.closing_episode(30, 4.5, now=99.0))
+    at_once(session.recording_changes(30))
+    at_once(session.inserts.recording_changes(10))
+    at_once(session.episode_changes(30, 4.5, now=99.0))
     session.outbox.add("a line", 9, 99.0)
-    at_once(session.window.pushing(120, now=0.5))
+    at_once(session.window.push_changes(120, now=0.5))
     session.scalars, session.feedback_through, session.is_leaving = {"loss": 1.0}, 6, True
-    ticket = session.schedule.ask(session.outbox.newest)
+    ticket = session.schedule.add_waiting_call(session.outbox.newest)
     update = report_of(session, MemorySums(2.5, 3, 0.5), {"policy": 4})
     asked = session.begin_update(1.0)
     assert (update.epoch, update.steps, update.passed_steps, update.episodes) == (7, 30, 10, 1)
@@ -164,19 +164,19 @@ def test_an_update_says_everything_and_its_answer_acknowledges_it(session, home)
     assert (update.total_weight, update.positives, update.minimum, update.models) == (2.5, 3, 0.5, {"policy": 4})
     assert [line.text for line in update.lines] == ["a line"] and update.ended[0].returned == 4.5
     assert (update.scalars, update.feedback_through, update.leaving) == ({"loss": 1.0}, 6, True)
-    assert session.counts.missing.steps == 30 and session.update_due() == NEVER
-    at_once(session.recording(5))
+    assert session.counts.unacknowledged_counts.steps == 30 and session.update_due() == NEVER
+    at_once(session.recording_changes(5))
     session.schedule.is_open = False
     answer = home.updated(lines_through=1, ended_through=1, caches=1, received_bytes=120, credit=500, granted_steps=90)
-    assert session.updated(answer, asked, 2.0) == "update"
-    assert session.counts.missing.steps == 5 and not session.has_remainder
+    assert session.apply_acknowledgement(answer, asked, 2.0) == "update"
+    assert session.counts.unacknowledged_counts.steps == 5 and not session.has_remainder
     assert (session.schedule.answered, session.updates, session.trouble) == (ticket, 1, "")
     assert (session.window.in_flight_bytes, session.window.credit, session.inserts.remaining) == (0, 500, 90 - 25)
 
 
 def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
     join(session, home, credit=50)
-    at_once(session.window.pushing(50, now=0.0))
+    at_once(session.window.push_changes(50, now=0.0))
     home.epoch = 8
     _, step = tell(session, home, 1.0, caches=1, received_bytes=50, granted_steps=3)
     assert step == "hello" and session.is_between
@@ -190,13 +190,13 @@ def test_a_home_that_began_again_is_asked_before_it_is_told_more(session, home):
 
 def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
     join(session, home)
-    at_once(session.recording(5))
+    at_once(session.recording_changes(5))
     _, step = tell(session, home, 1.0, leaving=True)
     assert step == "move" and session.is_between
     assert session.hello("host", 1) is not None
-    session.schedule.ask(0)
+    session.schedule.add_waiting_call(0)
     assert session.update_due() == NEVER, "what it is told now, it might count without our hearing of it"
-    session.welcomed(Refused("tcp://there", "busy", "no room"), 1.1)
+    session.parse_welcome(Refused("tcp://there", "busy", "no room"), 1.1)
     assert session.update_due() < NEVER
 
 
@@ -205,16 +205,16 @@ def test_a_home_that_leaves_is_left_and_told_nothing_more(session, home):
 
 def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     join(session, home)
-    at_once(session.recording(10))
+    at_once(session.recording_changes(10))
     session.outbox.add("old", 9, 0.0)
-    at_once(session.closing_episode(10, 1.0, now=0.0))
-    ticket = session.schedule.ask(session.outbox.newest)
+    at_once(session.episode_changes(10, 1.0, now=0.0))
+    ticket = session.schedule.add_waiting_call(session.outbox.newest)
     home.run = "next"
     update, step = tell(session, home, 1.0)
     assert (update.steps, step) == (10, "update"), "this was said before anybody knew of the other run"
     assert session.is_between and session.schedule.answered == ticket
-    later = session.schedule.ask(session.outbox.newest)
-    at_once(session.recording(7))
+    later = session.schedule.add_waiting_call(session.outbox.newest)
+    at_once(session.recording_changes(7))
     session.outbox.add("new", 9, 0.0)
     assert session.update_due() == 1.0 and session.hello("host", 1).inserted == 0
     update, step = tell(session, home, 2.0, lines_through=1, ended_through=0)
@@ -223,8 +223,8 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
     update, step = tell(session, home, 3.0, lines_through=1, ended_through=1)
     assert step == "hello" and session.schedule.answered == ticket < later
     assert session.update_due() == NEVER, "the next run has to be known first"
-    welcomed = session.welcomed(home.welcome(), 4.0)
-    assert not session.remains(welcomed) and session.enter(welcomed, 4.0).is_new_run
+    welcomed = session.parse_welcome(home.welcome(), 4.0)
+    assert not session.stay_in_former_run(welcomed) and session.enter_home(welcomed, 4.0).is_new_run
     update, _ = tell(session, home, 5.0, lines_through=2)
     assert (session.run, update.steps, [line.text for line in update.lines]) == (NEXT, 7, ["new"])
     assert session.schedule.answered == later and not session.is_between
@@ -232,12 +232,12 @@ def test_a_run_is_told_to_its_end_before_the_next_one_begins(session, home):
 
 def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, home):
     join(session, home)
-    at_once(session.recording(10))
+    at_once(session.recording_changes(10))
     home.run, home.name = "next", "two"
     assert join(session, home) is None
     assert (session.run, session.home, session.welcome.run_name) == (RUN, TWO, "run"), "that home hears the rest"
     assert session.is_between, "what was pushed now would count for no run"
-    at_once(session.recording(3))
+    at_once(session.recording_changes(3))
     update, step = tell(session, home, 1.0)
     assert (update.steps, update.epoch, update.caches, step) == (10, 0, 0, "hello")
     assert join(session, home).is_new_run and session.counts.reported.steps == 3
@@ -245,13 +245,13 @@ def test_a_welcome_to_another_run_waits_until_the_former_one_is_told(session, ho
 
 def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(session, home):
     join(session, home)
-    at_once(session.recording(10))
+    at_once(session.recording_changes(10))
     home.run = "next"
     assert tell(session, home, 1.0)[1] == "update" and session.is_between
     asked = session.begin_update(2.0)
-    at_once(session.recording(5))
+    at_once(session.recording_changes(5))
     home.run = "run"
-    assert session.updated(home.updated(), asked, 2.0) == "update"
+    assert session.apply_acknowledgement(home.updated(), asked, 2.0) == "update"
     session.schedule.is_open = False
     assert not session.is_between and session.counts.reported.steps == 15
     assert session.update_due() > 2.0, "not again and again"
@@ -259,7 +259,7 @@ def test_a_run_goes_on_if_the_next_one_was_over_before_the_client_was_in_it(sess
 
 def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
     join(session, home)
-    at_once(session.recording(10))
+    at_once(session.recording_changes(10))
     asked = session.begin_update(1.0)
     session.schedule.is_open = False
     assert session.update_refused(Refused("tcp://there", "run", "unknown"), 1.0) == "hello"
@@ -275,7 +275,7 @@ def test_a_run_that_nobody_knows_any_more_is_left_at_once(session, home):
 @pytest.mark.parametrize("code", ["disk", "busy"])
 def test_why_nothing_is_acknowledged_is_kept_until_something_is(session, home, code):
     join(session, home)
-    session.schedule.ask(0)
+    session.schedule.add_waiting_call(0)
     assert session.update_refused(Refused("tcp://there", code, "the disk is full"), 5.0) == "update"
     assert session.trouble == "the disk is full" and session.update_due() == 5.5, "not at once again"
     tell(session, home, 6.0)
@@ -287,8 +287,8 @@ def test_any_other_refusal_changes_nothing(session, home, answer):
     join(session, home)
     assert session.update_refused(answer, 5.0) == "update"
     assert session.trouble == "" and session.update_due() == 5.5 + LIMITS.tuning.update_every
-    session.refuse("value")
-    session.refuse("value")
+    session.count_refusal("value")
+    session.count_refusal("value")
     assert session.refused == {"value": 2}
 
 
@@ -307,17 +307,17 @@ def press(session):
 def use_half_the_grant(session):
     session.inserts.grant(0, "wait")
     session.inserts.grant(10, "")
-    at_once(session.recording(6))
+    at_once(session.recording_changes(6))
     session.schedule.is_dirty = False
 
 
 HAPPENS = {
     "nothing": (lambda session: None, HEARTBEAT_INTERVAL),
-    "a step": (lambda session: at_once(session.recording(1)), LIMITS.tuning.update_every),
-    "half the window": (lambda session: at_once(session.window.pushing(500, now=10.0)), PRESSED_INTERVAL),
+    "a step": (lambda session: at_once(session.recording_changes(1)), LIMITS.tuning.update_every),
+    "half the window": (lambda session: at_once(session.window.push_changes(500, now=10.0)), PRESSED_INTERVAL),
     "half the grant": (use_half_the_grant, PRESSED_INTERVAL),
     "no room": (press, PRESSED_INTERVAL),
-    "a question": (lambda session: session.schedule.ask(0), 0.0),
+    "a question": (lambda session: session.schedule.add_waiting_call(0), 0.0),
     "a line that is waited for": (wait_for_a_line, 0.0),
     "many lines": (lambda session: [session.outbox.add("x", 9, 0.0) for _ in range(LIMITS.log_lines // 2)], 0.0),
 }
@@ -344,11 +344,11 @@ def parts_of(remainder):
 
 def test_what_is_left_fits_messages_and_is_complete(session, home):
     join(session, home)
-    at_once(session.recording(5))
+    at_once(session.recording_changes(5))
     for number in range(LINES_PER_UPDATE + 1):
         session.outbox.add(f"{number}", 9, 0.0)
-    at_once(session.closing_episode(5, 2.0, now=1.0))
-    remainder = remainder_of(session, {"policy": 2})
+    at_once(session.episode_changes(5, 2.0, now=1.0))
+    remainder = take_unacknowledged_report(session, {"policy": 2})
     assert (remainder.client, remainder.label, remainder.table, remainder.home) == (CLIENT, 9, "default", "one")
     assert (remainder.steps, remainder.episodes, remainder.lines) == (5, 1, LINES_PER_UPDATE + 1)
     (_, first), (_, second), (_, last) = parts_of(remainder)
@@ -359,10 +359,10 @@ def test_what_is_left_fits_messages_and_is_complete(session, home):
 @pytest.mark.parametrize("is_told", [False, True])
 def test_what_is_left_between_two_runs_belongs_to_both(session, home, is_told):
     join(session, home)
-    at_once(session.recording(5))
+    at_once(session.recording_changes(5))
     session.end_run().is_told = is_told
-    at_once(session.recording(2))
-    updates = [(run, update.steps) for run, update in parts_of(remainder_of(session, {}))]
+    at_once(session.recording_changes(2))
+    updates = [(run, update.steps) for run, update in parts_of(take_unacknowledged_report(session, {}))]
     assert updates == ([] if is_told else [(RUN, 5)]) + [(0, 2)]
 
 
@@ -373,10 +373,10 @@ def test_a_setting_that_this_version_does_not_know_is_refused_and_another_new_fi
     settings = Parameters().to_wire()
     renamed = {"discount_factor" if name == "discount" else name: value for name, value in settings.items()}
     with pytest.raises(UnknownName, match="takes no 'discount_factor'"):
-        session.welcomed(home.welcome(parameters=renamed), 0.0)
+        session.parse_welcome(home.welcome(parameters=renamed), 0.0)
     encoded = msgspec.to_builtins(home.welcome().body) | {"of_a_later_version": 1}
     welcome = msgspec.convert(encoded, messages.Welcome)
-    assert session.welcomed(reply(welcome), 0.0).parameters == Parameters()
+    assert session.parse_welcome(reply(welcome), 0.0).parameters == Parameters()
 
 
 # --- Reports that a home server is away, and that the home server is back
@@ -387,7 +387,7 @@ def test_a_home_is_said_to_be_away_once_and_back_once(steps):
     watch, now, changes, last = HomeWatch(0.0), 0.0, [], 0.0
     for seconds, is_heard in steps:
         now += seconds
-        change = watch.look(now)
+        change = watch.check_away(now)
         assert (change == "away") == (now >= last + AWAY_TIMEOUT and changes[-1:] != ["away"])
         changes += [change] if change else []
         if is_heard:
@@ -395,7 +395,7 @@ def test_a_home_is_said_to_be_away_once_and_back_once(steps):
             assert (change == "back") == (changes[-1:] == ["away"])
             changes += [change] if change else []
             last = now
-        assert watch.due == (float("inf") if changes[-1:] == ["away"] else last + AWAY_TIMEOUT)
+        assert watch.away_at == (float("inf") if changes[-1:] == ["away"] else last + AWAY_TIMEOUT)
     assert changes == ["away", "back"] * (len(changes) // 2) + ["away"] * (len(changes) % 2)
 
 
@@ -409,19 +409,30 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
     granted = inserted = total = 0
     inserts.grant(0, "learners are behind")
     for entries, more, is_settled in history:
-        at_once(counts.recording(entries, 1))
-        at_once(inserts.recording(entries))
+        at_once(counts.recording_changes(entries, 1))
+        at_once(inserts.recording_changes(entries))
         total += entries
         granted += more
         inserts.grant(granted, "")
-        admitted = inserts.admitted(entries)
-        at_once(inserts.settling(admitted, admitted))
+        admitted = inserts.insertable_count(entries)
+        at_once(inserts.insert_changes(admitted, admitted))
         assert admitted == min(entries, granted - inserted)
         inserted += admitted
         if is_settled:
-            at_once(inserts.settling(entries - admitted, 0))
+            at_once(inserts.insert_changes(entries - admitted, 0))
         assert (counts.inserted, counts.passed) == (inserted, total - inserted)
         assert inserts.remaining == granted - inserted >= 0
+
+
+def test_a_client_that_is_granted_nothing_more_asks_at_longer_intervals():
+    inserts = InsertGrant(RunCounts(), 1.0)
+    inserts.waiting, pauses = 1, []
+    for _ in range(9):
+        inserts.grant(0, "learners are behind")
+        pauses.append(inserts.pause)
+    assert pauses == sorted(pauses) and pauses[0] < pauses[-1] == 1.0
+    inserts.grant(1, "")
+    assert inserts.pause < pauses[0]
 
 
 # --- A client's log lines until the client's home server has the lines
@@ -429,7 +440,7 @@ def test_no_more_is_inserted_than_was_granted_and_the_rest_is_passed(history):
 
 @given(st.text(), st.integers(0, 40))
 def test_cutting_respects_the_limit_and_characters(text, limit):
-    shorter = cut(text, limit)
+    shorter = truncate_text(text, limit)
     assert len(shorter.encode()) <= max(limit, 3)
     if len(text.encode("utf-8", "backslashreplace")) <= limit:
         assert shorter == text.encode("utf-8", "backslashreplace").decode()

@@ -167,48 +167,48 @@ def test_each_part_is_told_in_order_and_then_the_file_goes(teller, caplog):
     hello = teller.begin()
     assert (hello.body.role, hello.body.label, hello.body.table) == ("actor", 9, "default")
     assert (hello.run, hello.home, teller.again_at) == (0, HOME, float("inf"))
-    first = teller.answered(welcome(), 1.0)
+    first = teller.receive_answer(welcome(), 1.0)
     assert first == LateRequest(messages.Update(epoch=5, steps=10, caches=3, cache_bytes=99), run=7)
-    assert teller.answered(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
+    assert teller.receive_answer(UPDATED, 2.0) == LateRequest(messages.Update(epoch=5, steps=30))
     assert teller.path.exists() and not teller.is_done
-    assert teller.answered(UPDATED, 3.0) is None and teller.is_done
+    assert teller.receive_answer(UPDATED, 3.0) is None and teller.is_done
     assert not teller.path.exists() and "delivered 30 steps, 2 episodes and 1 log lines" in caplog.text
 
 
 def test_another_home_is_told_nothing_of_caches(teller):
     teller.begin()
-    assert teller.answered(welcome("other"), 1.0).body == messages.Update(steps=10)
+    assert teller.receive_answer(welcome("other"), 1.0).body == messages.Update(steps=10)
 
 
 @pytest.mark.parametrize("code", ["busy", "client"])
 def test_a_home_that_has_no_time_is_asked_again_from_the_beginning(teller, code):
     teller.begin()
-    teller.answered(welcome(), 1.0)
-    teller.answered(UPDATED, 2.0)
-    assert teller.answered(Refused("there", code, "later"), 3.0) is None
+    teller.receive_answer(welcome(), 1.0)
+    teller.receive_answer(UPDATED, 2.0)
+    assert teller.receive_answer(Refused("there", code, "later"), 3.0) is None
     assert (teller.again_at, teller.is_done) == (3.0 + RETRY_INTERVAL, False)
     assert isinstance(teller.begin().body, messages.Hello)
-    assert teller.answered(welcome(), 4.0).body.steps == 10
+    assert teller.receive_answer(welcome(), 4.0).body.steps == 10
 
 
 @pytest.mark.parametrize("received", [UPDATED, welcome()])
 def test_an_answer_to_something_else_is_no_answer(teller, received):
     teller.begin()
     if received is not UPDATED:
-        teller.answered(welcome(), 1.0)
-    assert teller.answered(received, 2.0) is None
+        teller.receive_answer(welcome(), 1.0)
+    assert teller.receive_answer(received, 2.0) is None
     assert (teller.again_at, teller.is_done) == (2.0 + RETRY_INTERVAL, False)
 
 
 def test_what_nobody_will_ever_take_stays_and_is_named(teller, caplog):
     teller.begin()
-    assert teller.answered(Refused("there", "run", "never heard of it"), 1.0) is None
+    assert teller.receive_answer(Refused("there", "run", "never heard of it"), 1.0) is None
     assert teller.is_done and teller.path.exists() and "cannot be delivered, and stays" in caplog.text
 
 
 def test_the_rest_is_left_to_the_next_client_when_this_one_ends(teller, caplog):
     teller.begin()
-    assert teller.answered(Closed("this client"), 1.0) is None
+    assert teller.receive_answer(Closed("this client"), 1.0) is None
     assert teller.is_done and teller.path.exists() and not caplog.records
 
 
@@ -220,15 +220,15 @@ def whole(**change):
 
 def test_what_is_left_is_found_in_order_of_the_clients(tmp_path):
     kept = [whole(client=bytes([number]) * 16) for number in (2, 1)]
-    texts = [former_clients.leave(tmp_path, untold) for untold in kept]
+    texts = [former_clients.keep_final_report(tmp_path, untold) for untold in kept]
     assert "5 steps, 2 episodes and 0 log lines were acknowledged: they are in" in texts[0]
-    assert [content for _, content in former_clients.found(tmp_path)] == kept[::-1]
-    assert former_clients.leave(None, kept[0]).endswith("they are not counted")
-    assert former_clients.found(tmp_path / "nowhere") == []
+    assert [content for _, content in former_clients.read_reports(tmp_path)] == kept[::-1]
+    assert former_clients.keep_final_report(None, kept[0]).endswith("they are not counted")
+    assert former_clients.read_reports(tmp_path / "nowhere") == []
 
 
 def test_a_folder_that_takes_nothing_is_named(tmp_path):
-    text = former_clients.leave(tmp_path / "gone", whole())
+    text = former_clients.keep_final_report(tmp_path / "gone", whole())
     assert f"they are not counted, and could not be kept in {tmp_path / 'gone'}: " in text
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_file_is_named_and_stays(tmp_path, caplog, damage):
         path.write_bytes(DAMAGE[damage])
     else:
         former_clients.save(tmp_path, DAMAGE[damage])
-    assert former_clients.found(tmp_path) == [] and path.exists()
+    assert former_clients.read_reports(tmp_path) == [] and path.exists()
     assert f"{path} cannot be read, and its report is not delivered" in caplog.text
 
 
@@ -256,14 +256,14 @@ def test_a_file_that_is_larger_than_any_client_leaves_is_not_read(tmp_path, capl
     path = former_clients.save(tmp_path, whole())
     os.truncate(path, former_clients.MAX_BYTES + 1)  # sparse: the file takes no space
     assert (
-        former_clients.found(tmp_path) == []
+        former_clients.read_reports(tmp_path) == []
         and f"the file is larger than {former_clients.MAX_BYTES} bytes" in caplog.text
     )
 
 
 def test_a_file_that_another_client_has_told_meanwhile_is_no_loss(tmp_path, caplog):
     (tmp_path / f"untold-{'07' * 16}.msgpack").symlink_to(tmp_path / "nowhere")
-    assert former_clients.found(tmp_path) == [] and not caplog.records
+    assert former_clients.read_reports(tmp_path) == [] and not caplog.records
 
 
 def test_a_folder_is_made_or_refused(tmp_path, monkeypatch):

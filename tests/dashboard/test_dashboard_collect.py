@@ -19,9 +19,9 @@ from memoire.dashboard.collect.actors import (
     RunLedgers,
 )
 from memoire.dashboard.collect.answers import EpisodeRow, NodeRow, TableRow
-from memoire.dashboard.collect.cluster import FULL, Cluster, EventWatcher, Forecasts, until
+from memoire.dashboard.collect.cluster import FULL, Cluster, EventWatcher, Forecasts, seconds_until
 from memoire.dashboard.collect.counters import LONG_WINDOW, NOT_ASKED, Counters, NodeAnswer, NodeState, quantile
-from memoire.dashboard.collect.history import stretches_away
+from memoire.dashboard.collect.history import recording_gaps
 from memoire.dashboard.collect.overview import freshness_of, learning_of, open_addresses, reachable
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
@@ -109,13 +109,13 @@ def test_only_a_node_that_never_answered_is_said_to_be_silent():
 
 def test_the_run_that_is_counted_stays_at_hand_however_many_are_asked_for():
     ledgers = RunLedgers(lambda run: rows_of(1, steps=5).tobytes())
-    counted = ledgers.of("counted", "counted")
+    counted = ledgers.ledger_of("counted", "counted")
     assert counted.totals().steps == 5, "as it was kept"
-    former = ledgers.of("former", "counted")
+    former = ledgers.ledger_of("former", "counted")
     for number in range(MAX_RUNS):
-        ledgers.of(f"r{number}", "counted")
-    assert ledgers.of("counted", "counted") is counted
-    assert ledgers.of("former", "counted") is not former
+        ledgers.ledger_of(f"r{number}", "counted")
+    assert ledgers.ledger_of("counted", "counted") is counted
+    assert ledgers.ledger_of("former", "counted") is not former
 
 
 def test_what_a_server_has_forgotten_and_what_another_one_inherited_counts_once_however_late_it_comes():
@@ -135,7 +135,7 @@ def test_how_late_td_errors_are_is_compared_with_the_seconds_of_steps_that_actor
         counters.count(server(epoch=epoch, feedback_delay=delay))
         counters.count(server("of a former version"))  # a report without this figure
         counters.remember(now, Totals(steps=round(10 * now)), [], [])
-    assert counters.gained("feedback", 60.0) == (10, 10.0)
+    assert counters.growth("feedback", 60.0) == (10, 10.0)
     assert counters.feedback(500) == (2.0, 50.0)
     assert counters.feedback(0) is None, "actors say no memory: they store episodes"
 
@@ -198,7 +198,7 @@ def test_what_goes_up_and_down_fills_nothing_and_what_is_full_is_full_now():
      (100.0, -1.0, None), (0.0, 0.0, 0.0)],
 )  # fmt: skip
 def test_what_does_not_grow_and_more_than_a_year_is_never(left, rate, seconds):
-    assert until(left, rate) == seconds and 0.9 < FULL < 1.0
+    assert seconds_until(left, rate) == seconds and 0.9 < FULL < 1.0
 
 
 def test_actors_are_active_silent_lost_gone_or_idle():
@@ -207,7 +207,7 @@ def test_actors_are_active_silent_lost_gone_or_idle():
     ledger = RunLedger(rows_of(*range(1, 7), last_seen=last_seen, flags=[0, 0, 0, 1, 0, 0]))
     gone = server(guests=50)
     gone.apply(NodeAnswer(A, 2.0, error="down"))
-    presence = actors.presence(ledger, [server(guests=3), server(), gone], 20.0)
+    presence = actors.state_counts(ledger, [server(guests=3), server(), gone], 20.0)
     assert (presence.active, presence.silent, presence.gone, presence.idle, presence.missing) == (5, 2, 1, 3, 4)
     assert presence.lost == 1
     states = {row.client: row.state for row in actors.rows(ledger, 20.0)}
@@ -246,29 +246,29 @@ def feed(cluster, url=A, run="r", *, time=1.0, status=None, rows=(), row_bytes=A
 
 def cluster_of(*urls):
     cluster = Cluster(settings(silent_after=1e9))
-    cluster.listed(urls, 0.0)
+    cluster.set_addresses(urls, 0.0)
     return cluster
 
 
 def test_what_unknown_nodes_and_other_versions_say_is_left_out():
     cluster = cluster_of(A)
     feed(cluster, B, rows=[rows_of(1, steps=5)])
-    assert cluster.look(1.0)[0].totals.steps == 0 and list(cluster.nodes) == [A]
+    assert cluster.refresh(1.0)[0].totals.steps == 0 and list(cluster.nodes) == [A]
     feed(cluster, A, rows=[rows_of(1, steps=5)], row_bytes=8)
-    assert cluster.look(2.0)[0].totals.steps == 0
+    assert cluster.refresh(2.0)[0].totals.steps == 0
 
 
 def test_nodes_that_are_listed_no_more_are_forgotten_with_what_they_said_of_actors():
     cluster = cluster_of(A, B)
     for url, seen in ((A, 2.0), (B, 1.0)):
         feed(cluster, url, rows=[rows_of(1)], clients=[{"client": key(1).hex(), "host": url, "last_seen": seen}])
-    cluster.look(1.0)
+    cluster.refresh(1.0)
     assert cluster.actor(key(1).hex()).facts["host"] == A
-    cluster.listed([B, "http://c:1"], 2.0)
-    cluster.waits_for(A, 5.0)
-    cluster.waits_for("http://c:1", 5.0)
+    cluster.set_addresses([B, "http://c:1"], 2.0)
+    cluster.note_unanswered(A, 5.0)
+    cluster.note_unanswered("http://c:1", 5.0)
     assert cluster.actor(key(1).hex()).facts["host"] == B
-    overview = cluster.look(2.0)[0]
+    overview = cluster.refresh(2.0)[0]
     assert [node.url for node in overview.nodes] == [B, "http://c:1"] and overview.missing == ["http://c:1"]
     assert overview.nodes[1].reasons == ["http://c:1 has not answered for 5.0 s"]
 
@@ -276,11 +276,11 @@ def test_nodes_that_are_listed_no_more_are_forgotten_with_what_they_said_of_acto
 def test_actors_have_accounts_and_homes_of_the_run_that_is_counted():
     cluster = cluster_of(A)
     feed(cluster, rows=[rows_of(1, 2, steps=5)])
-    assert cluster.look(1.0)[0].actors.active == 2
+    assert cluster.refresh(1.0)[0].actors.active == 2
     assert [row.home for row in cluster.actors()] == ["a", "a"]
     assert [row["steps"] for row in cluster.actor(key(2).hex()).homes] == [5]
     feed(cluster, run="q", rows=[rows_of(3, steps=5)])
-    cluster.look(2.0)
+    cluster.refresh(2.0)
     assert [row.client for row in cluster.actors()] == [key(3).hex()] and cluster.actor(key(2).hex()) is None
 
 
@@ -302,7 +302,7 @@ class Watched:
     def look(self, now, a, b, *rows):
         feed(self.cluster, A, time=now, status=a, rows=rows)
         feed(self.cluster, B, time=now, status=b)
-        return self.cluster.look(now)[0]
+        return self.cluster.refresh(now)[0]
 
 
 def request_counts(place, count):
@@ -416,7 +416,7 @@ class Look:
         status = {"role": "server", "ready": True, "time": now, "stats": {"name": "a", "uptime": now - (began or 0.0)}}
         error, answer = ("", status) if began is not None else ("refused", None)
         self.node.apply(NodeAnswer(A, now, error=error, status=answer))
-        events = self.watcher.look(now, run, [self.node], finished=finished)
+        events = self.watcher.new_events(now, run, [self.node], finished=finished)
         self.text = events[-1].text if events else ""
         return [each.kind for each in events]
 
@@ -462,7 +462,7 @@ def test_quantiles_are_those_of_each_actors_newest_episodes(episodes):
         assert quantiles == pytest.approx(np.percentile(means, QUANTILES).tolist())
 
 
-def test_an_actor_that_ended_long_ago_counts_no_more():
+def test_an_actor_that_ended_long_ago_and_a_return_that_is_no_number_do_not_count():
     returns = RecentReturns()
     returns.add(
         [ended("old", 100.0, 0.0), ended("a", 1.0, RECENT_SECONDS + 1.0), ended("b", 3.0, RECENT_SECONDS + 2.0)]
@@ -470,10 +470,6 @@ def test_an_actor_that_ended_long_ago_counts_no_more():
     assert returns.figures()["return_p90"].mean == pytest.approx(2.8)
     returns.clear()
     assert returns.figures() == {}
-
-
-def test_a_return_that_is_no_number_is_left_out():
-    returns = RecentReturns()
     returns.add([ended("a", math.nan), ended("a", 1.0), ended("b", 3.0), ended("b", math.inf)])
     assert returns.figures()["return_p50"].mean == 2.0
     assert [returns.mean_of(client) for client in "abc"] == [1.0, 3.0, None]
@@ -490,7 +486,7 @@ def test_a_return_that_is_no_number_is_left_out():
     ],
 )
 def test_curves_have_a_gap_where_nobody_looked_for_longer_than_is_usual(times, bucket, stretches):
-    assert stretches_away(times, bucket, 5.0) == stretches
+    assert recording_gaps(times, bucket, 5.0) == stretches
 
 
 @pytest.mark.parametrize(

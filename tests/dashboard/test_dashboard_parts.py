@@ -64,7 +64,7 @@ def test_curves_keep_the_spikes_and_the_means_of_everything_that_was_added(added
     history.close()
 
 
-def test_a_history_goes_on_in_its_file(tmp_path):
+def test_a_history_goes_on_in_its_file_which_one_dashboard_has_at_a_time(tmp_path):
     path = str(tmp_path / "history.db")
     for value in (1.0, 3.0):  # the ring merges two values in one second
         with History(path) as history:
@@ -76,8 +76,11 @@ def test_a_history_goes_on_in_its_file(tmp_path):
     assert (curves.least["x"], curves.greatest["x"]) == ([1.0], [3.0])
     (row,) = history.runs()
     assert (row.name, row.began, row.seen, row.facts) == ("r", NOW + 1, NOW + 3, {"n": 3.0})
-    assert history.ledger("r") == b"rows" and history.ledger("none") == b"" and not list(history.all("x", "r"))
+    assert history.ledger("r") == b"rows" and history.ledger("none") == b"" and not list(history.all_points("x", "r"))
+    with pytest.raises(HistoryError, match="it is in use by this process"):
+        History(path)
     history.close()
+    History(path).close()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_rates_are_over_the_window_and_zero_before_there_is_one():
     for second in range(100):
         ring.add(float(second), {"x": second * 2.0 if second < 90 else 180.0 + (second - 90) * 10.0})
     assert ring.rate("x", 9.0) == 10.0
-    assert ring.gained("none", 10.0) == (0.0, 0.0)
+    assert ring.growth("none", 10.0) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +294,7 @@ def test_a_cursor_that_is_none_is_refused(text):
 def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_server_is_silent():
     book = Book()
     addresses = NodeAddresses(["http://fixed:1/", "dns:servers:8080"], NameResolver(book, fresh=0.0))
-    assert addresses.now() == ["http://fixed:1"]
+    assert addresses.known_urls() == ["http://fixed:1"]
     one, two = "http://10.0.0.1:8080", "http://[::2]:8080"
     for known, expected, trouble in (
         ({"servers": ["10.0.0.1"]}, [one], {}),
@@ -299,21 +302,21 @@ def test_names_are_looked_up_and_what_was_found_before_stays_while_the_name_serv
         ({"servers": ["::2", "10.0.0.1"]}, [one, two], {}),
     ):
         book.known = known
-        addresses.look()
-        assert addresses.now() == ["http://fixed:1", *expected] and addresses.trouble == trouble
+        addresses.resolve_names()
+        assert addresses.known_urls() == ["http://fixed:1", *expected] and addresses.trouble == trouble
 
 
 def test_a_name_server_that_is_silent_for_one_name_keeps_nobody_from_the_others():
     book = Book(here=["10.0.0.1"], late=["10.0.0.2"])
     book.hanging.add("late")
     addresses = NodeAddresses(["dns:late:8080", "dns:here:8080", "dns:here:http"], NameResolver(book, fresh=0.0))
-    addresses.look(timeout=0.3)
-    assert addresses.now() == ["http://10.0.0.1:8080"]
+    addresses.resolve_names(timeout=0.3)
+    assert addresses.known_urls() == ["http://10.0.0.1:8080"]
     assert addresses.trouble["late:8080"] == "no answer from the name server within 0.3 s"
     assert addresses.trouble["here:http"] == "dns:here:http has no port: give its number, as in dns:NAME:8080"
     book.released.set()
-    addresses.look(timeout=100.0)
-    assert addresses.now() == ["http://10.0.0.2:8080", "http://10.0.0.1:8080"] and list(addresses.trouble) == [
+    addresses.resolve_names(timeout=100.0)
+    assert addresses.known_urls() == ["http://10.0.0.2:8080", "http://10.0.0.1:8080"] and list(addresses.trouble) == [
         "here:http"
     ]
 
@@ -342,13 +345,13 @@ def test_settings_that_cannot_be_are_refused(changes, words):
 def test_secrets_are_not_shown():
     shown = Settings(
         nodes=("http://a:1",), listen="*:1", token="s3cret-s3cret-s3", node_token="n0de-n0de-n0de-n"
-    ).shown()
+    ).visible_settings()
     assert shown["token"] is True and "s3cret" not in repr(shown) and "n0de" not in repr(shown)
 
 
 def test_settings_that_are_not_set_are_shown_as_the_defaults():
     nodes = ("http://a:1",)
-    assert Settings(nodes=nodes).shown() == Settings.defaults() | {"nodes": nodes}
+    assert Settings(nodes=nodes).visible_settings() == Settings.defaults() | {"nodes": nodes}
 
 
 def part_of(total, effective, first, counts, **more):
@@ -378,13 +381,6 @@ def test_actors_are_counted_in_buckets_of_equal_width():
     assert (spread.actors, spread.median, spread.mean, spread.histogram.counts) == (4, 2.0, 3.5, [3, 0, 0, 1])
     assert nodes.spread_of("steps", [], 4).histogram.bounds == []
     assert sum(nodes.spread_of("steps", [5.0, 5.0], 4).histogram.counts) == 2
-
-
-def test_one_dashboard_has_a_file_of_curves_at_a_time(tmp_path):
-    path = str(tmp_path / "kept.db")
-    with History(path), pytest.raises(HistoryError, match="it is in use by this process"):
-        History(path)
-    History(path).close()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memoire.dashboard.collect.actors import acting_versions, behind
+from memoire.dashboard.collect.actors import acting_versions, versions_behind
 from memoire.dashboard.collect.answers import StartsRow
 from memoire.dashboard.collect.cluster import Cluster
 from memoire.dashboard.collect.counters import NodeAnswer, NodeState
-from memoire.dashboard.collect.overview import MAX_LINEAGE, own_of, starts_of
+from memoire.dashboard.collect.overview import MAX_LINEAGE, kind_specific_figures, starts_of
 from memoire.dashboard.settings import Settings
 from memoire.figures import BOUNDS
 
@@ -49,11 +49,11 @@ def rollouts(now, *, stale=0, taken=100, **changes):
 def watched(seconds, node=inference, server=rollouts, settings=None, **changes):
     """Return the overview of a server and an inference node after so many seconds, and the figures for the history."""
     cluster = Cluster(Settings(nodes=(SERVER, NODE), **changes))
-    cluster.listed([SERVER, NODE], 1000.0)
+    cluster.set_addresses([SERVER, NODE], 1000.0)
     for now in range(0, seconds + 1, 5):
         cluster.apply(NodeAnswer(SERVER, 1000.0 + now, status=server(now), settings=settings))
         cluster.apply(NodeAnswer(NODE, 1000.0 + now, status=node(now)))
-        result = cluster.look(1000.0 + now)
+        result = cluster.refresh(1000.0 + now)
     return result
 
 
@@ -61,10 +61,10 @@ def test_a_node_that_was_started_again_counts_from_nothing_and_one_that_is_away_
     overview, _ = watched(30, lambda now: inference(now if now < 20 else now - 20, pid=1 + (now >= 20)))
     assert overview.inference[0].rows_per_second == 800.0  # the rate never falls below 0
     cluster = Cluster(Settings(nodes=(NODE,)))
-    cluster.listed([NODE], 0.0)
+    cluster.set_addresses([NODE], 0.0)
     cluster.apply(NodeAnswer(NODE, 0.0, status=inference(0)))
     cluster.apply(NodeAnswer(NODE, 1.0, error="refused"))
-    assert cluster.look(1.0)[0].inference == []
+    assert cluster.refresh(1.0)[0].inference == []
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_missing_nodes_of_each_kind_are_counted():
 )
 def test_an_actor_is_behind_the_model_that_was_the_newest_when_it_reported(models, scalars, newest, expected):
     facts = {"models": models, "scalars": scalars, "newest_models": newest}
-    assert behind(facts) == expected
-    assert behind({}) == (None, None) and acting_versions({}, ["policy"]) == {}
+    assert versions_behind(facts) == expected
+    assert versions_behind({}) == (None, None) and acting_versions({}, ["policy"]) == {}
 
 
 STARTS = {"name": "circuits", "kept": 3, "draws": 40, "best": 41.0, "first": 60.0, "lineage": [[60.0, 0], [41.0, 7]]}
@@ -154,9 +154,9 @@ def test_ranks_and_holders_of_several_servers_are_added_up():
     held = {"ready": 3, "given": 3, "oldest_lease": 9.0, "lag": 2, "holders": [holder]}
     one = node("a", rank_tokens=[5, 7], reasons={"full": 1}, **held)
     two = node("b", ready=1, given=2, leased=1, oldest_lease=4.0, lag=5, rank_tokens=[1], reasons={"full": 2})
-    ((row,),) = own_of([one, two, node("c", "down", ready=50, given=50)]).values()
+    ((row,),) = kind_specific_figures([one, two, node("c", "down", ready=50, given=50)]).values()
     figures = row.figures
     assert (row.table, row.servers, figures.given, figures.ready, figures.leased) == ("math", 2, 5, 4, 1)
     assert (figures.oldest_lease, figures.lag, figures.rank_tokens, figures.reasons) == (9.0, 5, (6, 7), {"full": 3})
     assert [(each["worker"], each["server"]) for each in figures.holders] == [("ab", "a")]
-    assert own_of([node("c", "down")]) == {}
+    assert kind_specific_figures([node("c", "down")]) == {}

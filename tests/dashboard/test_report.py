@@ -59,8 +59,8 @@ def events(path):
     while data:
         (length,) = struct.unpack_from("<Q", data)
         head, body = data[:8], data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 8)[0] == loggers.masked(head)
-        assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.masked(body)
+        assert struct.unpack_from("<I", data, 8)[0] == loggers.mask_checksum(head)
+        assert struct.unpack_from("<I", data, 12 + length)[0] == loggers.mask_checksum(body)
         records.append(body)
         data = data[16 + length :]
     assert records[0].endswith(part(3, b"brain.Event:2"))

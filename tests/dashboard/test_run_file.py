@@ -38,7 +38,7 @@ def run(history, minutes=90, name="r"):
 
 def exported(history, name="r"):
     row = next(each for each in history.runs() if each.name == name)
-    return b"".join(run_file.written(history, row, NOW + 9_999.0))
+    return b"".join(run_file.export_pieces(history, row, NOW + 9_999.0))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def opened(history, tmp_path):
 
 def test_an_opened_run_has_every_point_event_and_setting_of_the_exported_one(history, opened):
     for name in ("return", "steps", "nodes_up"):
-        assert list(opened.history.all("r", name)) == list(history.all("r", name))
+        assert list(opened.history.all_points("r", name)) == list(history.all_points("r", name))
     assert opened.events("") == [EventRow(NOW + 60.0, "node_down", "a", "a does not answer.")]
     assert opened.node_settings() == SETTINGS
     (only,) = opened.runs()
@@ -147,7 +147,7 @@ def path(tmp_path):
 def recorder(path):
     """A recorder with a history in a file, and an overview of a run to record."""
     history, cluster = History(path), Cluster(Settings(nodes=("http://a:1",)))
-    blank, _ = cluster.look(0.0)
+    blank, _ = cluster.refresh(0.0)
     yield RunRecorder(history, cluster, threading.RLock()), dataclasses.replace(blank, run="first"), history
     history.close()
 

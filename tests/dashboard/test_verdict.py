@@ -130,7 +130,7 @@ def live(seconds, *, steps=100.0, samples=100.0, caches=(1.0, 1.0)):
     sample a step.
     """
     cluster = Cluster(Settings(nodes=("http://s:1",)))
-    cluster.listed(["http://s:1"], 1000.0)
+    cluster.set_addresses(["http://s:1"], 1000.0)
     for now in range(0, int(seconds) + 1, 5):
         row = np.zeros(1, ACCOUNT)
         row["client"], row["home"], row["since"], row["last_seen"] = (1, 1), name_hash("s"), 1, 1000.0 + now
@@ -142,7 +142,7 @@ def live(seconds, *, steps=100.0, samples=100.0, caches=(1.0, 1.0)):
         accounts = {"run": "r", "row_bytes": ACCOUNT.itemsize, "rows": row.tobytes(), "runs": ["r"]}
         status = {"role": "server", "ready": True, "stats": stats}
         cluster.apply(NodeAnswer("http://s:1", 1000.0 + now, status=status, accounts=[accounts]))
-        overview, _ = cluster.look(1000.0 + now)
+        overview, _ = cluster.refresh(1000.0 + now)
     return overview
 
 
@@ -170,9 +170,9 @@ def test_rates_become_a_verdict_when_they_have_lasted_and_one_cache_on_its_way_i
 def test_a_model_is_awaited_once_it_was_there_for_a_while_and_not_when_its_numbers_begin_anew():
     newest, replaced = NewestModels(), []
     for now, version in ((0.0, 5), (10.0, 6), (OUTDATED_AFTER + 5.0, 7), (OUTDATED_AFTER + 10.0, 8), (200.0, 2)):
-        replaced.append(newest.replaced(now, {"p": version}))
+        replaced.append(newest.update_expected_versions(now, {"p": version}))
     assert replaced == [{}, {}, {"p": 5}, {"p": 6}, {"p": 2}]
-    assert newest.replaced(201.0, {"q": 1}) == {}
+    assert newest.update_expected_versions(201.0, {"q": 1}) == {}
 
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
@@ -185,12 +185,12 @@ def replayed(name):
     cluster, began, seen = Cluster(Settings(nodes=("http://a:1",), **CASES[name]["settings"])), None, {}
     for what, argument, now in inputs:
         if what == "listed":
-            cluster.listed(argument, now)
+            cluster.set_addresses(argument, now)
         elif what == "apply":
             cluster.apply(NodeAnswer(**argument))
         else:
             began = now if began is None else began
-            seen[now - began], _ = cluster.look(now)
+            seen[now - began], _ = cluster.refresh(now)
     return seen
 
 

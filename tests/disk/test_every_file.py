@@ -133,7 +133,7 @@ def read_report(folder):
     logger, warnings = logging.getLogger(former_clients.__name__), []
     logger.addFilter(lambda record: warnings.append(record.getMessage()))
     try:
-        files = former_clients.found(folder)
+        files = former_clients.read_reports(folder)
     finally:
         logger.filters.clear()
     if not files:
@@ -166,7 +166,7 @@ def table():
 def server_snapshot(folder, number, at):
     rows = np.zeros(1, ACCOUNT)
     rows["client"], rows["steps"] = [[1, 2]], number
-    about = snapshots.about([table()], server="home", run="run")
+    about = snapshots.read_header([table()], server="home", run="run")
     records = [snapshot_file.SnapshotRecord(snapshot_file.AccountsRecord(run="run"), 0, rows.tobytes())]
     snapshot_file.write(folder / "memory.snapshot", about, records, at=at)
 
@@ -286,7 +286,7 @@ TOKENS = row_schema_from("schema", {"tokens": (np.int32, (None,))})
 
 def prompt_table(store):
     table = PromptTable(TOKENS, PromptRules(group=1, at_least=1))
-    table.store.saves = {}
+    table.store.unsaved_changes = {}
     return table, restore_prompts(table, store.rows("t"), 0.0)
 
 
@@ -312,7 +312,7 @@ def prompts(folder, number, at):
             assert table.draw(number - 1, 1, "trainer").keys == [("d", 0, number - 1)]
         if number > 1:
             table.commit(number - 2, "trainer")
-        table.bring_on(row)
+        table.update_state(row)
         return SavedGroup(rows={"t": take_changes(table)})
 
     in_store(folder, at, group)

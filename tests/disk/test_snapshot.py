@@ -47,7 +47,7 @@ def table(pool, title="default", storage="caches"):
         schema=pool.schema,
         parameters=pool.parameters,
         parameters_version=1,
-        making={},
+        content_settings={},
         state=pool.state,
         check_parameters=getattr(pool, "check_parameters", lambda parameters: None),
         pool=pool,
@@ -55,7 +55,7 @@ def table(pool, title="default", storage="caches"):
 
 
 def save(path, *tables, server="home"):
-    about = snapshots.about(tables, server=server, run="ant")
+    about = snapshots.read_header(tables, server=server, run="ant")
     rows = np.empty(0, ACCOUNT)
     return snapshot_file.write(path, about, snapshots.records(tables, "ant", False, rows))
 
@@ -154,13 +154,13 @@ def test_the_pool_goes_on_while_it_is_walked(tmp_path):
         seen.append((clients[-1], np.frombuffer(held.part(Part.NUMBER), "<i8")[0]))
         for i in range(3):  # new entries soon overwrite all entries of the start
             pool.add(name(i), 100 + step, made(5, first=1000 * step + 5, total=10.0 * (i + 1)))
-        pool.limit(max(1, pool.stats().bytes * 3 // 4))
+        pool.limit_bytes(max(1, pool.stats().bytes * 3 // 4))
     assert clients == [name(0), name(1), name(2)]
     assert len(set(seen)) == len(seen) <= 9
     assert Counter(client for client, _ in seen).keys() == set(clients)
 
 
-def test_what_has_no_room_is_overwritten_and_counted(tmp_path):
+def test_what_has_no_room_is_overwritten_and_counted_and_a_closed_pool_takes_nothing_back(tmp_path):
     pool = pool_of([50])
     save(tmp_path / "a", table(pool))
     small = Pool(SCHEMA, PLAIN, cache_limit=4)
@@ -168,14 +168,9 @@ def test_what_has_no_room_is_overwritten_and_counted(tmp_path):
     assert (done.caches, done.overwritten, small.stats().caches) == (10, 6, 4)
     tiny = Pool(SCHEMA, PLAIN, byte_limit=10)
     assert load([tmp_path / "a"], table(tiny)).refused == {"too_large": 10}
-
-
-def test_a_closed_pool_takes_nothing_back(tmp_path):
-    save(tmp_path / "a", table(pool_of([5])))
-    again = Pool(SCHEMA, PLAIN)
-    again.close()
+    tiny.close()
     with pytest.raises(Closed):
-        load([tmp_path / "a"], table(again))
+        load([tmp_path / "a"], table(tiny))
 
 
 @pytest.mark.parametrize("of", [1, 3])
@@ -236,7 +231,7 @@ def test_entries_lie_where_they_did_if_nothing_happened_while_they_were_saved(tm
     whole = table(pool, storage="episodes")
     turns = iter([lambda: None, lambda: CHANGES[change](pool.memory), *[lambda: None] * 9])
     records = snapshots.records([whole], "ant", False, [], lambda: (next(turns)(), True)[1])
-    snapshot_file.write(tmp_path / "a", snapshots.about([whole], server="home", run="ant"), records)
+    snapshot_file.write(tmp_path / "a", snapshots.read_header([whole], server="home", run="ant"), records)
     again = episodes_of(Memory(STATES, 23, pool.parameters))
     done = load([tmp_path / "a"], table(again, storage="episodes"))
     assert (done.episodes, done.entries) == (again.memory.num_episodes, again.memory.num_entries)
@@ -284,7 +279,7 @@ def test_no_episode_is_held_twice(tmp_path):
     assert (done.episodes, done.known, again.memory.num_episodes) == (3, 3, 3)
     pool.clear()
     assert load([tmp_path / "a"], table(pool, storage="episodes")).episodes == 3
-    pool.limit(pool.byte_limit // 2)
+    pool.limit_bytes(pool.byte_limit // 2)
     assert load([tmp_path / "a"], table(pool, storage="episodes")).known == 3, "also in a new memory"
 
 
@@ -404,6 +399,19 @@ def test_priorities_of_restored_episodes_follow_from_what_the_server_is_told(tmp
     np.testing.assert_array_equal(again.memory.weights(np.arange(20)), pool.memory.weights(numbers))
 
 
+def test_priorities_of_restored_episodes_without_values_stay_as_they_are(tmp_path):
+    pool = EpisodePool(SCHEMA, PLAIN, capacity=100)
+    entry = [np.zeros((20, *SCHEMA[name].shape), SCHEMA[name].dtype) for name in SCHEMA.entry_names]
+    pool.memory.open()
+    numbers = pool.memory.extend(0, entry)
+    pool.memory.close()
+    pool.memory.update_priorities(numbers[:3], [7.0, 8.0, 9.0])
+    save(tmp_path / "a", table(pool, storage="episodes"))
+    again = EpisodePool(SCHEMA, PLAIN.replace(discount=MAKING["discount"]), capacity=100)
+    load([tmp_path / "a"], table(again, storage="episodes"))
+    np.testing.assert_array_equal(again.memory.weights(np.arange(20)), pool.memory.weights(numbers))
+
+
 def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tmp_path):
     pool = pool_of([5])
     save(tmp_path / "a", table(pool), table(pool_of([7]), "demo"))
@@ -420,7 +428,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
         load([tmp_path / "a"], table(again), table(again, "demo", "episodes"))
     renamed = PLAIN.to_wire()
     renamed["gamma"] = renamed.pop("discount")
-    about = snapshots.about([table(pool)], server="home", run="ant")
+    about = snapshots.read_header([table(pool)], server="home", run="ant")
     about.tables[0].parameters.clear()
     about.tables[0].parameters.update(renamed)
     snapshot_file.write(tmp_path / "b", about, [])
@@ -431,17 +439,14 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_anything_is_taken(tm
     assert load([tmp_path / "a"], table(beta), table(again, "demo")).caches == 3
 
 
-@pytest.mark.parametrize("part", [(1, 1), (-1, 2), (0, 0), (0.5, 2)])
-def test_a_part_that_is_none_is_refused(tmp_path, part):
+def test_parts_that_are_none_and_paths_that_are_no_list_are_refused(tmp_path):
     save(tmp_path / "a", table(pool_of([5])))
-    with pytest.raises(ParameterError, match="part"):
-        load([tmp_path / "a"], table(Pool(SCHEMA, PLAIN)), part=part)
-
-
-@pytest.mark.parametrize("paths", [[], "file"])
-def test_paths_are_a_list(paths):
-    with pytest.raises(ParameterError, match="paths"):
-        snapshots.heads(paths)
+    for part in ((1, 1), (-1, 2), (0, 0), (0.5, 2)):
+        with pytest.raises(ParameterError, match="part"):
+            load([tmp_path / "a"], table(Pool(SCHEMA, PLAIN)), part=part)
+    for paths in ([], "file"):
+        with pytest.raises(ParameterError, match="paths"):
+            snapshots.read_headers(paths)
 
 
 def of_two(path):
@@ -498,20 +503,23 @@ def test_other_files_are_refused_by_name(tmp_path):
     former = struct.pack("<8sI16s", b"memosnap", 4, bytes(16))
     path.write_bytes(former + struct.pack("<Q", _bytes.checksum(former)))
     with pytest.raises(DataError, match=r"form 4, .* this version of memoire reads form 7"):
-        snapshots.facts(path)
+        snapshots.describe_file(path)
 
 
 def test_facts_say_what_a_file_holds(tmp_path):
     path = tmp_path / "a"
     whole = of_two(path)
-    facts = snapshots.facts(path, check=True)
+    facts = snapshots.describe_file(path, check=True)
     assert (facts["server"], facts["run"], facts["damage"], facts["complete"]) == ("home", "ant", "", True)
     held, episodes = facts["tables"]
     assert (held["name"], held["caches"], held["samples"], held["unused"], held["clients"]) == ("default", 8, 33, 33, 3)
     assert (episodes["name"], episodes["episodes"], episodes["entries"]) == ("whole", 3, 18)
     assert Schema.from_json(episodes["schema"]) == STATES
     path.write_bytes(whole[:-100])
-    assert "cut off" in snapshots.facts(path)["damage"] and "an unknown" in snapshots.facts(path, check=True)["damage"]
+    assert (
+        "cut off" in snapshots.describe_file(path)["damage"]
+        and "an unknown" in snapshots.describe_file(path, check=True)["damage"]
+    )
 
 
 def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
@@ -521,6 +529,7 @@ def test_a_server_that_is_closed_again_leaves_what_a_later_life_saved(tmp_path):
     entry = [np.zeros((1, *SCHEMA[name].shape), SCHEMA[name].dtype) for name in SCHEMA.entry_names]
     with_episode(pool_in(server).memory, entry, terminated=True)
     server.close()
+    assert snapshots.describe_file(tmp_path / "memory.snapshot")["tables"]
     (tmp_path / "memory.snapshot").write_bytes(b"of a later life")
     server.close()
     assert (tmp_path / "memory.snapshot").read_bytes() == b"of a later life"

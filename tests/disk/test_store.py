@@ -42,7 +42,7 @@ def test_a_folder_knows_since_when_it_has_forgotten_nothing(tmp_path):
     lives = []
     for _ in range(3):
         with Store(tmp_path) as store:
-            lives.append((store.epoch, store.since))
+            lives.append((store.epoch, store.complete_since))
     assert [since for _, since in lives] == [lives[0][0]] * 3
 
 
@@ -50,12 +50,12 @@ def test_a_life_of_a_program_that_does_not_know_since_when_is_the_one_since_when
     with Store(tmp_path) as store:
         epoch = store.epoch + 5
     file = StateFile(tmp_path / "state.db", None)
-    file.go_live(file.seal.generation + 1)
+    file.open_for_writing(file.seal.generation + 1)
     file.save([(META, b"epoch", epoch.to_bytes(8, "big"))], [])
     file.close()
     for _ in range(2):
         with Store(tmp_path) as store:
-            assert store.epoch > epoch == store.since
+            assert store.epoch > epoch == store.complete_since
 
 
 def test_epochs_grow_whatever_the_clock_does(tmp_path):
@@ -298,7 +298,7 @@ def test_rows_are_sealed_right_whatever_is_remembered_of_former_ones(history, re
         path = folder / "state.db"
         database.create(path, "home", lambda point: None)
         file = StateFile(path, 0, at=at, recent=recent)
-        file.go_live(1)
+        file.open_for_writing(1)
         for accounts, prompts, fails in history:
             if fails:
                 failing.append("database or disk is full")

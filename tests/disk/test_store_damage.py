@@ -137,8 +137,8 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
     state = tmp_path / "copy"
     put_back(state)
     with Keeper(state) as keeper:
-        assert keeper.store.restored == 1 and keeper.store.since == keeper.store.epoch > epoch
-        since = keeper.store.since  # changes after the backup are lost
+        assert keeper.store.restored == 1 and keeper.store.complete_since == keeper.store.epoch > epoch
+        since = keeper.store.complete_since  # changes after the backup are lost
         assert [one.report.episodes for one in own_accounts(keeper.store)] == [5, 7]
         assert lines_through(keeper.store) == {CLIENTS[0]: 1}
         keeper.save(accounts=[account(CLIENTS[0], 10)], lines=[(CLIENTS[0], 3, "three")])
@@ -146,7 +146,7 @@ def test_a_backup_that_was_put_back_is_healed_by_clients_that_still_run(tmp_path
         assert [entry.line.text for entry in keeper.store.search(RUN)] == ["three"]
         restored = contents(keeper.store)
     with Store(state) as store:
-        assert contents(store) == restored and (store.restored, store.since) == (1, since)
+        assert contents(store) == restored and (store.restored, store.complete_since) == (1, since)
     text = b"".join(path.read_bytes() for path in sorted((state / "log").iterdir()))
     assert [line.rpartition(b",")[2] for line in text.splitlines()] == [b"one", b"two", b"three"]
 
@@ -188,7 +188,7 @@ def test_a_damaged_database_never_replaces_a_good_backup(tmp_path, caplog):
         with caplog.at_level(logging.ERROR):
             keeper.store._backups.attempt()
         assert "no backup was made, the former ones stay" in caplog.text
-        assert "wrong checksum" in keeper.store.trouble
+        assert "wrong checksum" in keeper.store.problem
     assert (tmp_path / "state.db.backup-1").read_bytes() == good
 
 

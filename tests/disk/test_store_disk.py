@@ -71,12 +71,12 @@ def test_a_full_disk_delays_and_loses_nothing(small_disk, room):
         lines = [(client, n, f"line {n} " + "x" * 400) for client in CLIENTS]
         models = [make("policy", bytes([n]) * 30_000, n)] if n % 3 == 0 else []
         tickets.append(keeper.post(accounts=[account(CLIENTS[0], n)], lines=lines, models=models))
-        if not until(lambda: tickets[-1] in keeper.acknowledged or keeper.store.trouble):
+        if not until(lambda: tickets[-1] in keeper.acknowledged or keeper.store.problem):
             break
         if not keeper.store.is_healthy:
             break
     until(lambda: not keeper.store.is_healthy)
-    assert "the disk is full since" in keeper.store.trouble and "nothing is acknowledged" in keeper.store.trouble
+    assert "the disk is full since" in keeper.store.problem and "nothing is acknowledged" in keeper.store.problem
     before = len(keeper.acknowledged)
     assert tickets[-1] not in keeper.acknowledged
     assert own_accounts(keeper.store) == [] or own_accounts(keeper.store)[0].report.episodes < n
@@ -287,7 +287,7 @@ def test_a_full_disk_is_found_whatever_says_so(tmp_path):
             assert ticket not in keeper.acknowledged
             fault.error = None
             until(lambda ticket=ticket, keeper=keeper: ticket in keeper.acknowledged)
-            assert keeper.store.is_healthy and keeper.store.trouble == ""
+            assert keeper.store.is_healthy and keeper.store.problem == ""
             assert [one.report.episodes for one in own_accounts(keeper.store)] == [3]
 
 
@@ -310,9 +310,9 @@ def test_text_that_cannot_be_written_holds_nobody_up_and_is_completed(tmp_path):
         shutil.rmtree(tmp_path / "log")
         (tmp_path / "log").write_text("in the way")
         keeper.save(lines=[(CLIENTS[0], 2, "two")])
-        assert "cannot be written" in keeper.store.trouble and keeper.store.is_healthy
+        assert "cannot be written" in keeper.store.problem and keeper.store.is_healthy
         (tmp_path / "log").unlink()
-        until(lambda: keeper.store.trouble == "")
+        until(lambda: keeper.store.problem == "")
         keeper.save(lines=[(CLIENTS[0], 3, "three")])
     assert b"two" in text_of_log(tmp_path) and b"three" in text_of_log(tmp_path)
 
@@ -326,7 +326,7 @@ def test_after_an_error_of_the_disk_nothing_is_acknowledged_any_more(tmp_path, n
     until(lambda: keeper.failures)
     fault.error = None
     assert isinstance(keeper.failures[0], StateLost) and name in str(keeper.failures[0])
-    assert str(keeper.failures[0]) == keeper.store.trouble and not keeper.store.is_healthy
+    assert str(keeper.failures[0]) == keeper.store.problem and not keeper.store.is_healthy
     later = keeper.post(accounts=[account(CLIENTS[0], 4)])
     assert not keeper.close()
     assert not {ticket, later} & set(keeper.acknowledged) and len(keeper.failures) == 1

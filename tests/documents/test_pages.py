@@ -80,11 +80,9 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-
-
 def test_every_hazard_has_its_row() -> None:
-    rows = re.findall(r"^\| (Z\d) \| (.*) \| (.*) \|$", GUARANTEES, re.MULTILINE)
+    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (Z\d) \| (.*) \| (.*) \|$", text, re.MULTILINE)
     assert [row[0] for row in rows] == [f"Z{number}" for number in range(1, 10)]
 
 
@@ -116,8 +114,7 @@ def test_the_policy_says_how_to_report_and_invents_no_address():
     assert not re.findall(r"\S+@\S+\.\S+", POLICY + PAGE)
 
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs"
-STABILITY = (FOLDER / "reference.md").read_text(encoding="utf-8")
+STABILITY = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| `([a-z.0-9]+)` \| (`.*) \|$", STABILITY, re.MULTILINE))
 OTHERS = re.findall(r"^\| (`[A-Z_].*?) \| \[([a-z/-]+\.md)\].*\|$", STABILITY, re.MULTILINE)
 """Names that `memoire` has beside the eight, and the page that describes them."""
@@ -144,7 +141,7 @@ def test_the_other_names_are_importable_and_each_is_described_on_its_page() -> N
     assert len(listed) == len(set(listed)) and all(hasattr(memoire, name) for name in listed)
     assert all(name in str(memoire.__doc__) for name in listed if name != "__version__")
     for names, page in OTHERS:
-        text = (FOLDER / page).read_text(encoding="utf-8")
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         missing = [name for name in re.findall(r"`(\w+)`", names) if name not in text]
         assert not missing, f"{page} says nothing of {missing}"
 
@@ -157,7 +154,6 @@ def test_every_public_name_is_there(module: str) -> None:
 
 
 CONTRACT = ROOT / "docs" / "development" / "contract.md"
-ROWS_OF_TMRL = {f"C{number}" for number in range(1, 89)} | {"H17"}
 
 
 def rows() -> list[tuple[set[str], str, str]]:
@@ -176,7 +172,7 @@ def rows() -> list[tuple[set[str], str, str]]:
 
 def test_every_row_has_its_place_once() -> None:
     named = [name for names, *_ in rows() for name in names]
-    assert sorted(named) == sorted(ROWS_OF_TMRL)
+    assert sorted(named) == sorted([*(f"C{number}" for number in range(1, 89)), "H17"])
     assert all(how for _, how, _ in rows())
 
 
@@ -191,8 +187,6 @@ def test_every_row_names_tests_that_are_there() -> None:
 DOCS = ROOT / "docs"
 DEVELOPMENT = DOCS / "development"
 PAGE_OF_TESTS = (DEVELOPMENT / "tests.md").read_text(encoding="utf-8")
-OF_TESTS = {"tests.md", "contract.md"}
-"""Pages that are tables of tests."""
 
 
 def section(text: str, heading: str, below: str) -> str:
@@ -245,7 +239,7 @@ def test_every_numbered_row_of_a_page_names_tests(page: str, letter: str, headin
     "page", sorted({*DOCS.glob("*.md"), *DEVELOPMENT.glob("*.md"), ROOT / "README.md"}), ids=lambda page: page.name
 )
 def test_running_text_names_no_tests(page: Path) -> None:
-    if page.name not in OF_TESTS:
+    if page.name not in ("tests.md", "contract.md"):  # tables of tests
         assert not re.findall(r"test_\w+::\w+|tests/\w+/\w+\.py", page.read_text(encoding="utf-8")), (
             "docs/development/tests.md does"
         )
@@ -273,14 +267,11 @@ def test_every_row_is_there_once_and_names_a_test():
     assert not [name for name, tests in found if not tests]
 
 
-def test_the_readme_says_what_it_is_for_and_how_to_see_it_run():
+def test_the_readme_says_what_it_is_for_and_make_has_the_targets_that_it_names():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "reinforcement learning" in text[:400]
     assert "make demo" in text
-
-
-def test_make_has_the_targets_that_the_readme_names():
-    named = set(re.findall(r"^ *make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"^ *make (\w+)", text, re.MULTILINE))
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert named and named <= targets
 

@@ -104,7 +104,7 @@ class Pair(World):
 
     barrier, reports = threading.Barrier(2, timeout=20.0), [[0], [0]]
 
-    def least(self, values):
+    def minimum(self, values):
         self.reports[self.rank] = list(values)
         self.barrier.wait()
         minima = [min(each) for each in zip(*self.reports, strict=True)]
@@ -185,7 +185,7 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ParameterError, match="a multiple of the 3 ranks"):
         OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), 64, world=World(0, 3))
     # Ranks on different machines use equal ports.
-    assert [World(3, 4).place, World(3, 4, local_rank=1).place] == [3, 1]
+    assert [World(3, 4).port_offset, World(3, 4, local_rank=1).port_offset] == [3, 1]
     with pytest.raises(ParameterError, match="below .WORLD_SIZE"):
         World.from_environment({"RANK": "2", "WORLD_SIZE": "2"})
     learner = OnPolicyLearner("tcp://127.0.0.1:*", envs, mlp(envs), 64, 16, max_lag=2, correction="vtrace", seconds=0)

@@ -57,7 +57,7 @@ def rollouts_of(net, *, count=256, lag=0, shift=0.0, seed=0, discount=(0.99,)):
 @pytest.mark.parametrize("is_continuous", [False, True])
 def test_the_policy_in_numpy_agrees_with_the_network(is_continuous):
     net = net_of(is_continuous=is_continuous, normalize_observations=True)
-    net.merge({"observations": Moments.of(OBS * 3.0 + 1.0)})
+    net.merge({"observations": Moments.from_values(OBS * 3.0 + 1.0)})
     out = MlpPolicy(memoire.torch.body_of(net), 1, seed=0).act(OBS)
     with torch.no_grad():
         distribution, values = net(torch.from_numpy(OBS))
@@ -124,7 +124,7 @@ def test_tensors_are_the_rollouts_own_memory():
 
 def test_rewards_are_scaled_by_the_spread_of_discounted_sums():
     net = net_of(normalize_rewards=True)
-    net.merge({"rewards": Moments.of(np.array([-4.0, 4.0]))})
+    net.merge({"rewards": Moments.from_values(np.array([-4.0, 4.0]))})
     assert PPO(net, lam=0.0).prepared(rollouts_of(net, discount=(0.0,))).returns.max() == pytest.approx(0.25)
 
 
@@ -231,6 +231,6 @@ GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
 )
 def test_nccl_is_chosen_if_each_rank_of_a_machine_has_a_gpu_and_one_learner_needs_no_torchrun(devices, device, backend):
     environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert World.placed(environment, devices) == (World(3, 4, device), backend)
-    assert World.placed({}, devices)[0].device == ("cuda:0" if devices else "cpu")
-    assert World.placed({}, 0) == (World(), GLOO)
+    assert World.rank_and_backend(environment, devices) == (World(3, 4, device), backend)
+    assert World.rank_and_backend({}, devices)[0].device == ("cuda:0" if devices else "cpu")
+    assert World.rank_and_backend({}, 0) == (World(), GLOO)

@@ -13,7 +13,7 @@ pytest.importorskip("trl", reason="trl is not installed: memoire.trl follows its
 
 import memoire  # noqa: E402
 import memoire.trl as adapter  # noqa: E402
-from memoire.errors import ParameterError, ProtocolMoved  # noqa: E402
+from memoire.errors import IncompatibleLibrary, ParameterError  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "language"))
 import sums  # noqa: E402
@@ -56,7 +56,7 @@ def test_advantages_are_rewards_beside_those_of_their_group():
 
 
 def test_a_protocol_that_has_moved_is_named():
-    with pytest.raises(ProtocolMoved, match=r"trl .* RolloutWorkerProtocol has changed: pause, stop\. Install"):
+    with pytest.raises(IncompatibleLibrary, match=r"trl .* RolloutWorkerProtocol has changed: pause, stop\. Install"):
         adapter.check_protocol({*adapter.MEMBERS, "pause"} - {"stop"})
 
 

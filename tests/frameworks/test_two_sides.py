@@ -308,7 +308,7 @@ def test_a_worker_or_trainer_of_another_topic_than_the_tables_is_refused_if_old_
 class Second(World):
     """Second of two ranks, before its first exchange with the first rank."""
 
-    def least(self, values: Sequence[int]) -> list[int]:
+    def minimum(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
 

@@ -169,7 +169,7 @@ def _tell(dispatcher: Dispatcher, choices: Choices) -> str:
         return "refused"
     if isinstance(message.body, messages.Cache | messages.EpisodePush):
         try:
-            dispatcher.arrived(message.header, message.body, message.payload)
+            dispatcher.accept_push(message.header, message.body, message.payload)
         except ProtocolError as error:
             dispatcher.refuse(error)
             return "refused"
@@ -193,7 +193,7 @@ def _check(dispatcher: Dispatcher) -> None:
         for entry in run.logbook.recent():
             assert len(format_line(entry.received, entry.line.label, entry.line.text).splitlines()) == 1
     dispatcher.models.check_invariants()
-    dispatcher.learners.now(1e9)
+    dispatcher.learners.active_learners(1e9)
     assert set(dispatcher.refused) <= {*CODES, "other"}
     for table in dispatcher.tables:
         table.pool.stats()

@@ -17,7 +17,7 @@ from memoire.replay.batch import GatheredSamples
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.tables.caches.pool import Pool
-from memoire.tables.draws import PooledBatch, finish, plan
+from memoire.tables.draws import PooledBatch, build_batch, plan
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, containers, messages, row_container
 from memoire.wire.compression import codecs
@@ -178,7 +178,7 @@ def _use_cache(payload, schema, parameters):
     if drawn is not None:  # readers must accept all that servers send
         layout = layout_of(schema, parameters, ContainerKind.DRAWN)
         if planned is not None:
-            _look_at(finish(planned, [containers.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
+            _look_at(build_batch(planned, [containers.check(drawn, layout)], layout, parameters, 0, 0.4), samples // 2)
     pool.reserve(READER, 0)
     _look_at(pool.get(samples - samples // 2), samples - samples // 2)
     try:
@@ -208,7 +208,7 @@ def _use_drawn(payload, schema, parameters):
     rows["total_weight"], rows["positives"], rows["minimum"], rows["reserved"] = 5.0, 3, 0.5, 100
     planned = plan([rows], 2, 0.5)
     assert planned is not None
-    _look_at(finish(planned, [held], layout, parameters, 7, 0.4), held.samples)
+    _look_at(build_batch(planned, [held], layout, parameters, 7, 0.4), held.samples)
 
 
 def _use_episode(payload, schema, parameters):
@@ -330,7 +330,7 @@ def _follow(choices: Choices) -> str:
         MODEL_TRANSFER_LIMITS, lambda *question: asked.append(question), lambda topic, on: True, lambda function: function(),
         lambda model, *_: seen.append(model), lambda *_: None, rng=random.Random(0), clock=lambda: now[0],
     )  # fmt: skip
-    topics.want("policy")
+    topics.follow_topic("policy")
     for _ in range(40):
         now[0] += choices.pick((0.0, 0.0, 0.0, 0.01, 0.01, 1.0, 20.0))
         if asked and choices.below(8):
@@ -348,10 +348,10 @@ def _follow(choices: Choices) -> str:
             inline = BODY[:size] if choices.below(2) and size <= MODEL_TRANSFER_LIMITS.get("inline_model") else None
             try:
                 message = parse(encode(notice, payload=inline or None))
-                topics.noticed(message.body, message.payload, choices.below(3))
+                topics.receive_notice(message.body, message.payload, choices.below(3))
             except ProtocolError:
                 pass
-        topics.turn()
+        topics.tick()
     for model in seen:
         assert _bytes.checksum(model.body) == model.checksum
     return "delivered" if seen else "nothing"

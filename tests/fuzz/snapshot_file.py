@@ -50,7 +50,7 @@ def _table(storage: str) -> OpenTable:
 
 def file_of(*records: snapshot_file.SnapshotRecord, storage: str = "caches", **about: object) -> bytes:
     """Return an input that holds a snapshot with these records."""
-    header = snapshots.about([_table(storage)], server="home", run="run", models={"policy": 3})
+    header = snapshots.read_header([_table(storage)], server="home", run="run", models={"policy": 3})
     snapshot_file.write(PATH, msgspec.structs.replace(header, **about), records)
     return bytes([3 if storage == "episodes" else 1]) + PATH.read_bytes()
 
@@ -133,8 +133,8 @@ def one(data: bytes) -> str:
     table = _table("episodes" if flags & 2 else "caches")
     inherited = []
     try:
-        snapshots.facts(PATH, check=True)
-        snapshots.heads([PATH])
+        snapshots.describe_file(PATH, check=True)
+        snapshots.read_headers([PATH])
         done = restore(
             [PATH], [table], skip_damaged=True, limits=LIMITS, now=100.0,
             inherit=lambda run, finished, rows: inherited.append(merge(rows)),

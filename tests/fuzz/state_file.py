@@ -62,13 +62,13 @@ def _rewrite(place: int, body: bytes) -> None:
             check = records.part_sum(1, key, body)
             connection.execute("UPDATE accounts SET body = ?, sum = ? WHERE key = ?", (body, check, key))
         else:
-            check = records.add_up(kind, key, body)
+            check = records.fact_checksum(kind, key, body)
             connection.execute(
                 "UPDATE facts SET body = ?, sum = ? WHERE kind = ? AND key = ?", (body, check, kind, key)
             )
         (packed,) = connection.execute("SELECT body FROM facts WHERE kind = ?", (records.SEAL,)).fetchone()
         seal = RowsChecksum.unpack(packed)
-        total = sum(records.add_up(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
+        total = sum(records.fact_checksum(*row) for row in rows if row[0] != ACCOUNTS) & SUMS
         accounts = connection.execute("SELECT sum(sum + part) FROM accounts").fetchone()[0]
         database.write_seal(connection, seal._replace(facts_sum=total, accounts_sum=accounts))
     finally:

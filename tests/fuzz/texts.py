@@ -16,7 +16,7 @@ import zmq
 import make_vectors
 from memoire.accounting.runs import LineFilter, LogEntry, escape, format_line
 from memoire.cli import main
-from memoire.client.counts import LineOutbox, cut
+from memoire.client.counts import LineOutbox, truncate_text
 from memoire.errors import ParameterError, ProtocolError, SchemaError
 from memoire.nodes import settings
 from memoire.nodes.http import NodePages
@@ -27,7 +27,7 @@ from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.security import roles
 from memoire.security.keys import make, read_blocks
-from memoire.security.roles import Peer, passport, read_passport
+from memoire.security.roles import Peer, passport_frame, read_passport
 from memoire.server.server import Server
 from memoire.server.settings import Process
 from memoire.wire.layout import layout_of
@@ -47,7 +47,7 @@ KEYS = [make(role, "some") for role in roles.ROLES]
 def seeds_of_key_file() -> list[bytes]:
     texts = [key.text(secret=is_secret) for key in KEYS for is_secret in (True, False)]
     files = [*texts, "# both\n" + texts[0] + "\n" + texts[3], ""]
-    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport(Peer(r, "a-1")) for r in roles.ROLES)]
+    return [*(b"\0" + text.encode() for text in files), *(b"\1" + passport_frame(Peer(r, "a-1")) for r in roles.ROLES)]
 
 
 @target(seeds_of_key_file, {"keys", "no key", "passport", "no passport"}, KEY_FILE_WORDS)
@@ -62,7 +62,7 @@ def key_file(data: bytes) -> str:
         except ProtocolError as error:
             assert error.code == "passport"
             return "no passport"
-        assert read_passport(passport(peer)) == peer
+        assert read_passport(passport_frame(peer)) == peer
         return "passport"
     try:
         keys = read_blocks(data[1:])
@@ -228,7 +228,7 @@ def log_line(data: bytes) -> str:
         sign for sign in safe if unicodedata.bidirectional(sign) in ("LRE", "RLE", "LRO", "RLO", "LRI", "RLI", "FSI")
     ]
     safe.encode()
-    short = cut(text, 100)
+    short = truncate_text(text, 100)
     assert len(short.encode()) <= 100
     outbox = LineOutbox(most_lines=10, most_bytes=1 << 20, line_bytes=1 << 13)
     assert outbox.add(text, len(data), 1.0) == 1

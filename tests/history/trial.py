@@ -355,7 +355,7 @@ class Trial:
 
     def _finish(self) -> None:
         """End the run: every actor delivers and leaves by itself. Afterwards proxies and servers are asked to end."""
-        self.running["learner-0"].order("finish")
+        self.running["learner-0"].send_order("finish")
         leaving = ["learner-0", *self.kinds["actor"]]
         self._measure()
         deadline = time.monotonic() + self._grace(END_GRACE)

@@ -57,7 +57,7 @@ def test_a_resend_is_recognised_while_it_waits_while_it_runs_and_after_its_answe
     assert batches.ask(query(1, 1, 0.001)) is None and batches.rows == 1
     batch = batches.take(0.01, 0)
     assert batches.ask(query(1, 1, 0.02)) is None and batches.rows == 0
-    batches.answered(batch.requests[0], KeptReply("reply", 5))
+    batches.receive_answer(batch.requests[0], KeptReply("reply", 5))
     assert batches.ask(query(1, 1, 0.03)).content == "reply"
     assert batches.resends == 3 and batches.take(1.0, 0) is None
 
@@ -66,17 +66,17 @@ def test_replies_are_kept_for_the_newest_requests_and_for_a_while():
     batches = new_batching()
     for number in range(1, 7):
         batches.ask(query(1, number, 0.0))
-        batches.answered(batches.take(0.0, 0).requests[0], KeptReply(number, 10))
+        batches.receive_answer(batches.take(0.0, 0).requests[0], KeptReply(number, 10))
     assert batches.ask(query(1, 6, 0.0)).content == 6
     assert batches.ask(query(1, 1, 0.0)) is None and batches.rows == 1
-    batches.answered(batches.take(0.0, 0).requests[0], None)
+    batches.receive_answer(batches.take(0.0, 0).requests[0], None)
     batches.take(batching.KEPT_TIMEOUT + 1.0, 0)
     assert batches.ask(query(1, 6, 20.0)) is None and batches.rows == 1
     batches = Batching(64, WAIT, ALIVE, 256, kept_bytes=15)
     for who in (2, 3):
         batches.ask(query(who, 1, 20.0))
     for request in batches.take(21.0, 0).requests:
-        batches.answered(request, KeptReply(request.content, 10))
+        batches.receive_answer(request, KeptReply(request.content, 10))
     batches.check_invariants()
 
 
@@ -185,7 +185,7 @@ class BatchingMachine(RuleBasedStateMachine):
         assert [each.number for each in batch.requests] == [each.number for each in ready][: len(batch.requests)]
         for each in batch.requests:
             del self.waiting[each.number]
-            self.batches.answered(each, KeptReply(each.number, 1) if is_good else None)
+            self.batches.receive_answer(each, KeptReply(each.number, 1) if is_good else None)
 
     @invariant()
     def holds(self):
@@ -198,7 +198,7 @@ test_requests_end_once = BatchingMachine.TestCase
 
 
 def test_what_waits_takes_bytes_until_it_is_answered_or_given_up():
-    room = ByteBudget(1000).holder("requests that wait")
+    room = ByteBudget(1000).add_holder("requests that wait")
     batches = Batching(64, WAIT, ALIVE, 256, room=room)
     batches.ask(query(1, 1, 0.0)._replace(size=600))
     with pytest.raises(ProtocolError, match="401 more bytes of requests that wait have no room") as why:
@@ -207,7 +207,7 @@ def test_what_waits_takes_bytes_until_it_is_answered_or_given_up():
     batches.ask(query(1, 1, 0.0)._replace(size=600))  # a resend
     batches.ask(query(2, 2, 0.0, patience=0.5)._replace(size=400, min_version=9))
     for request in batches.take(0.001 + WAIT, 0).requests:
-        batches.answered(request, None)
+        batches.receive_answer(request, None)
     assert room.bytes == 400
     batches.take(1.0, 0)
     assert room.bytes == 0

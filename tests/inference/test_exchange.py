@@ -31,7 +31,7 @@ ASKED, ANSWERED = row_schema_from("inputs", INPUTS), row_schema_from("outputs", 
 def exchange():
     for schema, columns in ((ASKED, ROWS), (ANSWERED, {"value": np.float32([5, 6])})):
         unpack_rows(pack_rows(schema, columns, 2), schema)
-    return Exchange.of(ASKED, ANSWERED, 2, client=CLIENT, patience=3.0, limits=Limits())
+    return Exchange.for_rows(ASKED, ANSWERED, 2, client=CLIENT, patience=3.0, limits=Limits())
 
 
 def answer(body=None, values=(5, 6), **changed):

@@ -284,7 +284,7 @@ def test_a_silent_node_is_passed_over(open_node, open_policy):
     own = next(node for node in nodes if node.endpoint == policy.urls[0])
     until(lambda: own.stats().requests or not policy.ask(obs([0, 0])).cancel())
     pending = policy.ask(obs([1, 0]))
-    until(lambda: policy.moves)
+    until(lambda: policy.moved_requests)
     stuck.set()
     assert pending.result()["value"][0] == 1
 
@@ -325,8 +325,8 @@ def test_clients_move_when_a_node_is_killed_or_stopped_and_come_back(keep, open_
     assert own.endpoint == policy.urls[0] and answers(), "by its own node, which is another process"
     other.send_signal(signal.SIGCONT)
     stop(own)
-    moves = policy.moves
-    assert answers() and policy.moves > moves, "by the other one"
+    moves = policy.moved_requests
+    assert answers() and policy.moved_requests > moves, "by the other one"
     own.send_signal(signal.SIGCONT)
     other.kill()
     assert answers(), "by its own node again"

@@ -345,7 +345,7 @@ def test_a_client_id_belongs_to_the_key_that_came_first_also_after_a_restart(key
 
 
 def test_only_a_proxy_may_say_for_whom_it_speaks(server, keys, context):
-    forged = roles.passport(roles.Peer("learner", "learners"))
+    forged = roles.passport_frame(roles.Peer("learner", "learners"))
     answer = Sender(context, server, keys / "proxy").ask(messages.Control(finish=True), extra=[forged, b"12345"])
     assert isinstance(answer, messages.Taken)
     for role in ("actor", "reader"):

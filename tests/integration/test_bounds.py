@@ -49,7 +49,7 @@ def test_addresses_are_closed_to_newcomers_near_the_limit_and_open_when_three_ti
 
     def turned(free):
         system.open = allowed - free
-        guard.turn(guard.due_at)
+        guard.tick(guard.due_at)
         return guard.is_full
 
     begin, end = reserved + process.MIN_RESERVED // 2, 3 * reserved

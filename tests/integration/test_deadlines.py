@@ -192,10 +192,10 @@ NEVER = {
         failure finish finished lines liveness logfile model parameters pub_endpoint publish push_endpoint readiness resume run
         restore runs schema search set_logfile keys snapshot stats table tables total_caches total_episodes total_steps totals
         update_priorities client_name show_pages prompts""",
-    TableHandle: "calls configure distribution limit name parameters peek schema stats update_priorities",
+    TableHandle: "calls configure distribution limit_bytes name parameters peek schema stats update_priorities",
     Inference: "closed endpoint keys liveness readiness show_pages stats update version",
     Pending: "cancel done version",
-    RemotePolicy: "act ask closed moves urls",
+    RemotePolicy: "act ask closed moved_requests urls",
     Agent: "arrays endpoint keep restore rollouts run_episode stats update version",
     Observer: "closed id urls",
     Proxy: "closed endpoint keys liveness pub_endpoint push_endpoint readiness servers set_servers show_pages stats",
@@ -312,12 +312,15 @@ def test_a_close_by_another_thread_ends_every_call_that_waits(alone, holder):
     assert not closing.is_alive()
 
 
+WAITING = re.compile(r"\.(condition|_?changed|told)\.wait(_for)?\(")
+
+
 def is_waiting(frame):
     """Return True if a function of ours waits in a frame for another thread or a socket, in Python or in compiled
     `wait`.
     """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    if frame.f_globals["__name__"].startswith("memoire.") and re.search(r"\.(_?changed|told)\.wait(_for)?\(", line):
+    if frame.f_globals["__name__"].startswith("memoire.") and WAITING.search(line):
         return True
     while frame is not None and frame.f_globals["__name__"] in ("threading", "zmq.sugar.poll"):
         frame = frame.f_back

@@ -158,7 +158,7 @@ def test_lines_reach_the_log_file_when_they_are_on_disk(cluster, durable, tmp_pa
     durable.disk.may_save.clear()
     client.log("x")
     assert not acknowledged(client)
-    server._io.lines.turn(float("inf"))
+    server._io.lines.tick(float("inf"))
     assert (tmp_path / "log").read_text() == ""
     durable.disk.may_save.set()
     client.update()

@@ -120,7 +120,7 @@ class Asking:
 
     def wait(self, count):
         def answered():
-            self.channel.turn(self.poller.wait(time.monotonic() + 0.01))
+            self.channel.tick(self.poller.wait(time.monotonic() + 0.01))
             return len(self.answers) == count
 
         until(answered)
@@ -135,7 +135,7 @@ def test_a_request_that_is_too_long_ends_in_an_error_and_the_next_is_answered(cl
     assert isinstance(refused, Refused) and refused.code == "too_large"
     assert "FEEDBACK of 1048577 bytes was not sent; the limit is 1048576 (request_bytes)" in str(refused)
     assert isinstance(answer.body, messages.Welcome) and asking.channel.connections == 1
-    asking.channel.learned(answer.header, msgspec.structs.replace(answer.body, limits={"request_bytes": 1000}))
+    asking.channel.apply_welcome(answer.header, msgspec.structs.replace(answer.body, limits={"request_bytes": 1000}))
     assert asking.channel.longest == 1000
     asking.poller.close()
 

@@ -196,15 +196,15 @@ def test_names_reach_servers_pages_and_lines(cluster):
 
 
 def test_a_server_remembers_the_newest_names_of_many_clients():
-    names = ClientNames(ByteBudget(1 << 30).holder("names"))
+    names = ClientNames(ByteBudget(1 << 30).add_holder("names"))
     for number in range(1 << 14):
-        names.note(number.to_bytes(16, "big"), f"actor-{number}")
+        names.record(number.to_bytes(16, "big"), f"actor-{number}")
     first, second, new = (number.to_bytes(16, "big") for number in (0, 1, 1 << 14))
-    names.note(first, "")  # an empty name changes nothing
-    assert names.of(first) == "actor-0"
-    names.note(first, "again")
-    names.note(new, "newest")
-    assert [names.of(each) for each in (first, second, new)] == ["again", "", "newest"]
+    names.record(first, "")  # an empty name changes nothing
+    assert names.name_of(first) == "actor-0"
+    names.record(first, "again")
+    names.record(new, "newest")
+    assert [names.name_of(each) for each in (first, second, new)] == ["again", "", "newest"]
 
 
 MEANT = ("multi_step", "n_step", "gamma", "alpha", "beta", "discount", "batch_size", "multistep", "max_age", "nonsense")

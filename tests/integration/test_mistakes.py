@@ -252,7 +252,7 @@ TOGETHER = [
      "no model of topic 'polizy' from SERVER within 0.1 s. The server has no model of this topic, or cannot be "
      "reached: see client.stats().silent. It has models of 'policy' (did you mean 'policy'?)."),
     ("a model without a server", published_to_nobody,
-     errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. .*memoire doctor DEAD"
+     errors.MemoireTimeout, re.compile("no answer to a model of topic 'policy' from DEAD within 0.3 s. Is a memoire server .*memoire doctor DEAD"
      ".*The reader keeps sending it while it is open; a server that is back gets the newest model.")),
     ("ids of another batch", lambda w: w.reader.update_priorities(np.zeros(3), np.zeros(3)), errors.WrongType,
      "ids must be the ids of a batch, got float64[3]. Nothing was changed."),

@@ -94,9 +94,9 @@ CALLS = {
     ],
 }
 INNER = {  # functions called by public calls, or statistics of draws
-    "memoire.client.episodes.OpenEpisodes.whole", "memoire.client.waiting.HandedModels.stamp",
+    "memoire.client.episodes.OpenEpisodes.make_shipment", "memoire.client.waiting.HandedModels.version_or_acting",
     "memoire.replay.conversion.version_of", "memoire.replay.memory.Memory.checked_version",
-    "memoire.replay.memory.Memory.adding", "memoire.replay.memory.Memory.adding_one",
+    "memoire.replay.memory.Memory.add_many_changes", "memoire.replay.memory.Memory.add_entry_changes",
     "memoire.replay.memory.Memory.insert", "memoire.rl.demo.actor.Player.step", "memoire.wire.containers.pack_episode",
     "memoire.tables.inspection.FreshnessMonitor.record_rollouts",
 }  # fmt: skip

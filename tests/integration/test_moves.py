@@ -183,7 +183,7 @@ def test_a_drain_needs_one_server_and_another(cluster):
         drained(proxy, servers, cluster.context)
     with pytest.raises(ParameterError, match="another server's address"):
         drained(servers[0], servers[:1], cluster.context)
-    assert not any(server._dispatcher.leaving for server in servers)
+    assert not any(server._dispatcher.is_draining for server in servers)
 
 
 def test_a_finished_run_is_heard_of_by_clients_that_do_nothing(cluster, times):

@@ -23,7 +23,7 @@ SMALL = Limits.of(request_bytes=8192)
 
 def store_of(limit=LIMIT):
     store = KeyedPool(first=0)
-    store.join(ByteBudget(limit), "keyed rows")
+    store.join_budget(ByteBudget(limit), "keyed rows")
     return store
 
 
@@ -55,14 +55,14 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_is_written():
 def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
     store = store_of()
     for offset, piece in ((0, b"abc"), (0, b"abc"), (3, b"de"), (3, b"de")):
-        store.stage(ME, 1, offset, piece, 0.0)
+        store.append_upload_piece(ME, 1, offset, piece, 0.0)
     assert staged(store, 1, 4) == b"bcde"
     for client, start, size in ((YOU, 0, 1), (ME, 0, 6)):
         with pytest.raises(ProtocolError, match=f"bytes {start} to {start + size} were requested of an upload"):
             staged(store, start, size, client)
     with pytest.raises(ProtocolError, match="a piece starts at byte 7 of an upload that has 5 bytes so far"):
-        store.stage(ME, 1, 7, b"x", 0.0)
-    store.unstage(ME, 1)
+        store.append_upload_piece(ME, 1, 7, b"x", 0.0)
+    store.discard_upload(ME, 1)
     store.reset()
     assert store.held == (0, 0)
 
@@ -70,22 +70,22 @@ def test_a_value_comes_in_pieces_and_a_piece_that_is_sent_again_counts_once():
 def test_an_upload_beyond_the_bound_waits_and_leaves_those_under_way_alone():
     store = store_of()
     for upload in range(MAX_UPLOADS):
-        store.stage(ME, upload, 0, bytes(10), float(upload))
+        store.append_upload_piece(ME, upload, 0, bytes(10), float(upload))
     with pytest.raises(ProtocolError, match="64 uploads are under way, which is the limit") as caught:
-        store.stage(YOU, 1, 0, b"x", 63.0)
+        store.append_upload_piece(YOU, 1, 0, b"x", 63.0)
     assert caught.value.code == "busy"
-    store.stage(ME, 0, 10, bytes(10), 63.0)
+    store.append_upload_piece(ME, 0, 10, bytes(10), 63.0)
     assert staged(store, 0, 20, upload=0) == bytes(20)
-    store.unstage(ME, 5)
-    store.stage(YOU, 1, 0, b"x", 63.0)
+    store.discard_upload(ME, 5)
+    store.append_upload_piece(YOU, 1, 0, b"x", 63.0)
 
 
 def test_an_upload_that_does_not_go_on_is_given_up_after_a_while():
     store = store_of()
     for upload in (1, 2):
-        store.stage(ME, upload, 0, bytes(10), 0.0)
-    store.stage(ME, 1, 10, bytes(10), 1.0)
-    store.give_up(UPLOAD_TIMEOUT)
+        store.append_upload_piece(ME, upload, 0, bytes(10), 0.0)
+    store.append_upload_piece(ME, 1, 10, bytes(10), 1.0)
+    store.expire_uploads(UPLOAD_TIMEOUT)
     assert staged(store, 0, 20) == bytes(20)
     with pytest.raises(ProtocolError, match="of an upload of 0"):
         staged(store, 0, 1, upload=2)
@@ -197,7 +197,7 @@ def test_a_long_value_is_part_of_an_upload_of_the_same_client(asker):
 
 def test_rows_take_of_what_their_table_may_hold_and_of_what_all_tables_hold_once(asker):
     small = Asker(made_dispatcher(table=Table(storage="keyed", byte_limit=3000)))
-    small.dispatcher.tables.first.pool.limit(3000)
+    small.dispatcher.tables.first.pool.limit_bytes(3000)
     sent(small, row("k", x=bytes(1000)))
     size = small.dispatcher.tables.first.pool.stats().bytes
     assert small.dispatcher.budget.holders()["table default"] == size and size < 3000

@@ -49,21 +49,14 @@ def test_even_what_is_being_fetched_goes_when_the_bytes_are_used_up():
     store.check_invariants()
 
 
-@pytest.mark.parametrize("topic", ["", "x" * 256, "a\nb", "a\0"])
-def test_a_malformed_topic_is_refused(topic):
-    with pytest.raises(ValueError, match="topic"):
-        ModelStore(10).publish(topic, b"")
-
-
-def test_only_bytes_and_text_are_models():
-    with pytest.raises(TypeError, match="Serialize"):
-        ModelStore(10).publish("policy", {"weights": 1})
-    with pytest.raises(TypeError, match="topic must be a str"):
-        ModelStore(10).publish(b"policy", b"")
-
-
-def test_there_is_a_bound_on_topics():
+def test_malformed_topics_and_bodies_and_a_topic_too_many_are_refused():
     store = ModelStore(10)
+    for topic in ("", "x" * 256, "a\nb", "a\0"):
+        with pytest.raises(ValueError, match="topic"):
+            store.publish(topic, b"")
+    for topic, body, words in (("policy", {"weights": 1}, "Serialize"), (b"policy", b"", "topic must be a str")):
+        with pytest.raises(TypeError, match=words):
+            store.publish(topic, body)
     for number in range(256):
         store.publish(f"topic {number}", b"")
     with pytest.raises(ValueError, match="A node keeps at most 256 topics"):
@@ -320,14 +313,14 @@ def test_what_was_missing_or_damaged_is_fetched_again_when_it_is_announced_again
     node.answer_all()
     assert node.newest is None and not node.asked
     node.store = kept
-    node.topics.announced({"t": 1})
+    node.topics.receive_versions({"t": 1})
     for _ in range(10):
         node.answer(damage=True)
-    assert node.newest is None and node.topics.refused == {"payload": 2} and not node.asked
-    node.topics.announced({"t": 1})
+    assert node.newest is None and node.topics.rejected_bodies == {"payload": 2} and not node.asked
+    node.topics.receive_versions({"t": 1})
     node.answer_all()
     assert node.newest.body == body
-    node.topics.announced({"t": 1})
+    node.topics.receive_versions({"t": 1})
     assert not node.asked
 
 
@@ -357,11 +350,11 @@ def test_a_version_that_never_comes_gives_way_to_a_newer_one():
     node = following()
     node.publish()
     node.now += fetcher.STALL_TIMEOUT
-    node.topics.turn()
+    node.topics.tick()
     assert len(node.asked) == 1 and node.topics.next_time() == float("inf")  # the fetch waits for a newer version
     late = node.asked.pop()
     body = node.publish()
-    node.topics.turn()
+    node.topics.tick()
     node.answer()
     waiting = [asked.version for asked, _ in node.asked]
     node.asked.append(late)
@@ -393,7 +386,7 @@ def test_a_server_that_keeps_its_models_and_missed_some_sets_nobody_back():
         node.answer_all()
     node.store, node.epoch = ModelStore(1000), 2
     node.publish(fill=99)  # the client has version 5 from another server
-    node.topics.announced(node.store.versions())
+    node.topics.receive_versions(node.store.versions())
     node.answer_all()
     assert node.newest.version == 5
     node.store.publish("t", b"next", 6)
@@ -413,16 +406,16 @@ def test_what_a_neighbour_has_is_not_fetched():
 def test_a_topic_whose_notices_do_not_come_is_subscribed_to_again():
     node = following()
     node.publish(notice=False)
-    node.topics.announced({"t": 1})
+    node.topics.receive_versions({"t": 1})
     node.answer_all()
-    node.topics.turn()
+    node.topics.tick()
     assert node.heard == [("t", True)] and node.topics.resubscribed == 0
     node.now = node.topics.next_time()
-    node.topics.turn()
+    node.topics.tick()
     assert node.heard == [("t", True), ("t", False), ("t", True)] and node.topics.resubscribed == 1
     node.publish()
-    node.topics.announced({"t": 2})
-    node.topics.turn()
+    node.topics.receive_versions({"t": 2})
+    node.topics.tick()
     assert node.topics.resubscribed == 1
 
 
@@ -435,7 +428,7 @@ def test_another_run_begins_without_models_and_goes_on_counting():
     node.store.renew()
     node.topics.begin_run()
     assert node.newest is None and not subscription.models and node.topics.versions() == {}
-    node.topics.announced(node.store.versions())
+    node.topics.receive_versions(node.store.versions())
     assert not node.asked
     node.publish()
     node.answer_all()
@@ -461,7 +454,7 @@ def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last
         elif step == "notice" and (model := node.store.newest("t")):
             node.notice(model)
         elif step == "announce":
-            node.topics.announced(node.store.versions())
+            node.topics.receive_versions(node.store.versions())
         elif step in ("answer", "damage") and node.asked:
             node.answer(rng.randrange(len(node.asked)), damage=step == "damage")
         elif step == "lose" and node.asked:
@@ -471,13 +464,13 @@ def test_whatever_is_lost_a_body_is_right_or_absent_and_the_newest_comes_at_last
         elif step == "forget":
             node.store.renew()
         elif step == "turn":
-            node.topics.turn()
+            node.topics.tick()
         if node.newest is not None:
             assert node.newest.body in bodies[node.newest.version]
     for _ in range(3):
         body = node.publish(fill=7)
         node.answer_all()
-        node.topics.announced(node.store.versions())
+        node.topics.receive_versions(node.store.versions())
         node.answer_all()
     assert node.newest.version == node.store.version("t") and node.newest.body == body
     if subscription is not None:
@@ -501,8 +494,8 @@ class Topic:
         notice = messages.Notice(
             topic="t", version=model.version, size=model.size, checksum=model.checksum, text=model.is_text, epoch=epoch
         )
-        is_anew = self.fetcher.is_anew(notice, home, is_kept=is_kept)
-        return is_anew, self.fetcher.noticed(notice, model.body if inline else None, now)
+        is_anew = self.fetcher.is_publisher_restart(notice, home, is_kept=is_kept)
+        return is_anew, self.fetcher.receive_notice(notice, model.body if inline else None, now)
 
     def answer(self, request, model, now=0.0, *, epoch=1, damage=False):
         asked = messages.Fetch(topic="t", version=request.version, offset=request.offset, size=request.size)
@@ -510,7 +503,7 @@ class Topic:
         payload = bytes(stretch or b"")
         payload = bytes(len(payload)) if damage else payload
         header = parse(encode(messages.Fetch(topic="t"), client=b"c" * 16)).header
-        return self.fetcher.answered(request, parse(reply(header, chunk, payload=payload)), now)
+        return self.fetcher.receive_answer(request, parse(reply(header, chunk, payload=payload)), now)
 
 
 def model(version=1, size=25, fill=None):
@@ -539,36 +532,36 @@ def test_a_body_in_its_notice_is_delivered_at_once_and_a_damaged_one_refused():
     assert delivery.skipped == 2
     wrong = messages.Notice(topic="t", version=7, size=2, checksum=0)
     with pytest.raises(ProtocolError, match="differs from its notice"):
-        topic.fetcher.noticed(wrong, b"xx", 0.0)
+        topic.fetcher.receive_notice(wrong, b"xx", 0.0)
 
 
 def test_who_receives_every_version_gets_those_in_between():
     topic = Topic(receivers=True)
     topic.notice(model(1), inline=True)
-    (request,) = topic.fetcher.announced(4, 0.0)
+    (request,) = topic.fetcher.receive_versions(4, 0.0)
     assert request.version == 2 and topic.fetcher.is_coming(3) and topic.fetcher.is_coming(4)
     *_, last = topic.answer(request, model(2, size=5))
     assert last.version == 3
     topic = Topic()
     topic.notice(model(1), inline=True)
-    (request,) = topic.fetcher.announced(4, 0.0)
-    assert request.version == 4 and topic.fetcher.announced(4, 0.0) == []
+    (request,) = topic.fetcher.receive_versions(4, 0.0)
+    assert request.version == 4 and topic.fetcher.receive_versions(4, 0.0) == []
 
 
 def test_the_rest_of_a_large_body_waits_for_a_random_pause_if_many_ask():
     size = fetcher.LARGE_BODY_BYTES
     topic = Topic(limits=Limits.of(model_chunk=1 << 20, model_window=2, model_spread=8.0))
     large = model(size=size)
-    (first,) = topic.fetcher.announced(1, 100.0 - 2 * fetcher.ALONE_TIME)
+    (first,) = topic.fetcher.receive_versions(1, 100.0 - 2 * fetcher.ALONE_TIME)
     assert topic.answer(first, large, 100.0) == []
     assert 100.0 < topic.fetcher.next_time < 108.0
-    assert topic.fetcher.turn(100.0) == []
-    assert [request.offset for request in topic.fetcher.turn(108.0)] == [1 << 20, 2 << 20]
+    assert topic.fetcher.tick(100.0) == []
+    assert [request.offset for request in topic.fetcher.tick(108.0)] == [1 << 20, 2 << 20]
 
 
 def test_chunks_of_another_model_are_refused():
     topic = Topic()
-    (first,) = topic.fetcher.announced(1, 0.0)
+    (first,) = topic.fetcher.receive_versions(1, 0.0)
     second, _ = topic.answer(first, model(), 0.0)
     (newest,) = topic.answer(second, model(1, fill=9), 0.0)
     assert newest.version == 0 and topic.fetcher.refused == {"unexpected": 1}
@@ -587,7 +580,7 @@ def test_a_publisher_that_began_anew_may_go_back():
     topic.fetcher.renew()
     assert topic.notice(model(4), epoch=3)[1] == [], "the same model again is not fetched"
     topic.fetcher.forget()
-    assert topic.fetcher.announced(1, 0.0)[0].version == 1, "another run"
+    assert topic.fetcher.receive_versions(1, 0.0)[0].version == 1, "another run"
 
 
 def test_of_many_servers_the_epochs_are_bounded():
@@ -600,20 +593,20 @@ def test_of_many_servers_the_epochs_are_bounded():
 def test_a_subscription_is_lost_when_a_version_is_named_that_no_notice_brings():
     watch = SubscriptionWatch()
     assert watch.next_time == INF and not watch.is_lost(1e9)
-    watch.noticed(3)
-    watch.named(3, 10.0)
+    watch.receive_notice(3)
+    watch.receive_reply_version(3, 10.0)
     assert watch.next_time == INF
-    watch.named(4, 10.0)
-    watch.named(5, 11.0)
+    watch.receive_reply_version(4, 10.0)
+    watch.receive_reply_version(5, 11.0)
     assert watch.next_time == 10.0 + UNHEARD_TIMEOUT and not watch.is_lost(10.0)
     assert watch.is_lost(10.0 + UNHEARD_TIMEOUT) and not watch.is_lost(10.0 + UNHEARD_TIMEOUT)
-    watch.named(5, 50.0)
-    watch.noticed(4)
+    watch.receive_reply_version(5, 50.0)
+    watch.receive_notice(4)
     assert watch.next_time < INF
-    watch.noticed(5)
+    watch.receive_notice(5)
     assert watch.next_time == INF
     watch.reset()
-    watch.named(1, 60.0)
+    watch.receive_reply_version(1, 60.0)
     assert watch.next_time == 60.0 + UNHEARD_TIMEOUT
 
 
@@ -671,5 +664,5 @@ def test_a_wait_ends_with_a_newer_model_or_says_what_the_server_has():
 
 def test_a_slow_way_gets_one_chunk_at_a_time():
     topic = Topic()
-    (first,) = topic.fetcher.announced(1, 0.0)
+    (first,) = topic.fetcher.receive_versions(1, 0.0)
     assert [step.offset for step in topic.answer(first, model(), fetcher.QUICK_TIME)] == [10]

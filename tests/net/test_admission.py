@@ -13,7 +13,7 @@ from memoire.net import sockets
 from memoire.net.curve_server import PUSH_PLACE, Admission, Gate
 from memoire.net.poller import SendQueues
 from memoire.proxy.proxy import Proxy
-from memoire.security.roles import OPEN, PASSPORT_MAGIC, Peer, passport
+from memoire.security.roles import OPEN, PASSPORT_MAGIC, Peer, passport_frame
 from memoire.server.server import Server
 from memoire.wire import messages, types
 from memoire.wire.byte_budget import ByteBudget
@@ -75,7 +75,7 @@ def test_a_request_has_an_envelope_and_a_message(probe):
     [
         ([b"way", b""], True),
         ([b"way", b"proxy's way", b""], False),  # without keys, a proxy shows its own address
-        ([b"way", passport(ACTOR), b""], False),
+        ([b"way", passport_frame(ACTOR), b""], False),
     ],
 )
 def test_only_a_request_that_no_proxy_let_in_is_the_first_of_its_way(probe, frames, is_first):
@@ -109,7 +109,7 @@ def test_of_many_refusals_each_is_counted_and_one_is_logged(probe, caplog):
 )
 def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(probe, peer, body, code):
     payload = b"x" if isinstance(body, messages.Publish) else None
-    request = probe.request(b"way", passport(peer), b"", *frames_of(body, payload=payload))
+    request = probe.request(b"way", passport_frame(peer), b"", *frames_of(body, payload=payload))
     with pytest.raises(ProtocolError) as refused:
         probe.admission.parse(request, 0.0)
     assert refused.value.code == code
@@ -117,15 +117,15 @@ def test_a_peer_is_refused_for_its_role_and_for_another_ones_client(probe, peer,
 
 def test_a_proxy_asks_for_the_role_by_the_header_alone(probe):
     asked = frames_of(messages.Hello(role="reader"))
-    header = probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+    header = probe.admission.parse_header(probe.request(b"way", passport_frame(ACTOR), b"", *asked), 0.0)
     assert header.type is types.HELLO and probe.owners == []  # the server behind checks the other parts
     asked = frames_of(messages.Control(finish=True))
     with pytest.raises(ProtocolError, match="may not send CONTROL"):
-        probe.admission.parse_header(probe.request(b"way", passport(ACTOR), b"", *asked), 0.0)
+        probe.admission.parse_header(probe.request(b"way", passport_frame(ACTOR), b"", *asked), 0.0)
 
 
 def test_what_is_pushed_is_parsed_and_owned(probe):
-    message = probe.push(passport(ACTOR), *frames_of(CACHE, payload=b"0123"))
+    message = probe.push(passport_frame(ACTOR), *frames_of(CACHE, payload=b"0123"))
     assert message.body.number == 1 and bytes(message.payload) == b"0123"
     assert probe.owners == [(CLIENT, "actor/left")] and not probe.refused
 
@@ -134,7 +134,7 @@ def test_what_is_pushed_is_parsed_and_owned(probe):
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        ([passport(READER), *frames_of(CACHE, payload=b"0123")], "role"),
+        ([passport_frame(READER), *frames_of(CACHE, payload=b"0123")], "role"),
         (frames_of(messages.Hello(role="actor")), "unexpected"),
         ([b"nothing of ours"], "short"),
         ([PASSPORT_MAGIC, *frames_of(CACHE, payload=b"0123")], "passport"),
@@ -146,7 +146,7 @@ def test_what_may_not_be_pushed_is_counted(probe, whole, frames, code):
 
 
 def test_a_plain_proxy_drops_and_counts_what_is_refused(probe):
-    assert probe.admission.pass_on(SOCKET, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
+    assert probe.admission.forwarded_frames(SOCKET, PUSH_PLACE, [zmq.Frame(PASSPORT_MAGIC)]) == []
     assert probe.refused == {"passport": 1} and probe.gate.refused == {"passport": 1}
 
 
@@ -177,7 +177,7 @@ class Crowded:
 
     def turn(self):
         sockets.receive(self.router)  # owners receive, too: ZeroMQ looks at nothing else meanwhile
-        self.queues.turn(next(self.clock))
+        self.queues.tick(next(self.clock))
 
     def hear(self, peer, count):
         heard = []
@@ -189,7 +189,7 @@ class Crowded:
 
 def test_a_large_payload_counts_until_its_peer_has_read_it(cluster):
     size = 1 << 20
-    room = ByteBudget(size).holder("replies", own=size // 2)
+    room = ByteBudget(size).add_holder("replies", own=size // 2)
     crowded = Crowded(cluster, 2, room=room)
 
     def send(peer):

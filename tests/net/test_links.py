@@ -158,7 +158,7 @@ def test_a_socket_that_joined_follows_the_link_until_it_is_dropped(context, poll
     former, later = Answering(context, "127.0.0.1", port), Answering(context, "127.0.0.2", port)
     book.known["proxy"] = ["127.0.0.1"]
     _, link = dial(context, poller, f"tcp://proxy:{port}", book)
-    joined = poller.add(link.join(sockets.request_client(context, 1000)))
+    joined = poller.add(link.add_socket(sockets.request_client(context, 1000)))
     echoes(poller, joined, former)
     book.known["proxy"] = ["127.0.0.2"]
     former.close()
@@ -267,7 +267,7 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
         came = []
 
         def turned():
-            channel.turn(poller.wait(time.monotonic() + 0.01))
+            channel.tick(poller.wait(time.monotonic() + 0.01))
             if answering.socket.poll(0):
                 came.append(parse(sockets.receive(answering.socket)[2:]).body)
             return len(came) == 2
@@ -278,7 +278,7 @@ def test_a_node_that_begins_again_hears_what_a_client_takes_before_it_gets_what_
     expected = [messages.Hello(role="client", takes={"message_bytes": 4096}), messages.Update()]
     assert requests() == expected
     answering.close()
-    until(lambda: channel.turn(poller.wait(time.monotonic() + 0.01)) or channel.link.is_down)
+    until(lambda: channel.tick(poller.wait(time.monotonic() + 0.01)) or channel.link.is_down)
     answering = Answering(context, port=answering.port)
     assert requests() == expected  # resends come now; other resends wait a minute
     assert (channel.connections, channel.resends, channel.renewals) == (2, 1, 0)
@@ -289,7 +289,7 @@ def test_a_damaged_reply_is_refused_and_a_large_chunk_is_left_to_whoever_copies_
     channel = Channel(poller, context, answering.endpoint, client=bytes(16), limits=Limits(), rng=random.Random(1))
 
     def turn():
-        channel.turn(poller.wait(time.monotonic() + 0.01))
+        channel.tick(poller.wait(time.monotonic() + 0.01))
         return answering.socket.poll(0)
 
     chunk = messages.Chunk(topic="t", version=1, size=LARGE_PAYLOAD, checksum=0)
@@ -422,18 +422,18 @@ def book_of_names():
 @pytest.mark.parametrize("host", ["nobody", "no.such.name.", ""])
 def test_a_name_without_addresses_says_why(book_of_names, host):
     names = NameResolver(book_of_names)
-    assert ("Name or service not known" in names.trouble(host, 10.0)) == bool(host)
+    assert ("Name or service not known" in names.problem(host, 10.0)) == bool(host)
 
 
 def test_an_answer_that_is_still_fresh_is_not_asked_for_again(book_of_names):
     names = NameResolver(book_of_names)
-    assert [names.trouble("proxy", 10.0) for _ in range(3)] == [""] * 3 and book_of_names.asked == ["proxy"]
+    assert [names.problem("proxy", 10.0) for _ in range(3)] == [""] * 3 and book_of_names.asked == ["proxy"]
 
 
 def test_what_is_remembered_is_bounded(book_of_names):
     names = NameResolver(book_of_names, max_known=3)
     for k in range(10):
-        names.trouble(f"host{k}", 10.0)
+        names.problem(f"host{k}", 10.0)
     assert len(names._known) == 3
 
 
@@ -443,7 +443,7 @@ def test_a_forked_child_looks_names_up_by_itself():
     with shared._lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if shared.trouble("localhost", 10.0) == "" else 1)
+            os._exit(0 if shared.problem("localhost", 10.0) == "" else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -460,9 +460,9 @@ def test_the_pause_before_a_resend_doubles_up_to_the_most(seed):
     calls, call, _ = started(seed=seed, deadline=float("inf"))
     now, pauses = 0.0, []
     for _ in range(8):
-        assert calls.due(now) == [call]
+        assert calls.due_requests(now) == [call]
         calls.sent(call, now)
-        assert not calls.due(now)
+        assert not calls.due_requests(now)
         pauses.append(call.next_send - now)
         now = calls.next_time()
     assert pauses[0] == 1.0
@@ -476,8 +476,8 @@ def test_what_was_sent_on_a_connection_that_was_lost_is_due_at_once_and_nothing_
     calls.sent(before, 1.0)
     after = calls.start(2, [b"frame"], 100.0, lambda answer: None, now=2.0)
     calls.sent(after, 2.5)
-    calls.lost(2.0, now=3.0)
-    assert calls.due(3.0) == [before]
+    calls.resend_lost(2.0, now=3.0)
+    assert calls.due_requests(3.0) == [before]
     calls.sent(before, 3.0)
     assert calls.resends == 1
 
@@ -501,7 +501,7 @@ class Heard:
 
     def turn(self):
         take = lambda message, frames: self.messages.append(message)  # noqa: E731
-        self.feed.turn(self.poller.wait(time.monotonic() + 0.01), take, self.refused.append)
+        self.feed.tick(self.poller.wait(time.monotonic() + 0.01), take, self.refused.append)
 
     def until(self, condition):
         def turned():
@@ -530,7 +530,7 @@ def notice(topic="policy", body=b"weights"):
 
 
 def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
-    heard.feed.open(heard.endpoint)
+    heard.feed.subscribe_to(heard.endpoint)
     heard.feed.subscribe(b"", True)
     assert len(heard.subscriptions()) == 2
     for frames in ([b"x"], notice()[:1], [b"tother", *notice()[1:]], notice()):
@@ -541,7 +541,7 @@ def test_what_is_damaged_is_counted_and_the_rest_comes(heard):
 
 def test_a_flood_does_not_keep_the_thread(heard):
     flood = 2 * NOTICES_PER_TURN + 1
-    heard.feed.open(heard.endpoint)
+    heard.feed.subscribe_to(heard.endpoint)
     assert heard.subscriptions()
     for _ in range(flood):
         heard.publisher.send_multipart(NEWS)
@@ -558,10 +558,10 @@ def test_a_flood_does_not_keep_the_thread(heard):
 
 
 def test_a_feed_that_is_opened_elsewhere_hears_nothing_of_the_former_node(heard):
-    heard.feed.open(heard.endpoint)
+    heard.feed.subscribe_to(heard.endpoint)
     assert heard.subscriptions() == [b"\1" + NEWS_FRAME]
     other = Heard(heard.publisher.context)
-    heard.feed.open(other.endpoint)
+    heard.feed.subscribe_to(other.endpoint)
     assert other.subscriptions() == [b"\1" + NEWS_FRAME]
     heard.poller.wait(time.monotonic() + 0.01)
     assert heard.subscriptions() == [b"\0" + NEWS_FRAME]
@@ -577,4 +577,4 @@ def test_a_call_expires_at_its_deadline_and_is_not_sent_after_it():
     assert calls.next_time() == 0.5
     assert not calls.expired(0.4)
     assert calls.expired(0.5) == [call]
-    assert len(calls) == 0 and not calls.due(10.0)
+    assert len(calls) == 0 and not calls.due_requests(10.0)

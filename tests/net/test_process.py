@@ -18,7 +18,7 @@ import pytest
 import memoire
 from history.ports import block
 from memoire.net import process as descriptors
-from netkit import DEADLINE, SCHEMA, FakeSystem, until
+from netkit import DEADLINE, SCHEMA, FakeSystem, in_thread, until
 from tcpkit import GREETING, ready
 
 pytestmark = pytest.mark.slow
@@ -68,8 +68,6 @@ if child == 0:
     os._exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-OFF = ", tune_process=False"
-OFF_SERVER = ", process=memoire.Process(tune=False)"
 
 
 @pytest.fixture
@@ -99,7 +97,8 @@ def effects(source):
 )
 def test_a_node_tunes_its_process_unless_it_is_told_not_to(node, expected):
     assert effects(node.replace("{option}", "")) == expected
-    assert effects(node.replace("{option}", OFF_SERVER if node is SERVER else OFF)) == ["-", "-", "-"]
+    off = ", process=memoire.Process(tune=False)" if node is SERVER else ", tune_process=False"
+    assert effects(node.replace("{option}", off)) == ["-", "-", "-"]
 
 
 BLOCKS = """
@@ -186,10 +185,18 @@ def test_a_process_may_open_as_many_as_the_system_lets_it():
 
 def test_a_limit_that_is_too_low_is_explained_with_numbers():
     guard = descriptors.DescriptorGuard(FakeSystem(256, 256))
-    assert guard.too_few(64) == ""
-    text = guard.too_few(300)
+    assert guard.limit_advice(64) == ""
+    text = guard.limit_advice(300)
     assert "256 file descriptors are not enough for the 300 clients expected" in text
     assert "enough for about 64 clients" in text and "ulimit -n 964" in text
+
+
+def test_a_check_of_descriptors_is_put_off_while_another_thread_changes_the_guard():
+    guard = descriptors.DescriptorGuard(FakeSystem(256, 256))
+    with guard._lock:
+        thread, _ = in_thread(guard.tick, guard.due_at)
+        thread.join(DEADLINE / 4)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("hard", "raised"), [(5000, 5000), (1 << 30, 1 << 20), (resource.RLIM_INFINITY, 1 << 20)])
@@ -198,7 +205,7 @@ def test_a_limit_is_raised_to_what_makes_sense(hard, raised):
     guard = descriptors.DescriptorGuard(system)
     assert guard.raise_limit() == raised and system.limits() == (raised, hard)
     system.soft = resource.RLIM_INFINITY
-    assert guard.limit() == 1 << 20
+    assert guard.max_descriptors() == 1 << 20
 
 
 SCARCE = """

@@ -41,13 +41,13 @@ def context():
     ],
 )
 def test_data_and_notices_have_addresses_beside_the_requests(endpoint, push, publish):
-    assert addresses.beside(endpoint) == (push, publish)
+    assert addresses.derived_addresses(endpoint) == (push, publish)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:65534", "tcp://*:x", "udp://*:1", "nonsense", ""])
 def test_an_address_without_room_beside_it_is_refused(endpoint):
     with pytest.raises(EndpointError):
-        addresses.beside(endpoint)
+        addresses.derived_addresses(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_a_libzmq_that_can_be_told_to_reads_too_little_at_a_time_for_a_message_a
 
 def test_a_large_payload_that_goes_to_many_peers_is_one_frame(context):
     shared, body, other = sockets.SharedFrame(), bytes(sockets.COPY_BELOW), bytes(sockets.COPY_BELOW + 1)
-    frame = shared.of(memoryview(body))
-    assert isinstance(frame, zmq.Frame) and shared.of(memoryview(body)) is frame
-    assert shared.of(memoryview(other)) is not frame and shared.of(memoryview(other)).bytes == other
+    frame = shared.share(memoryview(body))
+    assert isinstance(frame, zmq.Frame) and shared.share(memoryview(body)) is frame
+    assert shared.share(memoryview(other)) is not frame and shared.share(memoryview(other)).bytes == other
     unshared = [None, body, memoryview(body)[1:], memoryview(bytearray(body)), memoryview(bytes(10))]
-    assert all(shared.of(payload) is payload for payload in unshared)
+    assert all(shared.share(payload) is payload for payload in unshared)
 
 
 # --- docs/development/wire.md lists the options of sockets, which are read back from each role and from nodes
@@ -326,7 +326,7 @@ def test_room_is_awaited_while_something_waits(is_reading):
     assert poller.method_calls == expected
     for room, is_empty, watched in ((2, False, [True]), (0, False, []), (1, True, [False]), (0, True, [])):
         sending.room = room
-        assert sender.turn(lambda sending: sending.send_all(queue)) is is_empty
+        assert sender.tick(lambda sending: sending.send_all(queue)) is is_empty
         expected += [call.watch(sending, reading=is_reading, writing=writing) for writing in watched]
         assert poller.method_calls == expected
     assert sending.took == [1, 2, 3]

@@ -235,16 +235,16 @@ def waits(monitor, change, **options):
     seen = []
 
     def run():
-        with monitor.changed:
+        with monitor.condition:
             change()
             seen.append("changed")
-            monitor.changed.notify_all()
+            monitor.condition.notify_all()
 
     thread = threading.Thread(target=run)
     try:
-        with monitor.changed:
+        with monitor.condition:
             thread.start()
-            return monitor.until(lambda: bool(seen), monitor.now() + DEADLINE, **options)
+            return monitor.wait_until(lambda: bool(seen), monitor.now() + DEADLINE, **options)
     finally:
         thread.join(DEADLINE)
 
@@ -281,7 +281,7 @@ class Both(Beside, Reader):
 def test_a_node_of_any_class_is_left_to_the_parent(kind):
     node = type(kind.__name__, (kind,), {"__init__": lambda self: None})()
     node._pid = os.getpid() - 1
-    process.leave_to_parent([node], Forked)
+    process.disable_in_child([node], Forked)
     assert isinstance(node, kind) and node.closed and not node.close() and "forked from process" in repr(node)
     with pytest.raises(ForkedError, match=kind.CALLED):
         node.stats()

@@ -69,7 +69,7 @@ def test_what_cannot_be_launched_is_refused(options, words):
 def test_actors_alone_need_a_cluster_of_somebody():
     assert LaunchOptions(actor=("a",), endpoint="tcp://a:1", actors=2).names == ["actor-0", "actor-1"]
     assert LaunchOptions(actor=("a",), nodes=Nodes(tables="{}")).names == ["actor-0"]
-    assert LaunchOptions(learner=("a",)).names == ["learner"] and LaunchOptions(learner=("a",)).embeds
+    assert LaunchOptions(learner=("a",)).names == ["learner"] and LaunchOptions(learner=("a",)).is_embedded
 
 
 def test_every_process_of_nearby_runs_has_a_seed_of_its_own():
@@ -253,11 +253,14 @@ def worked(seconds: float = 0.0) -> Restarts:
     return restarts
 
 
-def test_a_process_that_never_worked_is_not_started_again() -> None:
+def test_a_process_that_never_worked_is_started_again_only_if_it_was_killed() -> None:
     restarts = Restarts()
     assert restarts.died(1.0) is None
     assert restarts.due is None
     assert not restarts.is_due(1e9)
+    restarts = Restarts()
+    assert restarts.died(1.0, is_killed=True) == MIN_PAUSE
+    assert restarts.died(2.0) is None, "it ended by itself then"
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(MIN_UPTIME, MIN_PAUSE), (MIN_UPTIME - 0.01, 2 * MIN_PAUSE)])
@@ -267,12 +270,6 @@ def test_a_while_of_work_makes_former_deaths_forgotten(seconds: float, pause: fl
     restarts.started()
     restarts.ready(100.0)
     assert restarts.died(100.0 + seconds) == pause
-
-
-def test_a_process_that_was_killed_is_started_again_though_it_never_worked() -> None:
-    restarts = Restarts()
-    assert restarts.died(1.0, is_killed=True) == MIN_PAUSE
-    assert restarts.died(2.0) is None, "it ended by itself then"
 
 
 LIVES = {

@@ -20,7 +20,7 @@ from memoire.figures import (
     gauge,
     histogram,
     shown,
-    summed,
+    summed_fields,
     total,
     within,
 )
@@ -129,7 +129,7 @@ def test_figures_of_several_nodes_are_those_of_all_episodes_and_of_the_worst_bat
 
 
 def test_a_part_of_an_older_version_adds_nothing_to_what_it_does_not_know() -> None:
-    assert summed(Part, [{"name": "old", "seen": 3}, {"name": "new", "seen": 4, "oldest": 2.0, "bad": 1}]) == {
+    assert summed_fields(Part, [{"name": "old", "seen": 3}, {"name": "new", "seen": 4, "oldest": 2.0, "bad": 1}]) == {
         "name": "old", "seen": 7, "oldest": 2.0, "bad": 1,
     }  # fmt: skip
     assert total(Part, [{"name": "empty"}]) == Part("empty", 0)

@@ -15,7 +15,7 @@ from memoire.errors import NotEnoughSamples
 from memoire.figures import Timings
 from memoire.nodes.http import NodePages
 from memoire.replay.batch import GatheredSamples
-from memoire.server.stats import recent, spread
+from memoire.server.stats import recent, summarize_values
 from memoire.tables.inspection import FreshnessMonitor
 from memoire.wire.messages import TEST, Ended
 from netkit import SCHEMA, record, until
@@ -157,10 +157,10 @@ def test_timings_count_each_duration_in_one_bucket():
     timings = Timings(["A", "B"])
     for seconds in (0.0, 0.0001, 0.00011, 2.5, 99.0):
         timings.record("A", seconds)
-    timing = timings.now()["A"]
+    timing = timings.durations()["A"]
     assert timing.count == 5 and timing.seconds == pytest.approx(101.50021)
     assert (timing.counts[0], timing.counts[1], timing.counts[-2], timing.counts[-1]) == (2, 1, 1, 1)
-    assert timings.now()["B"].count == 0
+    assert timings.durations()["B"].count == 0
 
 
 def batch_of(ages, versions):
@@ -200,6 +200,6 @@ def test_recent_episodes_are_of_one_kind():
 
 
 def test_a_spread_is_over_those_who_report_and_bounded_in_names():
-    spreads = spread([{"a": 1.0, "b": 5.0}, {"a": 3.0}], most=1)
+    spreads = summarize_values([{"a": 1.0, "b": 5.0}, {"a": 3.0}], most=1)
     assert list(spreads) == ["a"]
     assert (spreads["a"].count, spreads["a"].mean, spreads["a"].least, spreads["a"].greatest) == (2, 2.0, 1.0, 3.0)

@@ -72,11 +72,6 @@ def pages(server):
         yield running
 
 
-def test_a_server_that_works_is_alive_and_ready(pages):
-    assert ask(pages, "/livez")[::2] == (200, {"alive": True, "reasons": []})
-    assert ask(pages, "/readyz")[::2] == (200, {"ready": True, "reasons": []})
-
-
 def test_status_shows_each_client_and_what_became_of_its_caches(server, pages):
     with memoire.connect(server.endpoint, seed=0) as client:
         record(client, episodes=2, length=20)
@@ -320,7 +315,9 @@ def test_a_page_of_a_size_that_cannot_be_is_refused(pages, query):
     assert status == 400 and "most must be a number from 1 to 1000" in reply["error"]
 
 
-def test_a_server_that_closes_is_alive_but_not_ready(server, pages):
+def test_a_server_is_alive_and_ready_until_it_closes_and_then_alive_but_not_ready(server, pages):
+    assert ask(pages, "/livez")[::2] == (200, {"alive": True, "reasons": []})
+    assert ask(pages, "/readyz")[::2] == (200, {"ready": True, "reasons": []})
     server.close()
     assert ask(pages, "/livez")[0] == 200
     status, _, reply = ask(pages, "/readyz")

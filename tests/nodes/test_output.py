@@ -43,7 +43,7 @@ def test_text_that_a_terminal_lacks_is_shown_as_an_escape(encoding):
     raw = io.BytesIO()
     with contextlib.redirect_stdout(io.TextIOWrapper(raw, encoding)) as shown:
         output.accept_all_text()
-        output.say("réseau … \udcff")
+        output.print_line("réseau … \udcff")
         shown.detach()
     expected = {"ascii": b"r\\xe9seau \\u2026 \\udcff\n", "latin-1": b"r\xe9seau \\u2026 \\udcff\n"}
     assert raw.getvalue() == expected.get(encoding, "réseau … \\udcff\n".encode())
@@ -65,7 +65,7 @@ def test_a_reader_that_has_ended_ends_the_output():
     os.close(read)
     with os.fdopen(write, "w") as closed:
         with pytest.raises(BrokenPipeError):
-            output.say("line", closed)
+            output.print_line("line", closed)
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)
 
 

@@ -145,7 +145,7 @@ def test_what_is_required_may_come_from_anywhere_but_has_to_come(tmp_path, capsy
 
 
 def test_a_part_names_one_of_several_servers_counted_from_1():
-    assert [roles.part_of(part) for part in (None, "1/1", "2/3")] == [(0, 1), (0, 1), (1, 3)]
+    assert [roles.parse_part(part) for part in (None, "1/1", "2/3")] == [(0, 1), (0, 1), (1, 3)]
 
 
 def test_all_that_holds_is_shown_with_its_source(tmp_path, monkeypatch, capsys):

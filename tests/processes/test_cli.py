@@ -229,19 +229,15 @@ def test_what_is_no_address_is_said_so(endpoint: str) -> None:
     assert examine(endpoint)[0] == doctor.NO_ADDRESS
 
 
-def test_a_name_that_does_not_resolve() -> None:
-    status, output = examine("tcp://no-such-host.invalid:5560")
-    assert status == doctor.NO_NAME == 3, "scripts read the number"
-    assert "'no-such-host.invalid' does not resolve" in output
-
-
-def test_nothing_listens(tmp_path: Path) -> None:
-    status, output = examine(ports.address())
-    assert status == doctor.NOTHING_LISTENS
-    assert "no process listens" in output
-    status, output = examine(f"ipc://{tmp_path}/nothing")
-    assert status == doctor.NOTHING_LISTENS
-    assert "The socket file does not exist" in output
+def test_names_that_do_not_resolve_and_addresses_where_nothing_listens_are_told_apart(tmp_path: Path) -> None:
+    for endpoint, expected, words in (
+        ("tcp://no-such-host.invalid:5560", doctor.NO_NAME, "'no-such-host.invalid' does not resolve"),
+        (ports.address(), doctor.NOTHING_LISTENS, "no process listens"),
+        (f"ipc://{tmp_path}/nothing", doctor.NOTHING_LISTENS, "The socket file does not exist"),
+    ):
+        status, output = examine(endpoint)
+        assert status == expected and words in output
+    assert doctor.NO_NAME == 3, "scripts read the number"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_child_is_ready_when_it_says_so_says_where_and_finishes_on_order(launc
     assert launcher.await_ready([child])
     assert child.facts == {"pid": child.process.pid, "threads": "1"}
     assert child.status is None
-    child.order("finish")
+    child.send_order("finish")
     assert launcher.wait_for([child], 20.0)
     assert list(child.tail) == ["finishing"]
 
@@ -236,7 +236,7 @@ def test_an_order_that_is_none_is_the_end_of_the_line() -> None:
 
 
 def test_a_guarded_program_that_gets_sigterm_ends_with_the_status_of_that_signal() -> None:
-    code = "import signal; from memoire.nodes.supervision import guard; guard(); print('ready', flush=True)"
+    code = "import signal; from memoire.nodes.supervision import end_with_launcher; end_with_launcher(); print('ready', flush=True)"
     with program("-c", f"{code}; signal.pause()") as process:
         assert process.stdout.readline() == "ready\n"
         process.terminate()

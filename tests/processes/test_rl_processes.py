@@ -13,7 +13,7 @@ import pytest
 import memoire
 from memoire import rl
 from memoire.rl.__main__ import _parser as command_parser
-from memoire.rl.pipeline import Accident, Run, read_file
+from memoire.rl.pipeline import PlannedKill, Run, read_file
 from netkit import program, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def test_a_run_reaches_its_goal_although_each_role_is_killed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RL_TEST_RUNS", str(tmp_path))
-    accidents = (Accident("worker-0", 60), Accident("trainer", 130), Accident("server-0", 200))
+    accidents = (PlannedKill("worker-0", 60), PlannedKill("trainer", 130), PlannedKill("server-0", 200))
     lines: list[str] = []
     run = Run(str(FILE), seconds=90.0, accidents=accidents, dashboard=False, say=lines.append)
     assert run.run() == 0, "\n".join(lines)

@@ -244,7 +244,7 @@ def save(table, disk):
 
 def go_on(table, disk, now=0.0):
     """Restore an empty table from `disk` and return its incomplete prompts."""
-    table.store.saves = {}
+    table.store.unsaved_changes = {}
     return restore(table, ((kind, key, body) for (kind, key), body in sorted(disk.items())), now)
 
 
@@ -264,9 +264,9 @@ class PromptMachine(RuleBasedStateMachine):
             attempts=ATTEMPTS, keep=KEEP,
         )  # fmt: skip
         self.table, self.model = PromptTable(SCHEMA, self.rules), ModelTable(GROUP, AT_LEAST, on_stale)
-        self.table.store.saves, self.disk = {}, {}
+        self.table.store.unsaved_changes, self.disk = {}, {}
         self.now, self.leases, self.step, self.rewinds = 0.0, [], 0, 0
-        self.table.steps.enter("s0")
+        self.table.steps.admit_session("s0")
         self.model.session = "s0"
         self.add(range(8), 0, 0.0)
         self.save()
@@ -326,7 +326,7 @@ class PromptMachine(RuleBasedStateMachine):
     def take_in(self, row, lease, index, columns, **facts):
         outcome = self.table.answer(row, lease.number, index, columns, **facts)
         if outcome == "taken":
-            self.table.bring_on(row)
+            self.table.update_state(row)
         return outcome
 
     def answer_one(self, lease, index, version, scored, cut):
@@ -494,9 +494,9 @@ class PromptMachine(RuleBasedStateMachine):
     def restore_a_snapshot_elsewhere(self, is_heir):
         """Restore a snapshot in another table: prompts, answers, and epochs that were finished or forgotten."""
         table, facts = PromptTable(SCHEMA, self.rules, first=1 << 20), self.table.book.facts
-        snapshot.go_on(table, snapshot.order_of(self.table), is_heir=is_heir)
+        snapshot.restore_table_state(table, snapshot.table_state_of(self.table), is_heir=is_heir)
         for row in sorted(self.table.book.rows.values(), key=lambda row: row.number):
-            assert snapshot.put_back(table, *snapshot.record_of(self.table, row), is_heir=is_heir)
+            assert snapshot.restore_prompt(table, *snapshot.record_of(self.table, row), is_heir=is_heir)
             for index in range(GROUP):
                 assert table.store.packed(row.key, index) == self.table.store.packed(row.key, index)
         table.check_invariants()
@@ -531,7 +531,7 @@ class ReplayMachine(RuleBasedStateMachine):
         rules = PromptRules(group=1, at_least=1, required_mask=3, keep=1, replay_limit=3)
         self.rules, self.disk, self.drawn = rules, {}, {}
         self.added, self.rewinds, self.first, self.table = 0, 0, 1, PromptTable(SCHEMA, rules)
-        self.table.store.saves = {}
+        self.table.store.unsaved_changes = {}
 
     @property
     def newest(self):
@@ -555,7 +555,7 @@ class ReplayMachine(RuleBasedStateMachine):
         (row,), _ = self.table.lease(WORKERS[0], 0.0)
         come = columns_of({"tokens": np.array([self.added], np.int32), "reward": np.float32(1.0)})
         assert self.table.answer(row, row.lease, 0, come) == "taken"
-        self.table.bring_on(row)
+        self.table.update_state(row)
 
     @rule(count=st.integers(1, 4))
     def draw(self, count):
@@ -635,7 +635,7 @@ class Trainer:
         self.table.add(keys, [b"p"] * 4, priority=self.dice.choice([0.0, 0.0, 1.0]))
 
     def share(self):
-        self.table.book.share_out({"a": 0.6, "b": 0.3})
+        self.table.book.set_shares({"a": 0.6, "b": 0.3})
 
     def lease(self):
         having = [row.lease for row in self.table.leases.held().get(WORKERS[0], ())]
@@ -651,7 +651,7 @@ class Trainer:
             for index in range(2):
                 self.table.answer(row, row.lease, index, columns_of(half), is_last=False, version=version)
                 self.table.answer(row, row.lease, index, rest, piece=1, version=version)
-                self.table.bring_on(row)
+                self.table.update_state(row)
 
     def model(self):
         self.table.saw_model(self.table.book.facts.newest_model + 1)

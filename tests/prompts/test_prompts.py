@@ -18,7 +18,7 @@ from memoire.errors import EntryError, EpochOver, MemoireTimeout, NoSuchField, P
 from memoire.limits import Limits
 from memoire.prompts import messages as messages_of_prompt_worker
 from memoire.prompts.book import MAX_CONSUMERS
-from memoire.prompts.servers import most_of
+from memoire.prompts.servers import max_step_groups
 from memoire.prompts.worker import WorkerCalls
 from memoire.replay.schema import RowSchema
 from memoire.wire import messages
@@ -480,7 +480,7 @@ def test_replay_fills_up_what_fresh_groups_lack_and_a_step_of_replayed_ones_alon
 @given(st.integers(0, 9), st.integers(0, 9), st.floats(0, 1), st.integers(1, 20))
 def test_a_server_can_give_the_largest_number_of_groups_that_its_ready_ones_allow(ready, replayable, replay, groups):
     allowed = [n for n in range(groups + 1) if n - min(round(replay * n), replayable) <= ready]
-    assert most_of(ready, replayable, replay, groups) == allowed[-1] and allowed == list(range(len(allowed)))
+    assert max_step_groups(ready, replayable, replay, groups) == allowed[-1] and allowed == list(range(len(allowed)))
 
 
 @pytest.mark.parametrize("on_stale", ["drop", "wait", "pace"])

@@ -127,7 +127,7 @@ class Requests(Channel):
         self.sent: list[int] = []
 
     def pump(self) -> None:
-        for call in self._calls.due(0.0):
+        for call in self._calls.due_requests(0.0):
             self.sent.append(CONTENTS.number(list(call.frames[1:])))
             self._calls.sent(call, 0.0)
 
@@ -136,8 +136,8 @@ class Requests(Channel):
 
     def open(self) -> tuple[int, ...]:
         """Return the requests without an answer, which may be sent again at any moment."""
-        self._calls.lost(0.0, 0.0)
-        calls = self._calls.due(0.0)
+        self._calls.resend_lost(0.0, 0.0)
+        calls = self._calls.due_requests(0.0)
         for call in calls:
             call.next_send = 1.0
         return tuple(CONTENTS.number(list(call.frames[1:])) for call in calls)
@@ -148,16 +148,16 @@ class Nothing:
 
     is_kept = True
 
-    def open(self, *args: Any) -> bool:
+    def reconnect(self, *args: Any) -> bool:
         return False
 
     def versions(self) -> dict[str, int]:
         return {}
 
-    def announced(self, *args: Any) -> None:
+    def receive_versions(self, *args: Any) -> None:
         """Ignore a notice: the client subscribes to no model."""
 
-    begin_run = restarted = opened = saw_models = configure = announced
+    begin_run = accept_lower_versions = subscribe_all = set_newest_versions = configure = receive_versions
 
     def sums(self) -> MemorySums:
         return MemorySums()
@@ -266,11 +266,11 @@ class ClientEnd:
         self.io.tell()
 
     def _news(self) -> None:
-        self.session.schedule.hear_news(0.0)
+        self.session.schedule.schedule_after_news(0.0)
 
     def _leave(self) -> None:
         self.session.is_leaving = True
-        self.ticket = self.session.schedule.ask(self.session.outbox.newest)
+        self.ticket = self.session.schedule.add_waiting_call(self.session.outbox.newest)
 
     def _answer(self, content: int) -> None:
         self.io.channel.take(content)  # type: ignore[attr-defined]
@@ -456,7 +456,7 @@ class ServerEnd:
     def _cache(self, client: int, content: int) -> None:
         message = parse(CONTENTS.frames(content, client))
         try:
-            self.dispatcher.arrived(message.header, message.body, message.payload)  # type: ignore[arg-type]
+            self.dispatcher.accept_push(message.header, message.body, message.payload)  # type: ignore[arg-type]
         except Exception as error:
             if not hasattr(error, "code"):
                 raise
@@ -492,7 +492,7 @@ class ServerEnd:
         self.dispatcher.drain()
 
     def _inherit(self, run: str, rows: bytes) -> None:
-        self.dispatcher.inherit(run, False, np.frombuffer(rows, ACCOUNT))
+        self.dispatcher.store_inherited(run, False, np.frombuffer(rows, ACCOUNT))
 
     def rows(self) -> dict[str, Rows]:
         """Return all accounts of each run, inherited ones included."""
@@ -519,7 +519,7 @@ class ServerEnd:
             can_say=self.group is not None and self.is_written,
             open=frozenset(self.unanswered),
             run=dispatcher.run_name,
-            leaving=dispatcher.leaving,
+            leaving=dispatcher.is_draining,
             finished=dispatcher.finished,
             epoch=dispatcher.epoch,
             guests=len(dispatcher.ledger.guests),

@@ -36,19 +36,19 @@ def newest_report_in_place_of_the_greatest(merged: Any, old: Any, update: Any, *
     return msgspec.structs.replace(update, lines=[], ended=[])
 
 
-@mutation(FORGETS, "memoire.accounting.ledger:Ledger.arrived")
+@mutation(FORGETS, "memoire.accounting.ledger:Ledger.count_arrived_cache")
 def caches_without_since(arrived: Any, self: Any, *args: Any, since: int = 0, **named: Any) -> Any:
     """A server counts caches that were pushed to an account of its former life."""
     return arrived(self, *args[:5], 0, *args[6:], **named)
 
 
-@mutation(FORGETS, "memoire.client.counts:AccountWindows.belong")
+@mutation(FORGETS, "memoire.client.counts:AccountWindows.enter_account")
 def windows_without_since(belong: Any, self: Any, run: int, home: int, since: int) -> Any:
     """A client continues the numbers of an account that its home has forgotten."""
     return belong(self, run, home, 1)
 
 
-@mutation(World("a restart", kills=1), "memoire.server.state:Committer.hold")
+@mutation(World("a restart", kills=1), "memoire.server.state:Committer.hold_until_saved")
 def answer_before_its_save(hold: Any, self: Any, header: Any, reply: Any, send: Any) -> Any:
     """A server answers before the acknowledged data are on disk."""
     return reply
@@ -77,7 +77,7 @@ def run_drawn_on_the_wrong_side() -> None:
         if boundary is not None:
             self._entered = boundary.counts
 
-    RunCounts.reach = property(lambda self: self.sums)  # type: ignore[assignment,method-assign]
+    RunCounts.covered_counts = property(lambda self: self.sums)  # type: ignore[assignment,method-assign]
     replace("memoire.client.counts:RunCounts.enter_run", from_the_boundary)
 
 
@@ -101,7 +101,7 @@ def lines_without_numbers(take: Any, self: Any, client: bytes, lines: Any, throu
     return take(self, client, lines, 0, now)
 
 
-@mutation(World("a lost answer", losses=1), "memoire.client.counts:LineOutbox.waiting")
+@mutation(World("a lost answer", losses=1), "memoire.client.counts:LineOutbox.next_lines")
 def lines_acknowledged_when_sent(waiting: Any, self: Any, *args: Any, **named: Any) -> Any:
     """A client forgets lines when it sends them."""
     chosen = waiting(self, *args, **named)

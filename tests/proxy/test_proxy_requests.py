@@ -47,12 +47,12 @@ class Arriving:
     def is_coming(self, topic, version):
         return (topic, version) in self.coming
 
-    def want(self, topic):
+    def follow_topic(self, topic):
         if topic not in self.wanted and len(self.wanted) >= self.most:
             raise ParameterError("topic", topic, "one of few")
         self.wanted.add(topic)
 
-    def announced(self, versions):
+    def receive_versions(self, versions):
         self.announcements.append(versions)
 
     def begin_run(self):
@@ -62,13 +62,13 @@ class Arriving:
 class Back(Backend):
     """Server address; if names are passed, the address has sent a WELCOME that lists these servers."""
 
-    is_away, denied = False, ""
+    is_away, denial_reason = False, ""
 
     def __init__(self, *names, endpoint="tcp://a", run=RUN):
         super().__init__(endpoint)
         self.topics = Arriving()
         if names:
-            self.learn(header(messages.Welcome, run=run), welcome(names[0], servers=list(names)))
+            self.apply_welcome(header(messages.Welcome, run=run), welcome(names[0], servers=list(names)))
 
 
 def header(body, run=RUN, home=0, client=b"c" * 16, sequence=1):
@@ -84,7 +84,7 @@ def router_of(*backs, now=100.0):
     router = Router(now)
     router.backs = list(backs)
     for back in backs:
-        router.learn(back)
+        router.update_homes(back)
     return router
 
 
@@ -144,7 +144,7 @@ def test_a_hello_says_what_client_and_proxy_both_take_of_replies():
         step = world.take(request(messages.Hello(role="actor", name="me", takes=takes)))
         hello = parse(step.request.message).body
         assert (hello.takes, hello.role, hello.name) == (passed_on, "actor", "me")
-        assert world.requests.receivers.of(b"c" * 16) == ReplyLimits.of(passed_on)
+        assert world.requests.receivers.limits_of(b"c" * 16) == ReplyLimits.from_hello(passed_on)
     introduction = parse(world.take(request(messages.Update(), home="a")).introduction[2:])
     assert introduction.body.takes == passed_on and introduction.header.sequence == 0, "its reply answers no request"
 
@@ -167,22 +167,19 @@ def test_a_hello_for_a_server_that_may_still_come_is_given_to_no_other_one():
     assert not world.requests.pending  # the client sends the request again
     assert world.take(asked, NOW + START_GRACE + 0.1) == ForwardRequest(world.router.backs[0], asked)
     late.names = ("x",)
-    world.router.learn(late)
+    world.router.update_homes(late)
     assert world.take(asked, NOW) == ForwardRequest(late, asked)
 
 
-def test_a_hello_is_refused_while_no_server_lets_this_proxy_in():
+def test_a_hello_is_refused_while_no_server_lets_this_proxy_in_or_a_welcome_is_longer_than_it_takes():
     back = Back()
-    back.denied = "No key."
+    back.denial_reason = "No key."
     with pytest.raises(ProtocolError, match=r"No key\.") as raised:
         World(back).take(request(HELLO))
     assert raised.value.code == "denied"
-
-
-def test_clients_hear_if_a_welcome_is_longer_than_their_proxy_takes():
     back = Back()
-    back.answered(Refused("tcp://a", "too_large", "WELCOME takes 7340 bytes"))
-    back.denied = back.refusal
+    back.receive_answer(Refused("tcp://a", "too_large", "WELCOME takes 7340 bytes"))
+    back.denial_reason = back.refusal
     with pytest.raises(ProtocolError, match="this proxy's own limits are too low: WELCOME takes 7340 bytes") as raised:
         World(back).take(request(HELLO))
     assert raised.value.code == "too_large"
@@ -213,31 +210,21 @@ def test_a_model_of_a_run_that_another_server_counts_is_asked_of_the_server():
     assert isinstance(world.take(request(fetch(3), home="b", run=0)), AnswerRequest)  # run 0 accepts any run
 
 
-def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here():
+def test_a_request_for_a_model_on_its_way_is_answered_once_it_is_here_and_held_no_longer_than_its_first_copy():
     back = Back("a")
     world = World(back)
     back.topics.coming = {("policy", 3), ("policy", 4)}
     asked = request(fetch(3), home="a")
     assert world.take(asked) is None and world.take(asked) is None  # the second call repeats the request
     later = request(fetch(4), home="a", sequence=2)
-    assert world.take(later) is None
+    assert world.take(later) is None and world.take(later, NOW + 3.0) is None  # the first of both counts
     assert world.cache.next_time() == NOW + HELD_FETCH_TIMEOUT and world.counts.requests == 0
     _, stored = world.put(back, 3)
-    assert world.cache.arrived(stored) == [asked]
+    assert world.cache.release_for_model(stored) == [asked]
     assert bytes(chunk_of(world.requests.release(asked, NOW)).payload) == b"weights"
+    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == []
     assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [later] and world.cache.next_time() == float("inf")
     assert world.requests.release(later, NOW + HELD_FETCH_TIMEOUT) == ForwardRequest(back, later)
-
-
-def test_a_request_is_held_no_longer_than_the_first_one_of_it():
-    back = Back("a")
-    world = World(back)
-    back.topics.coming = {("policy", 3)}
-    asked = request(fetch(3), home="a")
-    world.take(asked)
-    world.take(asked, NOW + 3.0)
-    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT - 0.1) == []
-    assert world.cache.overdue(NOW + HELD_FETCH_TIMEOUT) == [asked]
 
 
 def test_a_request_that_is_released_and_has_no_home_any_more_is_refused():
@@ -255,12 +242,12 @@ def test_an_older_model_is_not_kept_and_the_notice_says_where_the_newest_came_fr
     world = World(first, second)
     assert world.put(first, 3, noticed=(1, 5))[0]
     assert not world.put(second, 3)[0] and not world.put(second, 2)[0]
-    notice = parse_notice(world.cache.notice(world.cache.store.newest("policy")))
+    notice = parse_notice(world.cache.notice_frames(world.cache.store.newest("policy")))
     assert (notice.header.home, notice.body.epoch, notice.body.version) == (HOME("a"), 5, 3)
     is_new, newest = world.put(second, 4, noticed=(1, 6))
-    notice = parse_notice(world.cache.notice(newest, again=True))
+    notice = parse_notice(world.cache.notice_frames(newest, again=True))
     assert is_new and (notice.header.home, notice.header.run, notice.body.epoch) == (HOME("b"), OTHER, 6)
-    assert notice.payload is None and parse_notice(world.cache.notice(newest)).payload is not None
+    assert notice.payload is None and parse_notice(world.cache.notice_frames(newest)).payload is not None
 
 
 def test_a_publisher_that_began_again_counts_from_1_unless_the_newest_is_another_servers():
@@ -349,7 +336,7 @@ def test_a_welcome_that_grew_beyond_what_its_client_takes_is_refused():
 
 
 def learn(back, body, run=RUN):
-    return back.learn(header(messages.Welcome, run=run), body)
+    return back.apply_welcome(header(messages.Welcome, run=run), body)
 
 
 def test_a_server_that_is_heard_of_again_is_not_the_oldest():
@@ -363,9 +350,9 @@ def test_a_server_that_is_heard_of_again_is_not_the_oldest():
 def test_a_notice_of_another_run_is_not_taken_and_has_hello_ask():
     back = Back("a")
     back.hello.due = 99.0
-    assert back.hears(header(messages.Notice)) and back.hears(header(messages.Notice, run=0))
+    assert back.is_notice_current(header(messages.Notice)) and back.is_notice_current(header(messages.Notice, run=0))
     assert not back.hello.is_due(98.0)
-    assert not back.hears(header(messages.Notice, run=OTHER))
+    assert not back.is_notice_current(header(messages.Notice, run=OTHER))
     assert back.hello.is_due(0.0)
 
 
@@ -376,6 +363,13 @@ def test_a_model_of_the_only_server_there_is_that_servers_in_its_newest_life():
     assert back.publisher((3, 4)) == (HOME("a"), 7) and back.publisher((3, 8)) == (HOME("a"), 8)
     learn(back, welcome("b", servers=["a", "b"], epoch=9))
     assert back.publisher((3, 4)) == (3, 4)
+
+
+def test_a_client_is_shown_as_many_pages_as_a_welcome_has_room_for():
+    router = router_of(back := Back("a"))
+    router.pages, back.pages = ["http://a:1"], [f"http://b:{port}" for port in range(1, 5000)]
+    shown = router.welcome(welcome(), messages.NodeEndpoints(), {}, Limits())
+    assert parse(encode(shown, client=b"c" * 16, sequence=1)).body.pages == [*router.pages, *back.pages[:4095]]
 
 
 # --- Choice of servers for clients, and the lists of servers that clients receive
@@ -415,30 +409,26 @@ def test_a_name_more_moves_only_the_clients_that_it_gets():
     assert {new for old, new in moved if old != new} == {"c"} and 60 < sum(old != new for old, new in moved) < 140
 
 
-def test_the_same_list_in_another_order_changes_nothing():
-    router = listed("a", "b")
-    assert relist(router, 1, 0, now=200.0) == (False, []) and router.listed_at == 100.0
-
-
 def test_an_address_that_was_taken_off_serves_its_clients_for_a_while_and_is_known_to_be_gone_then():
     router = listed("a", "b")
     old = router.backs[0]
+    assert relist(router, 1, 0, now=200.0) == (False, []) and router.listed_at == 100.0, "only the order differs"
     assert relist(router, 1, 2, now=200.0) == (True, ["tcp://2"]) and router.listed_at == 200.0
-    assert router.servers == ("b",) and router.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in router.all
+    assert router.servers == ("b",) and router.retiring == {old: 200.0 + RETIRE_TIMEOUT} and old in router.all_addresses
     assert router.retire(200.0 + RETIRE_TIMEOUT - 0.1) == set() and router.homes[HOME("a")] is old
-    assert not router.is_unknown(HOME("a"), 200.0)  # tcp://2 has not answered
+    assert not router.is_server_absent(HOME("a"), 200.0)  # tcp://2 has not answered
     assert router.retire(200.0 + RETIRE_TIMEOUT) == {old}
-    assert HOME("a") not in router.homes and router.retiring == {} and old not in router.all
-    assert router.is_unknown(HOME("a"), 200.0) and not router.is_unknown(HOME("x"), 200.0)
+    assert HOME("a") not in router.homes and router.retiring == {} and old not in router.all_addresses
+    assert router.is_server_absent(HOME("a"), 200.0) and not router.is_server_absent(HOME("x"), 200.0)
 
 
 def test_of_very_many_homes_that_were_removed_only_the_newest_are_known():
     router = listed("a")
     router.backs[0].names = ("a", *(f"old-{number}" for number in range(MAX_REMOVED)))
-    router.learn(router.backs[0])
+    router.update_homes(router.backs[0])
     relist(router, 1)
     router.retire(200.0)
-    unknown = [router.is_unknown(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
+    unknown = [router.is_server_absent(HOME(name), 100.0) for name in ("a", "old-0", f"old-{MAX_REMOVED - 1}")]
     assert unknown == [False, True, True]  # tcp://1 has not answered, and may serve the forgotten home server
 
 
@@ -450,9 +440,8 @@ def test_a_welcome_on_its_way_to_a_client_has_this_proxys_addresses_list_and_lim
         schema="{}", servers=["b"], leaving=["z"], models={"policy": 5, "old": 2}, home_name="b", unmet=["tcp://x"],
         limits={"request_bytes": 10, "message_bytes": 1 << 50, "unheard_of": 7},
     )  # fmt: skip
-    own = messages.NodeEndpoints(request="tcp://me")
-    passed_on = router.welcome(received, own, {"policy": 4, "new": 1}, Limits())
-    assert passed_on.endpoints == own and passed_on.servers == ["a"] and passed_on.leaving == ["z", "a", "b"]
+    passed_on = router.welcome(received, OWN, {"policy": 4, "new": 1}, Limits())
+    assert passed_on.endpoints == OWN and passed_on.servers == ["a"] and passed_on.leaving == ["z", "a", "b"]
     assert passed_on.models == {"policy": 5, "old": 2, "new": 1} and passed_on.unmet == ["tcp://2"]
     assert passed_on.limits == {"request_bytes": 10, "message_bytes": Limits().message_bytes, "unheard_of": 7}
     assert (passed_on.home_name, passed_on.schema) == ("b", "{}")

@@ -21,7 +21,7 @@ class Monitor:
 
     def __init__(self):
         self.time, self.is_open, self.paused = 100.0, True, []
-        self.changed = self
+        self.condition = self
 
     def __enter__(self):
         return self
@@ -72,10 +72,10 @@ class Thread:
         if answer is not None:
             finish(answer if isinstance(answer, MemoireError) else message(answer))
 
-    def silence(self, what, patience):
+    def no_answer_error(self, what, patience):
         return MemoireTimeout(what, "tcp://a", patience, "")
 
-    def enter(self, run):
+    def enter_run(self, run):
         self.entered.append(run)
 
 

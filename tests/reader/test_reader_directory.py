@@ -5,7 +5,7 @@ import pytest
 
 from memoire.errors import MemoireTimeout, SchemaMismatch
 from memoire.models.model import make
-from memoire.reader.directory import FORGET_TIMEOUT, Directory, FeedbackRouter, RunChange, clients_of
+from memoire.reader.directory import FORGET_TIMEOUT, Directory, FeedbackRouter, RunChange, comparable_client_ids
 from memoire.reader.publishing import Publishing
 from memoire.reader.reader import DeliveredBatches
 from memoire.reader.rounds import RateTracker
@@ -28,10 +28,10 @@ def test_a_server_keeps_its_address_while_that_leads_there_and_takes_another_one
     directory = Directory(["tcp://a", "tcp://b"], "reader", 0.0)
     learn(directory, welcome("a", ["a", "b"]))
     learn(directory, welcome("a", ["a", "b"]), address=1)
-    assert [server.address.endpoint for server in directory.known] == ["tcp://a", "tcp://a"]
+    assert [server.address.endpoint for server in directory.known_servers] == ["tcp://a", "tcp://a"]
     learn(directory, welcome("b", ["b"]))
-    assert [server.address.endpoint for server in directory.known] == ["tcp://b", "tcp://a"]
-    assert all(server.is_listed for server in directory.known)
+    assert [server.address.endpoint for server in directory.known_servers] == ["tcp://b", "tcp://a"]
+    assert all(server.is_listed for server in directory.known_servers)
 
 
 def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
@@ -41,7 +41,7 @@ def test_a_server_that_is_away_is_reached_by_the_address_that_named_it_last():
     assert directory.servers["a"].address is directory.addresses[0]
     directory.servers["a"].is_away = True
     learn(directory, welcome("a"), address=1)
-    assert directory.servers["a"].address is directory.addresses[1] and directory.there == []
+    assert directory.servers["a"].address is directory.addresses[1] and directory.present_servers == []
 
 
 def test_a_server_that_nobody_lists_is_forgotten_after_a_while_and_comes_back_as_another():
@@ -64,7 +64,7 @@ def test_a_server_of_other_columns_is_refused_and_changes_nothing():
 
 def test_a_reader_that_names_no_table_keeps_the_first_one_and_asks_again():
     directory = directory_of("a")
-    directory.due(1.0)
+    directory.due_addresses(1.0)
     assert learn(directory, welcome("b", ["b"], table_name="another")) is None
     assert list(directory.servers) == ["a"] and directory.addresses[0].hello.due == 0.0
 
@@ -91,6 +91,14 @@ def test_a_run_is_over_when_all_servers_say_so_and_stays_over():
     assert directory.is_finished
 
 
+def test_a_server_that_restarts_is_new_once_and_one_that_reports_no_parameters_differs_in_none():
+    directory = directory_of("a")
+    server = directory.servers["a"]
+    assert [directory.record_epoch(server, epoch) for epoch in (5, 5, 6)] == [True, False, True]
+    server.fingerprint = 1
+    assert directory.differing_servers() == [server] and directory.parameter_mismatch() is None
+
+
 # --- Sampling rates of several servers, message by message
 
 BAND = Parameters(samples_per_insert=2.0, samples_per_insert_tolerance=100.0)
@@ -114,15 +122,16 @@ def test_samples_that_were_asked_for_before_there_was_a_band_are_waited_for():
     tracker = RateTracker()
     tracker.record_report("a", 1, rate(10, 0), 10, 1)
     assert "before the band began" in tracker.why_not_draw(BAND, ["a"], 1, on_way=5)
-    assert tracker.band("a", ["a"]) is None
+    assert tracker.cluster_rate("a", ["a"]) is None
 
 
 def test_a_server_that_comes_later_brings_its_surplus_unless_it_was_told_of_all():
     tracker = begun("a")
+    tracker.record_report("a", 1, rate(12, 4), 12, 1)
     tracker.record_report("b", 1, rate(30, 0), 30, 1)
-    assert tracker.band("a", ["a", "b"]).surplus == 20.0 + 60.0
+    assert tracker.cluster_rate("a", ["a", "b"]).surplus == 20.0 + 60.0
     tracker.record_report("c", 1, rate(5, 0, surplus=80.0, is_told=True), 5, 1)
-    assert tracker.band("a", ["a", "b", "c"]).surplus == 80.0
+    assert tracker.cluster_rate("a", ["a", "b", "c"]).surplus == 80.0
 
 
 # --- Figures of delivered batches, without a thread or a clock
@@ -165,7 +174,7 @@ class Publishers:
         """Answer the oldest chunk on its way to a server; by default, the server takes the chunk."""
         send = next(send for send in self.sends if send.server.name == name)
         self.sends.remove(send)
-        self.sends += self.publishing.answered(send, answer or self.taken(send))
+        self.sends += self.publishing.receive_answer(send, answer or self.taken(send))
 
     def taken(self, send):
         received = send.offset + len(send.payload or b"")
@@ -187,9 +196,11 @@ def test_a_call_does_not_wait_for_a_server_that_said_nothing_while_another_one_h
     world.answer("a")
     world.answer("a")
     assert not world.publishing.is_taken(order, late - 0.1) and world.publishing.is_taken(order, late)
-    assert [server.name for server in world.publishing.silent(world.publishing.missing(order), "policy")] == ["b"]
+    assert [
+        server.name for server in world.publishing.silent_servers(world.publishing.undecided_servers(order), "policy")
+    ] == ["b"]
     world.answer("b")  # server b has begun to answer, so the call waits for b
-    assert not world.publishing.is_taken(order, late) and world.publishing.silent(order.there, "policy") == []
+    assert not world.publishing.is_taken(order, late) and world.publishing.silent_servers(order.there, "policy") == []
 
 
 def test_a_call_that_finds_nobody_waits_for_the_first_server_that_comes():
@@ -235,7 +246,7 @@ def test_a_server_that_cannot_take_it_now_is_greeted_at_once_and_offered_it_then
     world.directory.addresses[0].hello.due = 5.0
     world.answer("a", refused(code))
     assert world.sends == [] and world.directory.next_time() == 0.0
-    assert world.publishing.missing(order) == list(order.there) and world.publishing.refusal(order) is None
+    assert world.publishing.undecided_servers(order) == list(order.there) and world.publishing.refusal(order) is None
     world.met("a")
     world.answer_all()
     assert world.publishing.is_taken(order, 0.0)
@@ -249,12 +260,14 @@ def test_a_server_that_lacks_room_is_offered_it_after_its_next_hello_and_says_wh
     world.answer("a", refused(code))
     world.answer("b")
     assert [send.server.name for send in world.sends] == ["b"] and world.directory.next_time() == 5.0
-    missing = world.publishing.missing(order)
+    missing = world.publishing.undecided_servers(order)
     assert missing == list(order.there) and world.publishing.refusal(order) is None
-    assert world.publishing.put_off(missing, "policy") == [f"Server 'a' refused the model for now ({code}): no."]
+    assert world.publishing.postponement_reasons(missing, "policy") == [
+        f"Server 'a' refused the model for now ({code}): no."
+    ]
     world.met("a")
     world.answer_all()
-    assert world.publishing.is_taken(order, 0.0) and not world.publishing.put_off(order.there, "policy")
+    assert world.publishing.is_taken(order, 0.0) and not world.publishing.postponement_reasons(order.there, "policy")
 
 
 @pytest.mark.parametrize(("code", "is_taken"), [("disk", True), ("busy", False)])
@@ -271,13 +284,13 @@ def test_a_server_whose_disk_is_full_holds_nobody_up_for_long_where_another_one_
 def test_nothing_of_a_former_run_is_sent_in_the_next_one():
     world = Publishers("a", "b")
     order = world.publish()
-    servers = tuple(world.directory.known)
-    world.publishing.enter(RunChange(True, servers[:1]))
+    servers = tuple(world.directory.known_servers)
+    world.publishing.enter_run(RunChange(True, servers[:1]))
     world.answer("a")
-    assert [send.server.name for send in world.sends] == ["b"] and not world.publishing.is_used
-    world.publishing.enter(RunChange(False, servers[1:]))
+    assert [send.server.name for send in world.sends] == ["b"] and not world.publishing.has_published
+    world.publishing.enter_run(RunChange(False, servers[1:]))
     world.answer("b")
-    assert world.sends == [] and world.publishing.missing(order) == list(servers)
+    assert world.sends == [] and world.publishing.undecided_servers(order) == list(servers)
     world.met("a")
     assert world.sends == []
 
@@ -309,7 +322,7 @@ def ids_of(*clients):
 def route(router, ids, **has):
     """Return the messages that are sent if `has` maps each server to its clients."""
     servers = directory_of(*has).servers
-    clients = [(servers[name], clients_of(ids_of(*numbers))) for name, numbers in has.items()]
+    clients = [(servers[name], comparable_client_ids(ids_of(*numbers))) for name, numbers in has.items()]
     return router.route(ids, np.arange(len(ids), dtype=np.float32), SCHEMA, clients)
 
 
@@ -322,11 +335,11 @@ def test_samples_of_clients_that_nobody_has_are_lost():
 def test_what_a_server_lost_or_did_not_answer_is_counted():
     router = FeedbackRouter()
     (piece,) = route(router, ids_of(7, 7, 7), a=[7])
-    router.answered(piece, message(messages.Taken(samples=2, lost=1)))
+    router.receive_answer(piece, message(messages.Taken(samples=2, lost=1)))
     assert router.lost == 1
-    router.answered(piece, MemoireTimeout("reply", "tcp://a", 1.0, ""))
+    router.receive_answer(piece, MemoireTimeout("reply", "tcp://a", 1.0, ""))
     assert router.lost == 4
-    router.answered(piece, message(messages.Summed()))
+    router.receive_answer(piece, message(messages.Summed()))
     assert router.lost == 7
 
 

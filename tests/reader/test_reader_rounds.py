@@ -85,11 +85,11 @@ def test_no_batch_is_drawn_while_servers_differ_in_any_parameter():
         assert world.run(2) == [], name
         world.directory.servers["b"].parameters = other
         with pytest.raises(ParameterError, match=f"^Server b has {name}=.*but other servers of this table have"):
-            raise world.directory.difference()
+            raise world.directory.parameter_mismatch()
         world.servers["b"].parameters = world.servers["a"].parameters
         world.now += REFUSED_INTERVAL
         world.turn()
-        assert world.directory.difference() is None
+        assert world.directory.parameter_mismatch() is None
 
 
 def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
@@ -102,13 +102,13 @@ def test_a_draw_by_other_parameters_than_planned_is_dropped_and_counted():
 
 def test_batches_are_drawn_until_there_are_enough_and_none_before_somebody_asks():
     world = two(batch_size=0)
-    assert world.begin() == [] and not world.rounds.is_hungry
+    assert world.begin() == [] and not world.rounds.wants_round
     world.prefetch.resize(8)
     world.turn()
     world.turn()
-    assert len(world.prefetch) == 1 and not world.rounds.is_hungry and world.begin() == []
+    assert len(world.prefetch) == 1 and not world.rounds.wants_round and world.begin() == []
     world.prefetch.take()
-    assert world.rounds.is_hungry
+    assert world.rounds.wants_round
 
 
 def test_no_batch_is_planned_while_an_address_has_its_time_to_answer():
@@ -213,11 +213,11 @@ def test_a_refusal_of_a_size_that_nobody_asks_for_any_more_ends_no_call():
 
 def test_a_call_that_waits_for_a_batch_hears_of_its_error_at_once():
     world, thread = two(), Mock()
-    thread.rounds, thread.prefetch, thread.monitor.changed = world.rounds, world.prefetch, MagicMock()
+    thread.rounds, thread.prefetch, thread.monitor.condition = world.rounds, world.prefetch, MagicMock()
     thread.monitor.now.return_value = world.now
     world.turn()
     ReaderThread._answered(thread, world.begin()[0], refused("too_large"))
-    assert thread.monitor.changed.notify_all.called
+    assert thread.monitor.condition.notify_all.called
 
 
 def test_batches_of_a_former_size_and_those_on_their_way_make_others():
@@ -259,12 +259,12 @@ def test_a_batch_goes_on_without_a_server_that_does_not_answer_and_with_it_when_
     ours, theirs = world.begin()
     world.answer(ours)
     assert world.rounds.next_time(world.now) == world.now + LEFT_OUT_TIMEOUT
-    assert world.rounds.late(world.now + LEFT_OUT_TIMEOUT - 0.1, []) == []
+    assert world.rounds.late_servers(world.now + LEFT_OUT_TIMEOUT - 0.1, []) == []
     world.now += LEFT_OUT_TIMEOUT
-    (late,) = world.rounds.late(world.now, [])
+    (late,) = world.rounds.late_servers(world.now, [])
     assert late.name == "b"
     world.rounds.leave_out(late)
-    assert late.is_away and world.rounds.late(world.now, []) == []
+    assert late.is_away and world.rounds.late_servers(world.now, []) == []
     world.begin()  # the sums of server a are too old
     world.answer(*[ask for ask in world.open if ask is not theirs])
     assert kinds(world.begin()) == [("a", Draw)]
@@ -288,8 +288,8 @@ def test_a_server_that_was_forgotten_and_answers_late_is_not_planned_with():
 @pytest.mark.parametrize("answer", [refused("run"), NO_ANSWER, message(messages.Taken())])
 def test_a_server_that_refuses_is_greeted_at_once_and_asked_again_after_a_pause(answer):
     world = World({"a": PoolServer([1])})
-    world.directory.due(world.now)
-    world.directory.addresses[0].hello.answered()
+    world.directory.due_addresses(world.now)
+    world.directory.addresses[0].hello.receive_answer()
     (ask,) = world.begin()
     world.answer(ask, by=answer)
     assert world.directory.next_time() == 0.0
@@ -302,7 +302,7 @@ def test_batches_on_their_way_are_given_up_when_parameters_change():
     world = two()
     world.turn()
     draws = world.begin()
-    world.rounds.give_up()
+    world.rounds.drop_rounds()
     assert world.answer(*draws) == [] and world.rounds.short == 0
 
 
@@ -310,7 +310,7 @@ def waiting(world):
     """Return the batches of twenty rounds of a learner that never finds a batch ready."""
     rounds = []
     for _ in range(20):
-        world.prefetch.starve()
+        world.prefetch.record_empty_queue()
         rounds.append(world.turn())
         while len(world.prefetch):
             world.prefetch.take()
@@ -325,7 +325,11 @@ def plenty(**options):
 def test_a_learner_that_waits_is_given_several_batches_in_a_round_until_it_waits_no_more():
     world = plenty(batch_size=8)
     rounds = [len(batches) for batches in waiting(world)]
-    assert max(rounds) > 1 and world.prefetch.depth == MAX_AHEAD and world.prefetch.reserve == 8 * (MAX_AHEAD + 1)
+    assert (
+        max(rounds) > 1
+        and world.prefetch.depth == MAX_AHEAD
+        and world.prefetch.samples_to_reserve == 8 * (MAX_AHEAD + 1)
+    )
     for _ in range(40 * CALM_TAKES):
         world.turn()
         if len(world.prefetch) > 1:
@@ -352,9 +356,9 @@ def test_large_batches_come_together_as_far_as_their_bytes_allow(size, most, dep
     for _ in range(4):
         queue.put(big)
         queue.take()
-        queue.starve()
+        queue.record_empty_queue()
         queue.begin(1 << 20)
-    assert (queue.depth, queue.round) == (depth, rounds)
+    assert (queue.depth, queue.round_batches) == (depth, rounds)
     assert (queue.begin(8), queue.begin(16)) == (1, rounds), "no more than there are samples for"
 
 
@@ -369,7 +373,7 @@ def test_a_round_is_parted_into_batches_whose_undivided_importance_stays(is_glob
     (drawn,) = two(batch_size=32).run(1)
     importance = np.linspace(0.1, 1.0, 32, dtype=np.float32)
     whole = replace(drawn, importance=importance, divisor=3.0)
-    parts = list(whole.parted(10, is_global))
+    parts = list(whole.split(10, is_global))
     assert [len(part.importance) for part in parts] == [10, 10, 10], "the rest fills no batch"
     undivided = np.concatenate([part.importance * part.divisor for part in parts])
     np.testing.assert_allclose(undivided, importance[:30] * 3.0, rtol=1e-6)
@@ -385,10 +389,10 @@ def test_rows_of_a_ragged_batch_are_as_wide_as_their_longest_value():
     gathered = copy(drawn.gathered)
     gathered.prev, gathered.next = {"x": np.ones((8, 5), np.int8)}, {"x": np.ones((8, 5), np.int8)}
     gathered.prev_lengths, gathered.next_lengths = {"x": lengths}, {"x": lengths[::-1]}
-    parts = list(replace(drawn, gathered=gathered).parted(4, is_global=False))
+    parts = list(replace(drawn, gathered=gathered).split(4, is_global=False))
     assert [(part.gathered.prev["x"].shape, part.gathered.next["x"].shape) for part in parts] == [((4, 5), (4, 5))] * 2
     gathered.next_lengths = {}
-    first, second = replace(drawn, gathered=gathered).parted(4, is_global=False)
+    first, second = replace(drawn, gathered=gathered).split(4, is_global=False)
     assert (first.gathered.prev["x"].shape, second.gathered.prev["x"].shape) == ((4, 2), (4, 5))
     again = second.joined(first, is_global=False).gathered
     assert again.prev["x"].shape == (8, 5) and again.prev_lengths["x"].tolist() == [*lengths[4:], *lengths[:4]]
@@ -423,16 +427,16 @@ def stock():
 def test_taking_samples_agrees_with_counting_them_one_client_after_the_other(reserved, counts):
     held = stock()
     held.report(table_of(reserved), 0.0)
-    held.take(counts_of(counts))
+    held.subtract_requested(counts_of(counts))
     expected = [max(0, there - counts.get(7 + place, 0)) for place, there in enumerate(reserved)]
     assert held.table["reserved"].tolist() == expected
 
 
 def test_nothing_is_taken_where_nothing_is_known():
     held = stock()
-    held.take(counts_of({7: 3}))
+    held.subtract_requested(counts_of({7: 3}))
     assert held.table is None and held.is_older(1.0, 0.0)
     held.report(table_of([3]), 5.0)
-    held.take(NOTHING)
+    held.subtract_requested(NOTHING)
     assert held.table["reserved"].tolist() == [3]
     assert not held.is_older(1.0, 6.0) and held.is_older(1.0, 6.1)

@@ -11,10 +11,10 @@ from memoire.errors import MemoireTimeout, ParameterError
 from memoire.limits import Limits
 from memoire.net.thread import NodeLock
 from memoire.reader.directory import Directory
-from memoire.reader.io import Sides
+from memoire.reader.io import TableKindCalls
 from memoire.replay.parameters import Parameters
 from memoire.tables.base import DeliversOnce, TakeRequest
-from memoire.tables.calls import REFUSED_INTERVAL, RETRY_INTERVAL
+from memoire.tables.calls import LEFT_OUT_TIMEOUT, REFUSED_INTERVAL, RETRY_INTERVAL
 from memoire.tables.rollouts.far import RolloutTaker, shares
 from readerkit import learn, message, refused, welcome
 from rolloutkit import SCHEMA, TakesServer
@@ -38,7 +38,7 @@ class TakesWorld:
         self.servers[name].push(client, numbers, **how)
 
     def begin(self):
-        asks = self.takes.begin(self.now)
+        asks = self.takes.due_requests(self.now)
         self.open += asks
         return [(ask.server.name, ask.body.steps) for ask in asks]
 
@@ -48,7 +48,7 @@ class TakesWorld:
             self.open.remove(ask)
             answer = by or self._reply(ask)
             came = self.takes.read(answer, self.now)
-            self.takes.answered(ask, answer, came, self.now)
+            self.takes.receive_answer(ask, answer, came, self.now)
 
     def _reply(self, ask):
         fields = {name: getattr(ask.body, name) for name in ask.body.__struct_fields__}
@@ -62,7 +62,7 @@ class TakesWorld:
         self.answer()
 
     def want(self, steps, **options):
-        self.takes.want(TakeRequest(steps, **options))
+        self.takes.set_request(TakeRequest(steps, **options))
 
     def take(self, steps, turns=6, **options):
         """Return the numbers of the entries that a call gets within `turns` turns, or [] if too few came."""
@@ -73,7 +73,7 @@ class TakesWorld:
             self.now += RETRY_INTERVAL
             if entries := self.takes.take(self.versions):
                 break
-        self.takes.want(None)
+        self.takes.set_request(None)
         return [number for each in entries for number in each.episode.columns["obs"].tolist()]
 
 
@@ -92,7 +92,7 @@ def test_too_little_is_asked_for_again_after_a_pause_and_nothing_is_taken():
     world.want(20)
     world.turn()
     assert world.begin() == [] and world.takes.next_time(world.now) == world.now + RETRY_INTERVAL
-    entries, fragments, clients, why = world.takes.why_not()
+    entries, fragments, clients, why = world.takes.describe_shortage()
     assert (entries, fragments, clients) == (5, 0, 1)
     assert why == "waiting for 15 more entries (5 of 20 held, from 1 clients at 2 servers)"
     world.now += RETRY_INTERVAL
@@ -107,7 +107,7 @@ def test_entries_of_enough_clients_have_to_be_held():
     world.push("a", range(10), client=b"c" * 16)
     assert world.take(4, min_clients=2) == []
     world.want(4, min_clients=2)
-    assert "waiting for entries of 1 more clients (1 of min_clients=2)" in world.takes.why_not()[3]
+    assert "waiting for entries of 1 more clients (1 of min_clients=2)" in world.takes.describe_shortage()[3]
     world.push("a", range(20, 30), client=b"d" * 16)
     assert world.take(4, min_clients=2) == [0, 1, 2, 3]
 
@@ -119,11 +119,21 @@ def test_what_is_too_old_when_it_is_handed_out_is_passed_over_here_too():
     world.begin()
     world.servers["a"].push(b"c" * 16, range(4, 10), version=4)
     world.answer()
-    world.takes.want(None)
-    assert world.takes.kept == 6
+    world.takes.set_request(None)
+    assert world.takes.held_entries == 6
     world.versions = {"policy": 4}
-    assert world.take(6) == list(range(4, 10)) and (world.takes.stale, world.takes.kept) == (4, 0)
-    assert "4 stale entries were discarded here" in world.takes.why_not()[3]
+    assert world.take(6) == list(range(4, 10)) and (world.takes.discarded_entries, world.takes.held_entries) == (4, 0)
+    assert "4 stale entries were discarded here" in world.takes.describe_shortage()[3]
+
+
+def test_a_server_that_does_not_answer_is_late_until_it_is_left_out():
+    world = TakesWorld("a")
+    world.want(1)
+    world.begin()
+    world.now += LEFT_OUT_TIMEOUT
+    (late,) = world.takes.late_servers(world.now, [])
+    world.takes.leave_out(late)
+    assert world.takes.late_servers(world.now, []) == []
 
 
 def test_more_than_there_is_ever_room_for_and_another_storage_are_refused():
@@ -154,7 +164,7 @@ def test_a_damaged_reply_is_counted_and_ends_nothing():
     world.begin()
     reply = world._reply(world.open[0])
     world.answer(by=message(reply.body, payload=reply.payload[:-1]))
-    assert (world.takes.refused, world.takes.kept) == (1, 0)
+    assert (world.takes.refused, world.takes.held_entries) == (1, 0)
     assert world.take(4) == [4, 5, 6, 7]
 
 
@@ -184,7 +194,7 @@ def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent
             world.turn()
             world.begin()
             world.answer(name)
-            world.takes.want(None)
+            world.takes.set_request(None)
             world.now += data.draw(st.sampled_from([0.0, RETRY_INTERVAL]))
         else:
             took = world.take(count, exact=move == "exact")
@@ -192,9 +202,11 @@ def test_each_entry_comes_once_and_in_its_servers_order_whatever_is_late_or_sent
             got += took
     world.answer()
     held = sum(server.pool.entries() for server in world.servers.values())
-    assert len(got) + world.takes.kept + held == sum(pushed.values()), "nothing is lost, and nothing comes twice"
+    assert len(got) + world.takes.held_entries + held == sum(pushed.values()), (
+        "nothing is lost, and nothing comes twice"
+    )
     for rest in range(200):
-        left = world.takes.kept + sum(server.pool.entries() for server in world.servers.values())
+        left = world.takes.held_entries + sum(server.pool.entries() for server in world.servers.values())
         if not left:
             break
         assert rest < 199
@@ -219,6 +231,6 @@ def test_a_call_wakes_the_thread_that_asks_for_it():
     world.push("a", range(20))
     thread = SimpleNamespace(worker=worker, publishing=SimpleNamespace(versions={}))
     thread.monitor, thread.directory, thread.limits = NodeLock("this reader"), world.directory, world.limits
-    side = world.takes = (sides := Sides(thread)).offering(DeliversOnce)
+    side = world.takes = (sides := TableKindCalls(thread)).side_with_capability(DeliversOnce)
     assert isinstance(side, RolloutTaker)
     assert sum(map(len, sides.take(side, TakeRequest(20), 0.0))) == 20 and worker.turns == 1

@@ -211,13 +211,6 @@ def buffer_of(seed: int | None = 0, **options: Any) -> Buffer:
     return buffer
 
 
-def test_an_empty_buffer_says_so() -> None:
-    buffer = Buffer(CHAIN, 10)
-    assert buffer and len(buffer) == 0
-    with pytest.raises(EmptyMemory, match="nothing to draw: 0 entries are stored"):
-        buffer.sample(4)
-
-
 @pytest.mark.slow
 def test_a_vector_environment_that_has_no_room_is_refused() -> None:
     buffer = Buffer(CHAIN, 10)
@@ -230,7 +223,11 @@ def test_a_vector_environment_that_has_no_room_is_refused() -> None:
         buffer.writer(num_envs=3, autoreset="disabled")
 
 
-def test_info_and_repr_say_what_is_there() -> None:
+def test_info_and_repr_say_what_is_there_and_an_empty_buffer_says_so() -> None:
+    empty = Buffer(CHAIN, 10)
+    assert empty and len(empty) == 0
+    with pytest.raises(EmptyMemory, match="nothing to draw: 0 entries are stored"):
+        empty.sample(4)
     buffer = buffer_of()
     assert buffer.info()["num_entries"] == len(buffer) == 20 and buffer.info()["live"]
     assert repr(buffer).startswith("Buffer(20 of 100 entries, 3 episodes, Schema(obs: float32[1] (state)")

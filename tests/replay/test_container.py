@@ -117,13 +117,13 @@ def test_a_size_that_is_changed_later_is_refused_likewise_and_nothing_is_changed
     tables = build.make_tables(served(place, byte_limit=4 * MiB, storage="episodes"))
     others = sum(place.sizes.values()) - 4 * MiB
     assert others > 1.5 * MiB  # other bytes are models, and messages on the way
-    for change in (lambda: tables.share_out(11 * MiB), lambda: tables.limit(tables.first, 11 * MiB)):
+    for change in (lambda: tables.limit_total_bytes(11 * MiB), lambda: tables.limit_bytes(tables.first, 11 * MiB)):
         with pytest.raises(ParameterError, match="needs 11.0 MiB"):
             change()
     with pytest.raises(ParameterError, match="at least"):
-        tables.limit(tables.first, 1)
+        tables.limit_bytes(tables.first, 1)
     assert (tables.first.pool.byte_limit, sum(place.sizes.values())) == (4 * MiB, 4 * MiB + others)
-    tables.share_out(5 * MiB)
+    tables.limit_total_bytes(5 * MiB)
     assert sum(place.sizes.values()) == 5 * MiB + others
     memory = Memory(RAGGED, 10, ragged_limit=MiB // 2, container=place)
     with pytest.raises(ParameterError, match="^ragged_limit=.* needs"):

@@ -54,12 +54,12 @@ def test_an_episode_inserted_as_a_whole_is_as_one_that_was_recorded(seed):
     for episode in dataset.episodes(source):
         model, age = rng.integers(1, 4, len(episode)), rng.integers(0, 9, len(episode)).astype(np.float32)
         values = [episode.columns[name] for name in names]
-        whole.insert(values, episode.init_w, model, age, **episode.end)
+        whole.insert(values, episode.init_w, model, age, **episode.close_arguments)
         recorded.open()
         for step in range(len(episode)):
             row = [value[step : step + 1] for value in values]
             recorded.extend(0, row, episode.init_w[step : step + 1], int(model[step]))
-        recorded.close(**episode.end)
+        recorded.close(**episode.close_arguments)
         newest, other = [list(dataset.episodes(each))[-1] for each in (whole, recorded)]
         np.testing.assert_array_equal(newest.born, 5000.0 - age)
         np.testing.assert_array_equal(newest.model_version, model)
@@ -74,7 +74,7 @@ def test_whatever_a_memory_holds_comes_back_as_it_was(seed, tmp_path):
     memory = walked(seed)
     path = tmp_path / "memory.npz"
     count = dataset_writing.save(memory, path)
-    saved = dataset_reading.about(path)
+    saved = dataset_reading.read_summary(path)
     before = list(dataset.episodes(memory))
     assert (saved.schema, saved.parameters, saved.episodes) == (memory.schema, memory.parameters, count)
     assert saved.entries == memory.num_entries == sum(map(len, before))
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
     for _ in range(250):
         path.write_bytes(rng.choice((flip, cut, blank))(whole, rng))
         try:
-            dataset_reading.about(path)
+            dataset_reading.read_summary(path)
             read = list(dataset_reading.load(path))
             Buffer.load(path)
         except MemoireError as error:
@@ -257,20 +257,20 @@ def test_pickles_and_bombs_are_not_read(tmp_path):
     path = tmp_path / "b.npz"
     np.savez(path, **{"memory..about": np.array([object()], dtype=object)})
     with pytest.raises(DataError):
-        dataset_reading.about(path)
+        dataset_reading.read_summary(path)
     np.savez(path, about=np.frombuffer(b'{"form": 1}', np.uint8))
     with pytest.raises(DataError, match="version"):
-        dataset_reading.about(path)
+        dataset_reading.read_summary(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("memory..about.npy", bytes(1 << 24))
     with pytest.raises(DataError, match="compressed"):
-        dataset_reading.about(path)
+        dataset_reading.read_summary(path)
     stream = io.BytesIO()
     np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (1 << 60,)})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("memory..about.npy", stream.getvalue())
     with pytest.raises(DataError, match="holds"):
-        dataset_reading.about(path)
+        dataset_reading.read_summary(path)
 
 
 # --- Minari data sets: import and export without changes

@@ -96,7 +96,7 @@ def test_nested_observations_fall_apart_and_ragged_ones_are_compared_by_value() 
     obs = {"a": np.zeros((2, 2)), "b": [[1, 2], [3]]}
     leaves = two.values({"obs": obs}, None)
     assert leaves[0].shape == (2, 2) and leaves[1].lengths.tolist() == [2, 1]
-    assert two.differ(obs, obs | {"b": [[1, 2], [3, 4]]}).tolist() == [False, True]
+    assert two.differing_rows(obs, obs | {"b": [[1, 2], [3, 4]]}).tolist() == [False, True]
     assert two.first(obs) is obs["a"] and ONE.first(obs) is obs
     assert [part.tolist() for part in two.member_state(obs, 1)] == [[0.0, 0.0], [3]]
     with pytest.raises(EntryError, match="needs 'b'"):

@@ -110,7 +110,7 @@ class Tried:
         return self
 
     def locks(self) -> list[Any]:
-        return [self.writer.still(), self.memory.held()]
+        return [self.writer.steps_blocked(), self.memory.held()]
 
     def outcome(self) -> dict[str, Any]:
         """Return everything that tells two outcomes apart: refusals, observed entries, contents and draws."""
@@ -263,8 +263,8 @@ class Probed(LongWay):
         super().__init__(memory)
         self.between: list[bool] = []
 
-    def closing(self, lane: int, **end: Any) -> Any:
-        close, opens = self.memory.closing(lane, **end)
+    def closing_changes(self, lane: int, **end: Any) -> Any:
+        close, opens = self.memory.closing_changes(lane, **end)
         return [close, (self.probe, ()), opens]
 
     def probe(self) -> None:

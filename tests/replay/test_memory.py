@@ -292,7 +292,7 @@ def test_windows_and_copies_say_the_same_as_gather():
     reward, discount, steps = (np.empty(64, dtype) for dtype in (np.float32, np.float32, np.int32))
     memory.returns(windows.rows, reward, discount, steps)
     ages, versions = np.empty(64, np.float32), np.empty(64, np.int64)
-    memory.ages(windows.rows, ages)
+    memory.fill_ages(windows.rows, ages)
     memory.model_versions(windows.rows, versions)
     same = (
         (reward, got.reward),
@@ -331,7 +331,7 @@ def test_a_row_or_code_that_cannot_be_is_refused():
     with pytest.raises(IndexError, match="row 11 at position 1 holds no entry"):
         memory.returns(np.array([1, 11]), *(np.empty(2, t) for t in (np.float32, np.float32, np.int32)))
     with pytest.raises(ParameterError, match="a contiguous float32 array of 1 numbers"):
-        memory.ages(np.array([1]), np.empty(2, np.float32))
+        memory.fill_ages(np.array([1]), np.empty(2, np.float32))
     with pytest.raises(IndexError):
         memory.model_versions(np.array([30]), np.empty(1, np.int64))
 
@@ -417,7 +417,7 @@ def test_an_open_episode_that_is_cut_for_now_is_drawn_as_one_that_is_cut_and_goe
         with for_now.cut_for_now({0: end}):
             drawn = for_now.sample(32)
             for_now.update_priorities(drawn.gathered.ids, np.ones(32))
-        _core.at_once(cut.closing(0, final_state=end, is_cut=True))
+        _core.at_once(cut.closing_changes(0, final_state=end, is_cut=True))
         wanted = cut.sample(32)
         for name in ("ids", "steps", "reward", "discount", "weight"):
             np.testing.assert_array_equal(getattr(drawn.gathered, name), getattr(wanted.gathered, name))

@@ -16,7 +16,7 @@ import memoire
 from memoire.errors import DataError, EntryError, ParameterError, SchemaError
 from memoire.replay import dataset
 from memoire.replay.columns import Column, Ragged
-from memoire.replay.conversion import exact
+from memoire.replay.conversion import exact_array
 from memoire.replay.memory import Memory
 from memoire.replay.schema import Schema
 from memory_checks import check_memory
@@ -31,7 +31,7 @@ def points(rng, low: int = 0, high: int = 7) -> np.ndarray:
 def test_ragged_values_are_views_and_slices_and_choices_of_them_ragged_again() -> None:
     rng = np.random.default_rng(0)
     clouds = [points(rng) for _ in range(9)]
-    ragged = Ragged.of(clouds, np.float32, (3,))
+    ragged = Ragged.from_arrays(clouds, np.float32, (3,))
     assert len(ragged) == 9
     for array, value in zip(clouds, ragged, strict=True):
         np.testing.assert_array_equal(array, value)
@@ -100,7 +100,7 @@ def test_sequence_graph_and_text_spaces_are_ragged_columns() -> None:
     observation.seed(1)
     for each in (observation.sample() for _ in range(50)):
         flat = zip(schema.leaves("obs"), schema.flatten("obs", each), strict=True)
-        stored = {name: exact(name, schema[name], value, ()) for name, value in flat}
+        stored = {name: exact_array(name, schema[name], value, ()) for name, value in flat}
         assert bytes(stored["obs.words"]).decode() == each["words"]
         np.testing.assert_array_equal(stored["obs.stacked"], each["stacked"])
 
@@ -177,7 +177,7 @@ def test_a_sequence_of_what_has_no_fixed_shape_is_refused() -> None:
 )
 def test_what_does_not_fit_a_ragged_column_is_refused_with_both_forms(value, axes, problem) -> None:
     with pytest.raises(EntryError, match=problem):
-        exact("obs", POINTS, value, axes)
+        exact_array("obs", POINTS, value, axes)
 
 
 def test_a_value_beyond_the_limit_of_an_entry_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memoire.errors import EmptyMemory, NotEnoughSamples, ParameterError, UsedUp
+from memoire.errors import EmptyMemory, NoDrawsLeft, NotEnoughSamples, ParameterError
 from memoire.limits import NO_LIMIT
 from memoire.reader.rounds import RateTracker
 from memoire.replay.buffer import Buffer
@@ -218,7 +218,7 @@ def test_a_reader_s_balance_goes_on_over_the_lives_of_its_servers(walk, ratio, c
         standing = ServerRate(surplus, has_band[name], inserted, drawn, ratio, 1e6)
         balance.record_report(name, life[name], standing, 50, 3)
         assert balance.why_not_draw(parameters, names, 1, 0) in ("", UNKNOWN)
-        band = balance.band(name, names)
+        band = balance.cluster_rate(name, names)
         has_band[name] = band is not None
         assert band is None or (band.surplus, band.inserted, band.drawn) == (pytest.approx(expected), inserted, drawn)
 
@@ -311,7 +311,7 @@ def test_no_entry_is_drawn_more_often_than_it_may_be_and_importance_stays_right(
         for number in buffer.sample(10).ids.tolist():
             counts[number] = counts.get(number, 0) + 1
     assert max(counts.values()) <= 3 and buffer.memory.draws_left == 40 * 3 - 111
-    with pytest.raises(UsedUp, match="a draw of 10 samples is not possible: each entry is drawn at most 3 times"):
+    with pytest.raises(NoDrawsLeft, match="a draw of 10 samples is not possible: each entry is drawn at most 3 times"):
         buffer.sample(10)
     assert len(buffer.sample(9).ids) == 9
     with pytest.raises(EmptyMemory, match="max_times_sampled"):
@@ -505,7 +505,6 @@ def test_a_limiter_that_goes_on_grants_what_the_former_one_would_have():
 # --- Room of a queue: grants never exceed the room, and the grants of a dead client return
 
 CAPACITY = 800
-A_ROOM, B_ROOM = b"a", b"b"
 
 
 class Room:
@@ -535,15 +534,15 @@ class Room:
 
 def test_clients_that_come_while_a_learner_waits_are_granted_no_more_than_there_is_room_for():
     room, now = Room(), 10.0 * STARVING_TIMEOUT
-    room.meet(A_ROOM)
-    assert room.grant(A_ROOM, 1, now) == CAPACITY
-    room.meet(B_ROOM)
+    room.meet(A)
+    assert room.grant(A, 1, now) == CAPACITY
+    room.meet(B)
     assert (
-        room.grant(B_ROOM, 2, now + 0.5 * STALLED_TIMEOUT) == 0
+        room.grant(B, 2, now + 0.5 * STALLED_TIMEOUT) == 0
     )  # the first client has all the room, and may be about to record
-    room.report(A_ROOM, CAPACITY // 2, CAPACITY // 2, now + 0.9 * STALLED_TIMEOUT)
-    assert room.grant(B_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == 0
-    assert room.grant(A_ROOM, 2, now + 1.5 * STALLED_TIMEOUT) == CAPACITY
+    room.report(A, CAPACITY // 2, CAPACITY // 2, now + 0.9 * STALLED_TIMEOUT)
+    assert room.grant(B, 2, now + 1.5 * STALLED_TIMEOUT) == 0
+    assert room.grant(A, 2, now + 1.5 * STALLED_TIMEOUT) == CAPACITY
 
 
 def rounds_of(room, clients, sharers, now, steps):
@@ -564,12 +563,12 @@ def rounds_of(room, clients, sharers, now, steps):
 
 def test_a_client_that_dies_with_room_and_open_entries_stalls_a_learner_once():
     room, now = Room(), 10.0 * STARVING_TIMEOUT
-    for client in (A_ROOM, B_ROOM):
+    for client in (A, B):
         room.meet(client)
-    assert room.grant(A_ROOM, 2, now) == CAPACITY // 2
-    room.report(A_ROOM, 100, 0, now)  # entries of open episodes never arrive
+    assert room.grant(A, 2, now) == CAPACITY // 2
+    room.report(A, 100, 0, now)  # entries of open episodes never arrive
     began, inserted = now, {}  # A is dead, and counts as a sharer for a minute
     for _ in range(5):
-        now, inserted = rounds_of(room, [B_ROOM], 2, now, inserted)
+        now, inserted = rounds_of(room, [B], 2, now, inserted)
     assert STALLED_TIMEOUT <= now - began < 3.0 * STALLED_TIMEOUT
     assert room.limiter.stats().surplus == 0.0

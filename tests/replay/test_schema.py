@@ -226,15 +226,12 @@ def test_keys_that_are_no_names_are_refused_with_the_line_that_renames_them(root
     assert len(buffer.sample(2).ids) == 2
 
 
-def test_extras_make_values_and_vector_rewards() -> None:
+def test_extras_make_values_and_vector_rewards_of_an_environment_and_of_nothing_else() -> None:
     env = Env(spaces.Box(0, 1, (2,)), spaces.Discrete(4))
     schema = Schema.from_env(env, extra={"value": (np.float32, (2,)), "mask": spaces.MultiBinary(4)}, reward_shape=(2,))
     assert (schema.value, schema.qvest, schema["reward"].shape) == ("value", "qvest", (2,))
     with pytest.raises(SchemaError, match="extra column 'action': the environment has one of this name already"):
         Schema.from_env(env, extra={"action": np.int8})
-
-
-def test_something_that_is_no_environment_is_refused() -> None:
     with pytest.raises(SchemaError, match="int has no observation_space. Give a Gymnasium environment"):
         Schema.from_env(5)
 
@@ -242,13 +239,10 @@ def test_something_that_is_no_environment_is_refused() -> None:
 # ------------------------------------------------------------------------------------- wire form, fingerprint
 
 
-def test_fingerprints_never_change() -> None:
+def test_fingerprints_and_the_wire_form_never_change() -> None:
     """Nodes of other versions must compute the same numbers."""
     assert Schema(SEVEN).fingerprint == 0x47BD97E00AF1B99C
     assert Schema(NESTED).fingerprint == 0x232C1DB7FC3AF032
-
-
-def test_the_wire_form_never_changes() -> None:
     assert Schema(NESTED).to_json() == (
         '{"columns":[["obs.image","|u1",[4,4,3],"state"],["obs.arm.0","<i8",[],"state"],["obs.arm.1","<f4",[2],"state"],'
         '["obs.arm.2","|i1",[5],"state"],["action","<i8",[2],"plain"],["reward","<f4",[],"reward"]],"tuples":["obs.arm"]}'

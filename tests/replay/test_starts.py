@@ -184,11 +184,11 @@ def test_chance_in_a_small_grid_refuses_one_run_in_hundreds_at_most() -> None:
         starts = ResetCheck()
         for _ in range(100):
             final, first = random.integers(16, size=2).tolist()
-            at_once(starts.ended(0, final, 8))
+            at_once(starts.record_end(0, final, 8))
             if starts.is_forgotten(0, first, bool(random.random() < 0.05)):
                 refused += 1
                 break
-            starts.began(0, first)
+            starts.record_begin(0, first)
     assert refused <= 20
 
 

@@ -16,7 +16,15 @@ import pytest
 
 import memoire
 from coded_env import CodedEnv, EnvironmentPool, part_of
-from memoire.errors import BufferLocked, DataError, EpisodeTorn, ForkedError, NotItsPast, ParameterError, TwoThreads
+from memoire.errors import (
+    BufferLocked,
+    BufferSaveConflict,
+    DataError,
+    EpisodeTorn,
+    ForkedError,
+    ParameterError,
+    TwoThreads,
+)
 from memoire.replay.memory_state import ABOUT, ARRAYS, STATE
 from memory_checks import RecordingObserver, check_memory
 from netkit import in_thread, switching_often
@@ -439,7 +447,9 @@ def test_a_buffer_writes_over_its_past_and_over_nothing_else(tmp_path):
     buffer.save(older)  # a run that keeps its last two files saves so
     buffer.close()
     assert len(resume(older)) == 12
-    with pytest.raises(NotItsPast, match="steps that this buffer does not have. Nothing was written. Save to another"):
+    with pytest.raises(
+        BufferSaveConflict, match="steps that this buffer does not have. Nothing was written. Save to another"
+    ):
         origin.save(path)
     assert len(resume(path)) == 12
     path.unlink()
@@ -453,7 +463,7 @@ def test_a_run_that_went_back_to_an_older_file_does_not_lose_the_newer_one(tmp_p
     buffer.save(paths[1])
     back = resume(paths[0])
     back.save(paths[0])
-    with pytest.raises(NotItsPast):
+    with pytest.raises(BufferSaveConflict):
         back.save(paths[1])
 
 

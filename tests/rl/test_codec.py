@@ -14,12 +14,12 @@ from hypothesis.extra import numpy as arrays
 from msgspec.msgpack import Ext
 
 from memoire import Reader, Server, connect
-from memoire.errors import CodecMismatch, CrcFailed, CrcOneSided, DataError, ParameterError, WrongType
+from memoire.errors import CodecMismatch, CrcDebugMismatch, CrcFailed, DataError, ParameterError, WrongType
 from memoire.rl import samples as envelope
 from memoire.rl.codec import PREPROCESSOR, ActionHistory, Codec, PreprocessorCheck, digest, digest_of
 from memoire.rl.crc import SAMPLE, SENDER, SUMS, Checks, Marks, first_difference, first_different_sum, sums_of
 from memoire.rl.memory import GenericMemory
-from memoire.rl.samples import Sample, columns_of, following, samples_of, samples_table
+from memoire.rl.samples import Sample, columns_of, samples_of, samples_table, split_into_runs
 from memoire.wire.values import MAX_DEPTH
 from memoire.wire.values import pack as pack_of_envelope
 from memoire.wire.values import unpack as unpack_of_envelope
@@ -171,17 +171,16 @@ def test_functions_that_differ_are_refused_by_both_names(worker: Any, memory: An
         *both
     )
     with pytest.raises(ParameterError, match=says) if differ else contextlib.nullcontext():
-        check.look(infos, [True, False])
+        check.check_samples(infos, [True, False])
 
 
-def test_samples_in_the_middle_of_an_episode_say_nothing() -> None:
-    PreprocessorCheck(halved).look([{}, {}], [False, False])
-
-
-def test_byte_code_of_another_python_is_told_of_once(caplog: Any) -> None:
+def test_byte_code_of_another_python_is_told_of_once_and_samples_in_the_middle_of_an_episode_say_nothing(
+    caplog: Any,
+) -> None:
     check = PreprocessorCheck(halved)
+    check.check_samples([{}, {}], [False, False])
     for _ in range(3):
-        check.look([{PREPROCESSOR: "code-3.99:0123"}], [True])
+        check.check_samples([{PREPROCESSOR: "code-3.99:0123"}], [True])
     assert len(caplog.records) == 1 and "cannot compare a worker's obs_preprocessor code-3.99:0123" in caplog.text
 
 
@@ -304,9 +303,9 @@ def test_the_cheap_mode_sends_checksums_of_one_in_n():
 
 def test_one_side_alone_is_refused_with_both_names():
     info = Marks(True, "drone-1").mark({}, transition(), 2, 5)
-    with pytest.raises(CrcOneSided, match="set for drone-1 in episode 2, step 5, but not for MyMemory"):
+    with pytest.raises(CrcDebugMismatch, match="set for drone-1 in episode 2, step 5, but not for MyMemory"):
         Checks(False, "MyMemory").take([info])
-    with pytest.raises(CrcOneSided, match="set for MyMemory, but not for the worker"):
+    with pytest.raises(CrcDebugMismatch, match="set for MyMemory, but not for the worker"):
         Checks(True, "MyMemory").take([{}])
     Checks(False).take([{}])
     assert Marks(False).mark({"a": 1}, transition(), 1, 1) == {"a": 1}
@@ -412,7 +411,7 @@ def test_arrays_of_samples_that_were_read_are_the_callers_own() -> None:
 def test_buffers_are_of_one_worker_and_end_where_a_sample_is_missing() -> None:
     one, other = ([each._replace(client=client) for each in episode(4)] for client in (b"1" * 16, b"2" * 16))
     mixed = [*one[:2], *other[2:4], *one[2:4], *other[:1], *other[3:]]
-    buffers = [[(each.client[:1], each.step) for each in buffer] for buffer in following(mixed)]
+    buffers = [[(each.client[:1], each.step) for each in buffer] for buffer in split_into_runs(mixed)]
     assert buffers == [[(b"1", 0), (b"1", 1)], [(b"2", 2), (b"2", 3)], [(b"1", 2), (b"1", 3)], [(b"2", 0)],
                      [(b"2", 3), (b"2", 4)]]  # fmt: skip
-    assert len(following([*one, *one])) == 1, "a reset begins an episode, and no buffer"
+    assert len(split_into_runs([*one, *one])) == 1, "a reset begins an episode, and no buffer"

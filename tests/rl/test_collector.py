@@ -327,7 +327,8 @@ def test_actions_of_a_box_have_the_gaussian_s_mean_spread_and_density():
 def test_nested_observations_lie_side_by_side():
     arrays = net()
     nested = {"a": OBS[:, :1], "b": (OBS[:, 1:3].reshape(5, 2, 1), OBS[:, 3])}
-    policy = MlpPolicy(weights.pack(arrays), 1)
+    policy = MlpPolicy(weights.pack(arrays))
+    assert policy.version == 0 == policy.act(OBS)["version"]
     assert np.array_equal(policy.act(OBS)["value"], policy.act(nested)["value"])
     assert isinstance(policy, Policy) and isinstance(policy, LoadsModels)
 
@@ -364,7 +365,7 @@ def test_moments_of_parts_are_those_of_the_whole():
     values = np.random.default_rng(0).normal(1000.0, 3.0, (100, 4))
     merged = Moments((4,))
     for part in (values[:10], values[:0], values[10:13], values[13:]):
-        merged.merge(Moments.of(part))
+        merged.merge(Moments.from_values(part))
     np.testing.assert_allclose(merged.mean, values.mean(0))
     np.testing.assert_allclose(merged.variance, values.var(0))
     again = Moments.read(merged.arrays("x"), "x")
@@ -377,12 +378,12 @@ def test_moments_of_parts_are_those_of_the_whole():
 
 
 def test_rewards_are_scaled_and_not_moved():
-    moments = Moments.of(np.array([-2.0, 2.0, 2.0, -2.0]))
+    moments = Moments.from_values(np.array([-2.0, 2.0, 2.0, -2.0]))
     assert moments.scale(np.array([0.0, 4.0, -1e9])).tolist() == [0.0, 2.0, -10.0]
 
 
 def test_observations_are_normalized_by_what_came_with_the_model():
-    arrays, moments = net(), Moments.of(OBS * 5.0 + 2.0)
+    arrays, moments = net(), Moments.from_values(OBS * 5.0 + 2.0)
     normal = MlpPolicy(weights.pack(arrays | moments.arrays("observations")), 1).act(OBS)["value"]
     expected = MlpPolicy(weights.pack(arrays), 1).act(moments.normalize(OBS))["value"]
     np.testing.assert_allclose(normal, expected, rtol=1e-6)

@@ -127,7 +127,7 @@ def test_a_line_has_every_figure_that_a_learner_reports():
     for age, error, waited in [(1.0, 0.5, 0.25), (3.0, 1.5, 0.75)]:
         meter.add(age, error, waited, 64)
     now[0] = 14.0
-    reading = meter.reading()
+    reading = meter.read_and_reset()
     assert reading == {
         "batches": 2, "samples": 128, "batch_rate": 0.5, "waiting": 0.25, "age": 2.0, "error": 1.0
     }  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_line_has_every_figure_that_a_learner_reports():
         "2 (0/s)", "2.00 s", "25 %", "version 3"
     ]  # fmt: skip
     now[0] = 16.0
-    assert meter.reading() == reading | {"batch_rate": 0.0, "waiting": 0.0, "age": 0.0, "error": 0.0}
+    assert meter.read_and_reset() == reading | {"batch_rate": 0.0, "waiting": 0.0, "age": 0.0, "error": 0.0}
     assert dict(progress_of({}).figures())["sample age"] == "-"
 
 
@@ -162,7 +162,11 @@ def test_the_end_says_whether_goal_and_counts_are_right(capsys, monkeypatch, own
 
 
 def test_what_there_is_one_of_is_counted_as_one() -> None:
-    assert [demo.counted(number, "proxy", "proxies") for number in (0, 1, 2)] == ["0 proxies", "1 proxy", "2 proxies"]
+    assert [demo.count_with_noun(number, "proxy", "proxies") for number in (0, 1, 2)] == [
+        "0 proxies",
+        "1 proxy",
+        "2 proxies",
+    ]
 
 
 # --- Exit status of `make demo-ppo`: goal reached in time, equal ranks, and a killed collector

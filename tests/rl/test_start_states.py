@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import memoire
 from bytekit import FRAMES, KINDS
-from memoire.errors import DataError, NoSuchField, NothingAllowed, ObserverLost, ParameterError, ProtocolError
+from memoire.errors import DataError, NoActionAllowed, NoSuchField, ObserverLost, ParameterError, ProtocolError
 from memoire.inference.batching import StartsStats
 from memoire.replay.columns import Column
 from memoire.replay.schema import Schema
-from memoire.rl import StartStates, masked
+from memoire.rl import StartStates, sample_masked
 from memoire.rl.jobs import MAX_WORKERS, Jobs, JobService
 from memoire.wire import messages
 from memoire.wire.byte_budget import ByteBudget
@@ -178,7 +178,7 @@ def test_the_best_states_stay_by_cost_and_id_and_the_first_one(added, keep):
 def test_masked_draws_follow_the_softmax_of_what_is_allowed():
     rng = np.random.default_rng(0)
     logits, mask = np.float32([[1.0, 5.0, 2.0, 0.0]] * 5000), np.array([[True, False, True, True]] * 5000)
-    choice, logp = masked(logits, mask, rng)
+    choice, logp = sample_masked(logits, mask, rng)
     allowed = np.exp([1.0, 2.0, 0.0]) / np.exp([1.0, 2.0, 0.0]).sum()
     np.testing.assert_allclose(np.bincount(choice, minlength=4)[[0, 2, 3]] / 5000, allowed, atol=0.03)
     np.testing.assert_allclose(np.exp(logp), allowed[np.searchsorted([0, 2, 3], choice)], rtol=1e-5)
@@ -188,15 +188,15 @@ def test_masked_draws_follow_the_softmax_of_what_is_allowed():
 @pytest.mark.parametrize(
     ("logits", "mask", "error", "text"),
     [
-        (np.zeros((3, 2)), [[1, 1], [0, 0], [1, 0]], NothingAllowed, r"row \[1\] allows none of its 2 actions"),
-        (np.zeros(2), [0, 0], NothingAllowed, "the only row allows none"),
+        (np.zeros((3, 2)), [[1, 1], [0, 0], [1, 0]], NoActionAllowed, r"row \[1\] allows none of its 2 actions"),
+        (np.zeros(2), [0, 0], NoActionAllowed, "the only row allows none"),
         (np.zeros(2), [[1, 1]], ParameterError, "mask"),
         ([np.nan, 0.0], [1, 1], ParameterError, "finite"),
     ],
 )
 def test_masks_that_do_not_fit_are_errors_that_say_where(logits, mask, error, text):
     with pytest.raises(error, match=text):
-        masked(logits, np.array(mask, bool), np.random.default_rng(0))
+        sample_masked(logits, np.array(mask, bool), np.random.default_rng(0))
 
 
 # --- Jobs, leases and late results, with a manual clock, and compared with a model
@@ -220,7 +220,7 @@ def test_no_number_of_clients_makes_one_be_forgotten_that_may_still_ask():
 def test_a_result_asks_for_its_unpacked_size_before_it_is_unpacked():
     part = next(KINDS["packed_episodes"](1, 1 << 20))[2]
     service = JobService(Jobs(LEASE), None, FRAMES)
-    service.room = ByteBudget(0).holder("requests", own=2 * unpacked_bytes(part))
+    service.room = ByteBudget(0).add_holder("requests", own=2 * unpacked_bytes(part))
     rows = [messages.FragmentRow(A, number, part.nbytes, False, True, False, None) for number in range(3)]
     body = messages.Result(job=1, status="done", fragments=rows)
     frames = encode(body, client=A, sequence=1, fingerprint=FRAMES.fingerprint, payload=np.concatenate([part] * 3))

@@ -19,6 +19,7 @@ from memoire.rl.codec import MARK, PREPROCESSOR, Codec, digest
 from memoire.rl.memory import NO_DONE, six_parts
 from memoire.rl.recording import Packets
 from memoire.rl.samples import TABLE, samples_of, samples_table
+from memoire.rl.spaces import ACTION_SPACE
 from memoire.rl.worker import run_synchronous
 from memoire.wire.messages import TEST, TRAIN
 from netkit import in_thread, until
@@ -231,6 +232,9 @@ def test_a_late_worker_gets_the_newest_model_and_keeps_its_history(queue: Server
 def test_a_worker_alone_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"has no server .url=None.*nothing\.pth"):
         RolloutWorker(Numbered(5), Actor(), model_path=tmp_path / "nothing.pth")
+    weights.save(tmp_path / "b.pth", {"value": np.zeros(1, np.float32)}, {ACTION_SPACE: "Discrete(3)"})
+    with pytest.raises(ParameterError, match=r"Discrete\(3\), for which this model was trained"):
+        RolloutWorker(Numbered(5), Actor(), model_path=tmp_path / "b.pth")
 
 
 def test_a_synchronous_worker_waits_for_the_next_model(queue: Server) -> None:

@@ -11,7 +11,7 @@ from memoire.replay.columns import Column
 from memoire.replay.mixing import MixedBatch
 from memoire.replay.sampling import Prioritized, Uniform
 from memoire.replay.schema import Schema
-from memoire.tables.table import Table, shared_out
+from memoire.tables.table import Table, table_byte_limits
 from netkit import QUICK, SCHEMA, entry, fill, pool_in, until
 
 OTHER = Schema({"obs": Column(np.uint8, (8, 8), "state"), "reward": Column(np.float32, (), "reward")})
@@ -130,7 +130,7 @@ def test_both_storages_live_in_one_server_and_one_batch(cluster):
 def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(cluster):
     tables = {"a": Table(SCHEMA), "b": Table(SCHEMA, byte_limit=60_000), "c": Table(SCHEMA)}
     with pytest.raises(ParameterError, match="more than the 60000 bytes that byte_limit reserves for 'b'"):
-        shared_out({"a": None, "b": 60_000}, 60_000)
+        table_byte_limits({"a": None, "b": 60_000}, 60_000)
     server = cluster.server(schema=None, tables=tables, limits=Limits(held_bytes=1_060_000))
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {
         "a": 500_000,
@@ -140,7 +140,7 @@ def test_a_table_with_a_limit_of_its_own_has_that_and_the_others_share_the_rest(
     server.configure_limits(held_bytes=62_000)
     limits = {name: table.byte_limit for name, table in server.stats().tables.items()}
     assert limits == {"a": 1000, "b": 60_000, "c": 1000}
-    server.table("b").limit(700)
+    server.table("b").limit_bytes(700)
     server.configure_limits(held_bytes=2700)
     assert {name: table.byte_limit for name, table in server.stats().tables.items()} == {"a": 1000, "b": 700, "c": 1000}
     with pytest.raises(ParameterError, match="more than the 700"):

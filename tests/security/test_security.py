@@ -50,7 +50,7 @@ def read_again(keys):
 def test_a_new_cluster_has_a_folder_for_each_role_and_knows_itself(keys_folder):
     for role in roles.ROLES:
         keys = Keys(keys_folder, role)
-        assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, key_files.plural(role))
+        assert keys.folder == keys_folder / role and keys.own.peer == Peer(role, key_files.default_key_name(role))
         assert {key.role for key in keys.servers} == {"server", "proxy", "inference"}
         assert (keys_folder / role / "own.key").stat().st_mode & 0o777 == 0o600
     admitted = {key.peer.principal for key in Keys(keys_folder / "server").authorized.values()}
@@ -109,20 +109,20 @@ def test_any_bytes_are_keys_or_a_value_error(data):
 
 
 @given(st.binary(max_size=140))
-@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # one role beyond the last role
-@example(roles.passport(Peer("server", "a"))[:5] + bytes([len(roles.ROLES) - 1]) + b"a")
+@example(roles.passport_frame(Peer("server", "a"))[:5] + bytes([len(roles.ROLES)]) + b"a")  # beyond the last role
+@example(roles.passport_frame(Peer("server", "a"))[:5] + bytes([len(roles.ROLES) - 1]) + b"a")
 def test_any_bytes_are_a_passport_or_a_protocol_error(data):
     try:
         peer = roles.read_passport(data)
     except ProtocolError as error:
         assert error.code == "passport"
     else:
-        assert roles.passport(peer) == data
+        assert roles.passport_frame(peer) == data
 
 
 def test_a_passport_says_whose_a_message_is():
     for role in roles.ROLES:
-        assert roles.read_passport(roles.passport(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
+        assert roles.read_passport(roles.passport_frame(Peer(role, "a-1.b_2"))) == Peer(role, "a-1.b_2")
 
 
 def test_a_secret_that_others_may_read_is_refused(keys_folder):
@@ -152,9 +152,9 @@ def test_a_folder_is_read_again_when_it_changes_and_a_damaged_file_changes_nothi
     )
     assert read_again(keys) and keys.peer(one.public) == keys.peer(two.public) == one.peer
     path.write_text("nonsense")
-    assert not read_again(keys) and str(path) in keys.trouble and keys.peer(one.public) is not None
+    assert not read_again(keys) and str(path) in keys.problem and keys.peer(one.public) is not None
     path.unlink()
-    assert read_again(keys) and not keys.trouble and keys.peer(one.public) is None
+    assert read_again(keys) and not keys.problem and keys.peer(one.public) is None
     assert keys.changes == 3
 
 
@@ -166,26 +166,22 @@ def test_more_files_of_keys_than_are_read_are_refused_by_name_and_a_running_node
     folder, held = keys_folder / "server" / "authorized" / "actor", dict(keys.authorized)
     for number in range(key_files.MAX_FILES + 1):
         (folder / f"{number}.pub").touch()
-    assert not read_again(keys) and "files of authorized keys, more than 4096" in keys.trouble
+    assert not read_again(keys) and "files of authorized keys, more than 4096" in keys.problem
     assert keys.authorized == held
     with pytest.raises(KeyFileError, match="Put the keys of a role into fewer files"):
         Keys(keys_folder / "server")
     for number in range(key_files.MAX_FILES + 1):
         (folder / f"{number}.pub").unlink()
-    assert not read_again(keys) and not keys.trouble and keys.authorized == held
+    assert not read_again(keys) and not keys.problem and keys.authorized == held
 
 
-def test_a_key_in_the_folder_of_another_role_lets_nobody_in(keys_folder):
-    misplaced = keys_folder / "server" / "authorized" / "learner" / "actors.pub"
-    (keys_folder / "server" / "authorized" / "actor" / "actors.pub").rename(misplaced)
+def test_a_key_in_the_folder_of_another_role_lets_nobody_in_and_a_secret_among_public_keys_is_refused(keys_folder):
+    authorized = keys_folder / "server" / "authorized"
+    (authorized / "actor" / "actors.pub").rename(authorized / "learner" / "actors.pub")
     with pytest.raises(KeyFileError, match="of an actor, but admits clients as a learner.*Move it"):
         Keys(keys_folder / "server")
-
-
-def test_a_secret_among_public_keys_is_refused(keys_folder):
-    (keys_folder / "server" / "authorized" / "actor" / "actors.pub").write_text(
-        key_files.make("actor").text(secret=True)
-    )
+    (authorized / "learner" / "actors.pub").unlink()
+    (authorized / "actor" / "actors.pub").write_text(key_files.make("actor").text(secret=True))
     with pytest.raises(KeyFileError, match="holds the secret key 'actors'"):
         Keys(keys_folder / "server")
 
@@ -202,11 +198,11 @@ def test_a_folder_without_keys_says_what_is_missing(tmp_path, keys_folder):
 
 def test_keys_are_given_by_value_path_or_environment(keys_folder, monkeypatch):
     monkeypatch.delenv("MEMOIRE_KEYS", raising=False)
-    assert Keys.of(None, "actor") is None
-    keys = Keys.of(str(keys_folder), "actor")
-    assert keys.own.role == "actor" and Keys.of(keys, "server") is keys
+    assert Keys.from_setting(None, "actor") is None
+    keys = Keys.from_setting(str(keys_folder), "actor")
+    assert keys.own.role == "actor" and Keys.from_setting(keys, "server") is keys
     monkeypatch.setenv("MEMOIRE_KEYS", str(keys_folder))
-    assert Keys.of(None, "learner").own.role == "learner"
+    assert Keys.from_setting(None, "learner").own.role == "learner"
 
 
 def test_many_threads_may_look_whether_a_folder_has_changed(keys_folder):
@@ -382,11 +378,6 @@ def test_a_file_that_holds_anything_but_tokens_is_refused(path, text):
         assert OLD not in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ParameterError, match="No such file"):
-        Tokens(tmp_path / "none")
-
-
 def test_a_changed_file_holds_from_the_next_question_on(path):
     tokens = Tokens(path)
     path.write_text(f"{OLD}\n{NEW}\n")
@@ -420,14 +411,20 @@ def test_a_file_that_is_damaged_lets_nobody_in_until_it_is_mended(path, damage, 
 
 def test_tokens_are_never_shown(path):
     tokens = Tokens(path)
-    assert OLD not in repr(tokens) and OLD not in str(tokens) and OLD not in repr(Tokens.of(OLD))
-    assert Tokens.of(None) is None and Tokens.of(tokens) is tokens and Tokens.of(OLD).holds(OLD)
+    assert OLD not in repr(tokens) and OLD not in str(tokens) and OLD not in repr(Tokens.from_setting(OLD))
+    assert (
+        Tokens.from_setting(None) is None
+        and Tokens.from_setting(tokens) is tokens
+        and Tokens.from_setting(OLD).holds(OLD)
+    )
 
 
-def test_nothing_is_no_token():
+def test_nothing_and_a_file_that_is_not_there_are_no_tokens(tmp_path):
     with pytest.raises(ParameterError, match="some characters, or None"):
-        Tokens.of("")
+        Tokens.from_setting("")
     assert not Tokens(given=("",)).holds("")
+    with pytest.raises(ParameterError, match="No such file"):
+        Tokens(tmp_path / "none")
 
 
 # ------------------------------------------------------------------------------------------------------------- guesses
@@ -438,24 +435,24 @@ def test_some_mistakes_are_free_and_then_each_costs_time():
     guesses = WrongTokens(clock)
     for _ in range(MAX_WRONG_TOKENS):
         assert guesses.wait("10.0.0.1") == 0.0
-        guesses.wrong("10.0.0.1")
+        guesses.count_wrong("10.0.0.1")
     assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL) and guesses.wait("10.0.0.2") == 0.0
     clock.now += PENALTY_INTERVAL
     assert guesses.wait("10.0.0.1") == 0.0
-    guesses.wrong("10.0.0.1")
+    guesses.count_wrong("10.0.0.1")
     assert guesses.wait("10.0.0.1") == pytest.approx(PENALTY_INTERVAL)
     clock.now += MAX_WRONG_TOKENS * PENALTY_INTERVAL
-    guesses.wrong("10.0.0.1")
+    guesses.count_wrong("10.0.0.1")
     assert guesses.wait("10.0.0.1") == 0.0  # the server forgives the old mistakes
 
 
 def test_a_network_of_ipv6_is_one_guesser_and_an_ipv4_address_is_one_in_either_form():
     guesses = WrongTokens(Clock(1000.0))
     for last in range(MAX_WRONG_TOKENS):
-        guesses.wrong(f"2001:db8::{last:x}")
+        guesses.count_wrong(f"2001:db8::{last:x}")
     assert guesses.wait("2001:db8::ffff") > 0.0 and guesses.wait("2001:db8:0:1::1") == 0.0
     for _ in range(MAX_WRONG_TOKENS):
-        guesses.wrong("::ffff:10.0.0.1")
+        guesses.count_wrong("::ffff:10.0.0.1")
     assert guesses.wait("10.0.0.1") > 0.0
 
 
@@ -464,7 +461,7 @@ def test_guessers_are_remembered_up_to_a_bound():
     addresses = [f"10.0.{number // 256}.{number % 256}" for number in range(MAX_ADDRESSES + 2)]
     for address in addresses:
         for _ in range(MAX_WRONG_TOKENS):
-            guesses.wrong(address)
+            guesses.count_wrong(address)
     waits = [guesses.wait(address) > 0.0 for address in addresses]
     assert waits == [False, False] + [True] * MAX_ADDRESSES
 
@@ -496,10 +493,12 @@ def test_an_address_that_others_reach_is_not(address):
         access.refuse("--listen", address, guard="a token")
 
 
-def test_a_warning_names_the_addresses_and_what_to_do():
+def test_a_warning_names_the_addresses_that_others_reach_alone_and_what_to_do():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         access.warn("this server", HERE, guard="keys")
+        with memoire.Server("tcp://127.0.0.1:0", netkit.SCHEMA) as server, NodePages("127.0.0.1:0", server):
+            memoire.Proxy("inproc://front-that-is-here", [server.endpoint]).close()
     with pytest.warns(
         InsecureWarning, match=r"this server listens at tcp://\*:1, tcp://\*:2, which other machines .* keys"
     ):
@@ -547,13 +546,6 @@ def test_who_makes_the_warning_an_error_gets_no_open_server():
         with pytest.raises(InsecureWarning, match="may read its pages"):
             NodePages("*:0")
     until(lambda: not is_taken(port))  # the server's address
-
-
-def test_what_only_this_machine_reaches_is_said_nothing_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with memoire.Server("tcp://127.0.0.1:0", netkit.SCHEMA) as server, NodePages("127.0.0.1:0", server):
-            memoire.Proxy("inproc://front-that-is-here", [server.endpoint]).close()
 
 
 SCHEMA = '{"columns": {}}'

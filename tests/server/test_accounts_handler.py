@@ -58,7 +58,7 @@ def rows_of(number, steps=5):
 
 def bring(handler, rows, name="run", finished=False):
     body = messages.Inherit(run_name=name, accounts=rows.tobytes(), finished=finished)
-    return ask(handler.bring, body, YOU, now=NOW)
+    return ask(handler.store_drained_accounts, body, YOU, now=NOW)
 
 
 def test_a_page_says_what_there_is_to_say_of_the_run(state):
@@ -96,17 +96,11 @@ def test_a_run_that_was_counted_elsewhere_is_kept_as_a_former_one():
     assert disk.runs["elsewhere"].ended == NOW and disk.saved[0].inherited[0][0] == "elsewhere"
 
 
-def test_a_run_of_another_server_has_a_name(state):
-    with pytest.raises(ProtocolError) as caught:
-        bring(AccountsHandler(state), rows_of(1), "\n")
-    assert caught.value.code == "parameters"
-
-
 def test_runs_of_other_servers_are_bounded_and_have_names(state):
     handler = AccountsHandler(state, max_former_runs=2)
-    bring(handler, rows_of(1), "one")
-    bring(handler, rows_of(1), "one")
-    for name, code in (("two", "busy"), ("\n", "parameters")):
+    for brought, name, code in ((0, "\n", "parameters"), (2, "two", "busy"), (0, "\n", "parameters")):
+        for _ in range(brought):
+            bring(handler, rows_of(1), "one")
         with pytest.raises(ProtocolError) as caught:
             bring(handler, rows_of(1), name)
         assert caught.value.code == code
@@ -138,7 +132,7 @@ def ends():
 
 def folded(ends, now, **limits):
     """Return the clients that stay in memory after a fold at `now`."""
-    AccountsHandler(ends.state, **limits).fold(now, ends.feedback)
+    AccountsHandler(ends.state, **limits).store_gone_accounts(now, ends.feedback)
     return {account.client for account in ends.state.ledger}
 
 
@@ -159,7 +153,7 @@ def test_a_client_that_is_folded_in_a_former_run_and_present_in_the_next_keeps_i
     left = []
     for table in ends.state.tables:
         table.limiter.unregister = left.append
-    assert folded(ends, NOW + 601.0) == set() and ends.state.runs.named("run").ledger.folded == 1
+    assert folded(ends, NOW + 601.0) == set() and ends.state.runs.named("run").ledger.stored_count == 1
     assert left == [] and NO_CLIENT not in ends.state.ledger
 
 
@@ -197,9 +191,9 @@ def feedback_of(state, client=ME):
 
 
 def merged(handler):
-    for merge in handler.merges():
-        merge.work()
-        handler.merged(merge)
+    for merge in handler.due_merges():
+        merge.compute()
+        handler.apply_merge(merge)
 
 
 def fetched(handler, state, through=0, client=ME):
@@ -275,10 +269,10 @@ def test_what_was_sent_while_it_was_merged_is_left_alone(reported):
     handler, few = FeedbackHandler(reported), MERGED_SAMPLES // 2 + 1
     for _ in range(2):
         handler.apply([piece(samples=few)], NOW)
-    [merge] = handler.merges()
-    merge.work()
+    [merge] = handler.due_merges()
+    merge.compute()
     assert fetched(handler, reported)[0] == 1
-    handler.merged(merge)
+    handler.apply_merge(merge)
     assert feedback_of(reported) == FeedbackCounts(given=2 * few, waiting=2 * few)
 
 
@@ -293,7 +287,7 @@ def test_of_each_entry_the_newest_stays_in_the_place_of_the_oldest(numbers):
         expected |= dict(zip(piece, mine.tolist(), strict=True))
         at += len(piece)
     if pieces:
-        (merge := Merge(ME, pieces)).work()
+        (merge := Merge(ME, pieces)).compute()
         newest = dict(zip(merge.result["number"].tolist(), merge.result["error"].tolist(), strict=True))
         assert list(newest.items()) == list(expected.items()) and len(merge.result) == len(expected)
         assert merge.result["given"].tolist() == list(expected.values())
@@ -335,7 +329,7 @@ def test_td_errors_come_from_far_away_too_and_the_answer_says_how_many_are_lost(
     handler = FeedbackHandler(reported)
     payload = containers.pack_feedback(SCHEMA, ids_of(ME, ME, YOU), np.ones(3, np.float32))
     header = message(messages.Feedback(), READER, payload=payload).header
-    outcome = handler.taken(header, handler.apply(handler.read(header, payload), NOW)).body
+    outcome = handler.feedback_reply(header, handler.apply(handler.read(header, payload), NOW)).body
     assert (outcome.samples, outcome.lost, outcome.parameters_version) == (2, 1, 1)
     assert fetched(handler, reported) == (1, [0, 1]) and handler.given == 3
 

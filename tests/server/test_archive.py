@@ -117,7 +117,7 @@ def test_a_snapshot_is_given_up_for_what_happens_meanwhile_and_the_former_file_s
 def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
     server = serving(cluster, state=tmp_path, snapshot_every=0.05)
     file, half = tmp_path / MEMORY, tmp_path / f".{MEMORY}.{'0' * 32}.draft"
-    until(lambda: file.exists() and snapshot.facts(file)["tables"][0]["caches"] == 12)
+    until(lambda: file.exists() and snapshot.describe_file(file)["tables"][0]["caches"] == 12)
     kept = file.read_bytes()
     server.get_batch(50)
     server.close(100.0)
@@ -134,11 +134,11 @@ def test_the_timer_keeps_what_a_killed_server_held(cluster, tmp_path):
 def test_a_restart_restores_no_file_again(cluster, tmp_path, capsys):
     serving(cluster).snapshot(tmp_path / "a")
     first = cluster.server(state=tmp_path / "s", parameters=SMALL)
-    snapshots.put_back(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    snapshots.restore_snapshots(first, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
     first.publish("other", b"x")  # data saved with the setting, or later
     first.close()
     again = cluster.server(state=tmp_path / "s", parameters=SMALL)
-    snapshots.put_back(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
+    snapshots.restore_snapshots(again, [str(tmp_path / "a")], None, configure=False, skip_damaged=False)
     assert again.stats().held_caches == 0
     assert "restored nothing; 1 of the files were restored here before" in capsys.readouterr().err
 
@@ -322,7 +322,7 @@ def fill(server, numbers):
         return
     if table.storage == "prompts":
         with pool.locked() as prompts:
-            prompts.book.share_out({"a": 0.7, "b": 0.3})
+            prompts.book.set_shares({"a": 0.7, "b": 0.3})
             for number in numbers:
                 prompts.add([("ab"[number % 2], 0, number)], [b"prompt"], priority=number % 3)
         return
@@ -383,7 +383,7 @@ def led(prompts):
         for index in row.missing:
             columns = packed(prompts.schema, raw_columns(prompts.schema, values))
             prompts.answer(row, row.lease, index, columns, version=prompts.book.facts.newest_model)
-            prompts.bring_on(row)
+            prompts.update_state(row)
     step = prompts.draw(number := prompts.book.facts.committed + 1, 2, "s", wanted=2, replay=0.5)
     if step is not None:
         prompts.commit(number, "s")

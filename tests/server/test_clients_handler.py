@@ -77,9 +77,12 @@ def test_a_reader_has_no_account_and_is_granted_everything():
     ends = banded()
     welcome = ends.hello(READER, role="reader", codecs=["lz4"]).body
     assert (welcome.since, welcome.granted_steps) == (0, NO_LIMIT) and READER not in ends.state.ledger
-    assert ends.state.learners.has(READER, "lz4") and ends.state.learners.now(NOW)[0].table == "default"
+    assert (
+        ends.state.learners.supports_compression(READER, "lz4")
+        and ends.state.learners.active_learners(NOW)[0].table == "default"
+    )
     assert ends.hello(YOU, role="publisher").body.since == 0
-    assert YOU not in ends.state.ledger and len(ends.state.learners.now(NOW)) == 1
+    assert YOU not in ends.state.ledger and len(ends.state.learners.active_learners(NOW)) == 1
 
 
 def test_an_actor_is_granted_its_part_of_what_may_be_recorded():
@@ -186,21 +189,21 @@ def test_priorities_are_given_until_they_are_applied(ends):
 def test_a_client_knows_that_the_run_is_over_when_it_says_so(ends):
     ends.hello()
     ends.hello(YOU)
-    assert ends.clients.untold(2.0, NOW) == 0
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 0
     ends.update(finished=True)
     ends.control.finish()
-    assert ends.clients.untold(2.0, NOW) == 2, "what it said before was about nothing"
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 2, "what it said before was about nothing"
     assert ends.hello(READER, role="reader").body.finished
     ends.update(episodes=1)
-    assert ends.clients.untold(2.0, NOW) == 2
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 2
     ends.update(episodes=1, finished=True)
-    assert ends.clients.untold(2.0, NOW) == 1
-    assert ends.clients.untold(2.0, NOW + 3.0) == 0, "silent ones are not waited for"
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 1
+    assert ends.clients.unconfirmed_clients(2.0, NOW + 3.0) == 0, "silent ones are not waited for"
     ends.update(YOU, leaving=True)
-    assert ends.clients.untold(2.0, NOW) == 0
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 0
     ends.control.finish(False)
     ends.control.finish()
-    assert ends.clients.untold(2.0, NOW) == 1, "that was another end"
+    assert ends.clients.unconfirmed_clients(2.0, NOW) == 1, "that was another end"
 
 
 def test_who_only_tries_the_way_there_and_back_is_in_no_total(ends):
@@ -260,7 +263,7 @@ LIMITS = Limits(credit=1000, on_way_bytes=100_000, client_timeout=60.0)
 @pytest.fixture
 def state_of_credit():
     server_state = state_of(limits=LIMITS)
-    server_state.tables.first.pool.limit(5000)
+    server_state.tables.first.pool.limit_bytes(5000)
     return server_state
 
 
@@ -271,40 +274,37 @@ def greet(state, count, now=NOW, table=0):
 
 def test_a_client_has_its_limit_while_there_is_enough_for_all(state_of_credit):
     credits = Credits(state_of_credit)
-    assert credits.of(state_of_credit.tables.first, NOW) == 1000
+    assert credits.bytes_by_client(state_of_credit.tables.first, NOW) == 1000
     greet(state_of_credit, 5)
-    assert credits.of(state_of_credit.tables.first, NOW) == 1000
-    credits.limit(700)
-    credits.limit(None)
-    assert credits.of(state_of_credit.tables.first, NOW) == 700
-
-
-def test_clients_share_what_their_table_holds(state_of_credit):
-    greet(state_of_credit, 10)
-    assert Credits(state_of_credit).of(state_of_credit.tables.first, NOW) == 500
-    assert Credits(state_of_credit).of(state_of_credit.tables["whole"], NOW) == 1000, "that has none of them"
+    assert credits.bytes_by_client(state_of_credit.tables.first, NOW) == 1000
+    credits.limit_bytes(700)
+    credits.limit_bytes(None)
+    assert credits.bytes_by_client(state_of_credit.tables.first, NOW) == 700
 
 
 def test_clients_of_all_tables_share_what_may_be_on_the_way():
     state = state_of(limits=Limits(credit=10_000, on_way_bytes=20_000))
     greet(state, 10, table=WHOLE)
-    assert Credits(state).of(state.tables.first, NOW) == 2000
+    assert Credits(state).bytes_by_client(state.tables.first, NOW) == 2000
 
 
-def test_clients_that_are_gone_share_no_more_and_silent_ones_are_counted_once_a_second(state_of_credit):
+def test_clients_share_what_their_table_holds_gone_ones_no_more_and_silent_ones_are_counted_once_a_second(
+    state_of_credit,
+):
     credits = Credits(state_of_credit)
     greet(state_of_credit, 10)
-    assert credits.of(state_of_credit.tables.first, NOW) == 500
+    assert credits.bytes_by_client(state_of_credit.tables.first, NOW) == 500
+    assert credits.bytes_by_client(state_of_credit.tables["whole"], NOW) == 1000, "that has none of them"
     state_of_credit.ledger.report(bytes([1]) * 16, 1, messages.Update(leaving=True), NOW)
-    assert credits.of(state_of_credit.tables.first, NOW) == 5000 // 9
+    assert credits.bytes_by_client(state_of_credit.tables.first, NOW) == 5000 // 9
     state_of_credit.ledger.report(bytes([10]) * 16, 1, messages.Update(steps=1, leaving=True), NOW)
     late = NOW + 61.0
     for number in range(1, 8):
         state_of_credit.ledger.register_guest(bytes([number + 1]) * 16, late)
-    assert credits.of(state_of_credit.tables.first, late) == 5000 // 7
+    assert credits.bytes_by_client(state_of_credit.tables.first, late) == 5000 // 7
     state_of_credit.ledger.register_guest(bytes([9]) * 16, late)
-    assert credits.of(state_of_credit.tables.first, late + 0.9) == 5000 // 7
-    assert credits.of(state_of_credit.tables.first, late + 1.0) == 5000 // 8
+    assert credits.bytes_by_client(state_of_credit.tables.first, late + 0.9) == 5000 // 7
+    assert credits.bytes_by_client(state_of_credit.tables.first, late + 1.0) == 5000 // 8
 
 
 def test_a_client_whose_samples_are_not_drawn_is_granted_no_more_than_learners_want():
@@ -334,8 +334,12 @@ def accept(handler, push):
     return held.samples
 
 
-def test_a_cache_is_held_and_counted(state):
-    assert accept(IntakeHandler(state), pushed()) == 8
+def test_a_cache_is_held_and_counted_and_one_that_was_changed_on_the_way_is_refused(state):
+    handler, broken, push = IntakeHandler(state), CACHE.copy(), pushed()
+    broken[100] ^= 1
+    with pytest.raises(ProtocolError):
+        handler.check(push.header, push.body, broken)
+    assert accept(handler, push) == 8
     account = state.ledger.find(ME)
     assert (account.accepted_caches, account.received_bytes, account.accepted_samples) == (1, CACHE.nbytes, 8)
     assert account.last_cache == NOW and state.tables.first.pool.stats().caches == 1
@@ -357,13 +361,6 @@ def test_a_cache_from_elsewhere_is_refused_by_code(state, changed, code):
     with pytest.raises(ProtocolError) as caught:
         IntakeHandler(state).check(push.header, push.body, push.payload)
     assert caught.value.code == code and len(state.ledger) == 0, "what is checked changes nothing"
-
-
-def test_bytes_that_were_changed_on_the_way_are_refused(state):
-    broken, push = CACHE.copy(), pushed()
-    broken[100] ^= 1
-    with pytest.raises(ProtocolError):
-        IntakeHandler(state).check(push.header, push.body, broken)
 
 
 def test_a_run_that_begins_between_check_and_accept_takes_nothing(state):

@@ -185,7 +185,7 @@ def test_a_version_that_is_here_is_taken_again_at_once(ends):
 def test_what_is_published_while_a_group_is_saved_waits_for_the_next_one(roomy, disk):
     roomy.models.publish(model_from("t", b"x", LIMITS))
     group = roomy.state.committer.collect(roomy.state.runs)
-    roomy.models.collected()
+    roomy.models.clear_unsaved_models()
     roomy.models.publish(model_from("t", b"y", LIMITS))
     for ticket in group.tickets:
         ticket()
@@ -202,7 +202,7 @@ def test_models_that_wait_for_the_disk_are_bounded(roomy, disk):
     roomy.models.publish(model_from("large", bytes(9 << 20), limits))
     save(roomy.state, disk)
     assert [(model.topic, model.version) for model in roomy.shown] == [("large", 1)]
-    roomy.models.collected()
+    roomy.models.clear_unsaved_models()
     for _ in range(6):
         roomy.models.publish(model_from("t", bytes(1 << 20), limits))
     save(roomy.state, disk)

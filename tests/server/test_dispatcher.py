@@ -153,14 +153,14 @@ def test_a_cache_is_checked_without_the_lock_and_held_with_it(dispatcher):
     pool.check = lambda *args, **facts: seen.append(is_free(dispatcher.lock)) or check(*args, **facts)
     pool.add = lambda *args: seen.append(is_free(dispatcher.lock)) or add(*args)
     push = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
-    assert dispatcher.arrived(push.header, push.body, push.payload) == 8
+    assert dispatcher.accept_push(push.header, push.body, push.payload) == 8
     assert seen == [True, False]
 
 
 def test_a_cache_takes_few_calls_of_python(dispatcher):
     """The interpreter takes a quarter of the time for caches of W1; the number of calls shows this on any machine."""
     push = message(messages.Cache(number=1), payload=cache_of(), fingerprint=SCHEMA.fingerprint, run=RUN)
-    dispatcher.arrived(push.header, push.body, push.payload)
+    dispatcher.accept_push(push.header, push.body, push.payload)
     called = []
 
     def note(frame, event, _):
@@ -169,7 +169,7 @@ def test_a_cache_takes_few_calls_of_python(dispatcher):
 
     sys.setprofile(note)
     try:
-        dispatcher.arrived(push.header, push.body, push.payload)
+        dispatcher.accept_push(push.header, push.body, push.payload)
     finally:
         sys.setprofile(None)
     assert len(called) <= MAX_CALLS, called
@@ -200,11 +200,11 @@ def test_no_time_is_before_1970():
 def test_credit_is_news_for_everyone():
     news = []
     dispatcher = dispatcher_of(on_news=lambda: news.append(1))
-    before = dispatcher.credit(dispatcher.tables.first)
-    dispatcher.grant(None)
-    assert dispatcher.credit(dispatcher.tables.first) == before
-    dispatcher.grant(1000)
-    assert dispatcher.credit(dispatcher.tables.first) == 1000 and news == [1, 1]
+    before = dispatcher.bytes_per_client(dispatcher.tables.first)
+    dispatcher.set_client_byte_limit(None)
+    assert dispatcher.bytes_per_client(dispatcher.tables.first) == before
+    dispatcher.set_client_byte_limit(1000)
+    assert dispatcher.bytes_per_client(dispatcher.tables.first) == 1000 and news == [1, 1]
     assert dispatcher.configure(dispatcher.tables.first, {"cache_size": 4}) == PARAMETERS.replace(cache_size=4)
     assert len(news) == 3
 
@@ -234,11 +234,11 @@ def test_feedback_that_nobody_fetches_is_bounded_and_counted(caplog):
     ids["client"] = np.frombuffer(ME, "<u8")
     for number in range(6):
         ids["number"] = np.arange(len(ids)) + number * len(ids)
-        assert served.hand_on(ids, np.ones(len(ids))).lost == 0
+        assert served.apply_td_errors(ids, np.ones(len(ids))).lost == 0
     assert served.ledger.find(ME).waiting_feedback == FEEDBACK_SAMPLES
     assert served.feedback.lost == served.feedback.overflowed == 2 * len(ids)
     for _ in range(2):
-        served.fold()
+        served.store_gone_accounts()
     assert [record.getMessage() for record in caplog.records] == [
         f"server home: {2 * len(ids)} TD errors were dropped: more than {FEEDBACK_SAMPLES} waited for one actor, which "
         "fetches them with its UPDATE messages, or held_bytes had no room. Use more actors, draw fewer samples, or "
@@ -311,7 +311,7 @@ def answer(dispatcher, frames):
     if not isinstance(message.body, PUSHED):
         return dispatcher.answer(message).body
     try:
-        dispatcher.arrived(message.header, message.body, message.payload)
+        dispatcher.accept_push(message.header, message.body, message.payload)
     except ProtocolError as error:
         return error.code
     return None
@@ -319,7 +319,7 @@ def answer(dispatcher, frames):
 
 def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way():
     budget = ByteBudget(1000)
-    rows, own = budget.holder("rows"), budget.holder("requests", own=100)
+    rows, own = budget.add_holder("rows"), budget.add_holder("requests", own=100)
     own.take(100)
     rows.take(600)
     with pytest.raises(
@@ -327,7 +327,7 @@ def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way
     ) as why:
         own.take(401)
     assert why.value.code == "busy" and (budget.used, budget.limit, budget.free) == (700, 1100, 400)
-    with pytest.raises(ProtocolError) as why, rows.taken(400), rows.taken(1):
+    with pytest.raises(ProtocolError) as why, rows.reserved(400), rows.reserved(1):
         pass
     assert why.value.code == "busy" and rows.bytes == 600
     with pytest.raises(ProtocolError) as why:
@@ -338,11 +338,11 @@ def test_a_holder_without_room_is_refused_by_name_and_the_oldest_caches_give_way
 def test_caches_give_way_to_half_of_what_they_may_hold():
     payload = cache_of(parameters=CACHES)
     budget, pool = ByteBudget(20 * payload.nbytes), Pool(SCHEMA, CACHES, byte_limit=20 * payload.nbytes, seed=0)
-    pool.join(budget, "table default")
-    rows = budget.holder("rows")
+    pool.join_budget(budget, "table default")
+    rows = budget.add_holder("rows")
     for number in range(40):
         pool.add(bytes(16), number, pool.check(messages.Cache(number=1), payload))
-        assert pool.stats().bytes <= budget.holders()["table default"] <= budget.most
+        assert pool.stats().bytes <= budget.holders()["table default"] <= budget.max_bytes
     rows.take(5 * payload.nbytes)
     assert 10 * payload.nbytes <= pool.stats().bytes <= 15 * payload.nbytes and budget.free >= 0
     rows.take(5 * payload.nbytes)

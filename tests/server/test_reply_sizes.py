@@ -32,7 +32,7 @@ from memoire.tables.rollouts.far import RolloutTaker
 from memoire.tables.rollouts.fragments import packed, unpacked
 from memoire.wire import containers, messages, types
 from memoire.wire.frames import encode, parse, table_number
-from memoire.wire.receivers import ReplyLimits
+from memoire.wire.receivers import ReplyLimits, ReplyPage
 from memoire.wire.rows import ACCOUNT, CLIENT_COUNTS, unpack_accounts, unpack_sums
 from poolkit import held_of
 from rolloutkit import TakesServer, fragment
@@ -78,15 +78,15 @@ class SmallEnd:
     def servers(self):
         return ["home"]
 
-    def unmet(self):
+    def unanswered_addresses(self):
         return []
 
-    leaving = unmet
+    draining_servers = unanswered_addresses
 
-    def where(self):
+    def addresses_text(self):
         return "home"
 
-    trouble = where
+    problem = addresses_text
 
     def now(self):
         return time.monotonic()
@@ -395,10 +395,10 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     tiny = Limits(message_bytes=256)
     takes = RolloutTaker(readerkit.directory_of("home"), tiny)
     end = SmallEnd(served.dispatcher, tiny, "rollouts", "reader")
-    takes.want(TakeRequest(500))
-    (order,) = takes.begin(1.0)
-    takes.answered(order, end.one(order.body), [], 1.0)
-    assert takes.begin(10.0) == []
+    takes.set_request(TakeRequest(500))
+    (order,) = takes.due_requests(1.0)
+    takes.receive_answer(order, end.one(order.body), [], 1.0)
+    assert takes.due_requests(10.0) == []
     with pytest.raises(Refused, match="a fragment of 1 entries, whose payload takes .* has room for 256"):
         takes.take({})
     assert served.pool.entries() == 500 and served.pool.stats().split == 0
@@ -409,6 +409,14 @@ def test_an_entry_that_fits_into_no_reply_is_refused_where_it_is_pushed_and_else
     with pytest.raises(ProtocolError, match="an entry and its next state take .* bytes") as caught:
         served.pool.check(body, payload, limits=Limits(message_bytes=len(payload)))
     assert caught.value.code == "too_large"
+
+
+def test_a_row_that_no_reply_has_room_for_is_refused_and_names_the_limit():
+    page = ReplyPage(ReplyLimits(tail_bytes=2048, message_bytes=500), types.DRAWN, b"s" * 16)
+    for row, payload, limit in (("x" * 2048, 0, "tail_bytes"), ("x", 501, "message_bytes")):
+        with pytest.raises(ProtocolError, match=rf"DRAWN with a row, whose .* bytes.*{limit}"):
+            page.count_row("a row", row, payload)
+    assert page.is_empty and page.count_row("a row", "x" * 1200, 500) and not page.count_row("another", "x", 1)
 
 
 # -------------------------------------------------------------------------------------------------------- keyed rows
@@ -541,8 +549,8 @@ def test_accounts_and_names_of_runs_come_as_far_as_they_fit():
     end, rows = SmallEnd(dispatcher, SMALL, "t", "reader"), np.zeros(60, ACCOUNT)
     rows["client"][:, 0], rows["home"] = np.arange(60) + 1, 1
     for number in range(40):
-        dispatcher.inherit(f"{number}-{'r' * 100}", True, rows[:0])
-    dispatcher.inherit("run", False, rows)
+        dispatcher.store_inherited(f"{number}-{'r' * 100}", True, rows[:0])
+    dispatcher.store_inherited("run", False, rows)
     clients, after, more = [], b"", True
     while more:
         ledger = end.one(messages.LedgerRequest(after=after)).body
@@ -586,7 +594,7 @@ def test_a_job_that_fits_into_no_reply_is_refused_where_it_is_given_and_stays_fo
     service.run(JobContent(None, {"names": ["x" * 100] * 100}))
     refused = work(b"s" * 16)
     assert refused.code == "too_large" and "JOB, whose tail takes" in refused.text
-    assert (service.jobs.open, work(b"o" * 16).number, service.jobs.open) == (1, 1, 0)
+    assert (service.jobs.unleased_jobs, work(b"o" * 16).number, service.jobs.unleased_jobs) == (1, 1, 0)
     for options in ({"names": ["x" * 10_000] * 100}, {str(name): 1 for name in range(65)}):
         with pytest.raises(ParameterError, match="options"):
             service.run(JobContent(None, options))

@@ -17,7 +17,7 @@ from memoire.server.build import check_bytes
 from memoire.server.handlers.control import MAX_UPLOADS, UPLOAD_TIMEOUT, Uploads
 from memoire.server.io import limit_pushes
 from memoire.server.io_requests import Announcer
-from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed
+from memoire.server.io_snapshots import MAX_ORDERS, SnapshotOrders, failed_result
 from memoire.server.server import Server
 from memoire.server.settings import State
 from memoire.server.stats import Queries
@@ -70,9 +70,12 @@ def test_options_that_do_not_go_together_are_refused(changes, error, words):
         options(**changes)
 
 
-@pytest.mark.parametrize("seed", [build.MIN_SEED, -5, build.MAX_SEED])
-def test_a_table_takes_any_seed_also_below_0(seed):
-    assert build.make_tables(options(storage="episodes", seed=seed)).first.storage == "episodes"
+def test_a_table_takes_any_seed_also_below_0_and_any_number_of_bytes_above_0():
+    for seed in (build.MIN_SEED, -5, build.MAX_SEED):
+        assert build.make_tables(options(storage="episodes", seed=seed)).first.storage == "episodes"
+    for value in (0, -1, 1.5, True, "1"):
+        with pytest.raises(ParameterError, match="credit must be a whole number from 1"):
+            check_bytes("credit", value)
 
 
 def test_a_state_folder_is_closed_if_no_dispatcher_can_be_made():
@@ -143,12 +146,6 @@ def test_a_single_entry_that_fits_no_message_is_refused_before_a_server_is_made(
         build.make_tables(options(storage=storage, schema=schema, limits=Limits(message_bytes=3_000_000)))
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
-def test_any_other_number_of_bytes_is_refused_by_name(value):
-    with pytest.raises(ParameterError, match="credit must be a whole number from 1"):
-        check_bytes("credit", value)
-
-
 def test_announcements_wake_who_tells_them_and_are_told_once():
     class Telling(Announcer):
         def _send(self, frames):
@@ -161,9 +158,9 @@ def test_announcements_wake_who_tells_them_and_are_told_once():
     announcer.add_news()
     assert woken == [True, True]
     dispatcher = dispatcher_of()
-    announcer.turn(dispatcher, {})
+    announcer.tick(dispatcher, {})
     assert [bytes(frames[0]) for frames in sent] == [topic_frame("a"), topic_frame("b"), NEWS_FRAME]
-    announcer.turn(dispatcher, {})
+    announcer.tick(dispatcher, {})
     assert len(sent) == 3 and announcer.next_time() > time.monotonic()
 
 
@@ -248,7 +245,7 @@ def publish(topic, size=500, offset=0, checksum=0):
 
 
 def uploads_of():
-    return Uploads(LIMITS, ByteBudget(0).holder("uploads", own=LIMITS.model_bytes))
+    return Uploads(LIMITS, ByteBudget(0).add_holder("uploads", own=LIMITS.model_bytes))
 
 
 def receive(uploads, body, chunk, client=ME, now=0.0):
@@ -330,7 +327,7 @@ def test_a_second_order_waits_until_the_first_is_done_or_failed():
     with pytest.raises(ProtocolError, match="snapshot 'a' is being written") as refused:
         orders.receive(order(2, "b"))
     assert refused.value.code == "busy"
-    orders.finish(order(1), failed(order(1), "the disk is full"))
+    orders.finish(order(1), failed_result(order(1), "the disk is full"))
     assert orders.receive(order(2, "b"))[1]
 
 

@@ -28,7 +28,7 @@ WAITING = Reply(messages.Published(topic="policy", version=1), until_saved=True)
 class Folder(MemoryStore):
     """State folder that saves when a test calls `save`."""
 
-    is_healthy, trouble = True, "the disk is full"
+    is_healthy, problem = True, "the disk is full"
 
     def __init__(self):
         super().__init__(Disk())
@@ -50,7 +50,7 @@ class Folder(MemoryStore):
 
 
 class Thread:
-    """Thread of requests, which runs posted functions when a test calls `turn`."""
+    """Thread of requests, which runs posted functions when a test calls `tick`."""
 
     def __init__(self):
         self.posted, self.errors = [], 0
@@ -58,7 +58,7 @@ class Thread:
     def post(self, function):
         self.posted.append(function)
 
-    def turn(self):
+    def tick(self):
         while self.posted:
             self.posted.pop(0)()
 
@@ -80,7 +80,7 @@ def test_a_reply_that_promises_something_leaves_when_it_is_saved_and_in_the_requ
     assert disk.folder.woken and disk.sent == []
     disk.folder.save()
     assert disk.sent == []
-    disk.thread.turn()
+    disk.thread.tick()
     assert disk.sent == [WAITING]
 
 
@@ -88,7 +88,7 @@ def test_a_reply_that_cannot_be_sent_keeps_no_other_from_leaving(disk):
     disk.dispatcher.send(HEADER, WAITING, lambda reply: 1 / 0)
     disk.dispatcher.send(NEXT_HEADER, WAITING, disk.sent.append)
     disk.folder.save()
-    disk.thread.turn()
+    disk.thread.tick()
     assert disk.sent == [WAITING] and disk.thread.errors == 1
 
 
@@ -190,7 +190,7 @@ def test_each_request_that_a_server_answers_is_tried_with_a_full_disk(disk):
 
 def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_nothing_done(disk):
     """Requests that need no disk are answered, and each refused request is granted when the disk has room."""
-    disk.folder.trouble = "the disk is full since 3 s (/state)"
+    disk.folder.problem = "the disk is full since 3 s (/state)"
     scenario = Scenario(disk)
     for body, payload in scenario:
         disk.folder.save()
@@ -199,7 +199,7 @@ def test_a_full_disk_refuses_at_once_what_would_wait_for_it_and_has_half_of_noth
         reply = scenario.ask(body, payload)
         is_refused = isinstance(reply.body, messages.Refusal) and reply.body.code == "disk"
         if body.is_saved_first:
-            assert is_refused and reply.body.text == disk.folder.trouble, body
+            assert is_refused and reply.body.text == disk.folder.problem, body
             assert disk.folder.collect() is None, f"{body} has changed something"
         disk.folder.is_healthy = True
         if is_refused:
@@ -214,14 +214,14 @@ def test_replies_that_wait_when_the_disk_becomes_full_are_refused_then_and_sent_
     disk.dispatcher.send(HEADER, WAITING, disk.sent.append)
     group = disk.folder.collect()
     disk.dispatcher.send(NEXT_HEADER, WAITING, disk.sent.append)
-    disk.folder.is_healthy, disk.folder.trouble = False, "the disk is full since 3 s " + 2000 * "x"
+    disk.folder.is_healthy, disk.folder.problem = False, "the disk is full since 3 s " + 2000 * "x"
     disk.folder.delayed()
-    disk.thread.turn()
-    assert disk.sent == 2 * [Reply(messages.Refusal(code="disk", text=disk.folder.trouble[:1000]))]
+    disk.thread.tick()
+    assert disk.sent == 2 * [Reply(messages.Refusal(code="disk", text=disk.folder.problem[:1000]))]
     disk.folder.is_healthy = True
     disk.folder.done(group)
     disk.folder.save()
-    disk.thread.turn()
+    disk.thread.tick()
     assert len(disk.sent) == 2 and not disk.thread.errors
 
 

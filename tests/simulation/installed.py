@@ -44,10 +44,10 @@ from .disk import Disk
 from .rarely import Rarely
 from .world import World
 
-for _kind in registry.known():  # imported now: a late import in a trial would change the trial
+for _kind in registry.known_kinds():  # imported now: a late import in a trial would change the trial
     _kind.pool_class(), _kind.record_bodies()
     if _kind.answers:
-        registry.loaded(_kind.answers)
+        registry.import_object(_kind.answers)
     if _kind.actor:
         pushes.side_of(_kind.name)
 
@@ -68,7 +68,7 @@ turn, and those of readers and proxies send messages to each server.
 
 
 NO_GUARD: Final = types.SimpleNamespace(
-    due_at=float("inf"), turn=lambda now: None, forget=lambda socket: None, trouble=lambda: ""
+    due_at=float("inf"), tick=lambda now: None, forget=lambda socket: None, problem=lambda: ""
 )
 """Descriptor guard of a process with enough descriptors."""
 

@@ -121,7 +121,7 @@ def older_models(newest: Any, self: Any) -> Any:
     return first if model.version % 3 == 0 else model
 
 
-@planted("rollouts: ", "memoire.tables.rollouts.fragments:RolloutQueue.give", storage="rollouts")
+@planted("rollouts: ", "memoire.tables.rollouts.fragments:RolloutQueue.pack_for_learner", storage="rollouts")
 def doubled_rollouts(give: Any, self: Any, *arguments: Any) -> Any:
     """Servers hand some fragments out twice."""
     taken = give(self, *arguments)
@@ -205,10 +205,10 @@ def never_sent_again() -> None:
         call.next_send = math.inf
 
     replace("memoire.net.channel:PendingRequests.sent", once)
-    replace("memoire.net.channel:PendingRequests.lost", lambda lost, self, before, now: None)
+    replace("memoire.net.channel:PendingRequests.resend_lost", lambda lost, self, before, now: None)
 
 
-@planted("caches: ", "memoire.client.counts:PushWindow.answered")
+@planted("caches: ", "memoire.client.counts:PushWindow.receive_answer")
 def added_answers(answered: Any, self: Any, accepted: int, received: int, *args: Any, **named: Any) -> None:
     """A client adds the received bytes of an answer to those of the last answer, instead of taking the greater."""
     before = self.received_bytes
@@ -228,13 +228,13 @@ def runs_that_flow_together(enter: Any, self: Any, run: int) -> None:
     self.boundary = None
 
 
-@planted("endings: ", "memoire.client.session:Session.updated")
+@planted("endings: ", "memoire.client.session:Session.apply_acknowledgement")
 def endless_runs(updated: Any, self: Any, answer: Any, *args: Any) -> Any:
     """A client ignores that the run is over."""
     return updated(self, msgspec.structs.replace(answer, finished=False), *args)
 
 
-@planted("log: ", "memoire.client.session:Session.updated")
+@planted("log: ", "memoire.client.session:Session.apply_acknowledgement")
 def acknowledged_too_far(updated: Any, self: Any, answer: Any, *args: Any) -> Any:
     """A client takes every answer as an acknowledgement of all its lines, also of later ones."""
     self.outbox.acknowledge(self.outbox.newest)
@@ -283,10 +283,10 @@ def caches_sent_again() -> None:
         return open_(self, *args)
 
     replace("memoire.client.io:DataSockets.send", remembering)
-    replace("memoire.client.io:DataSockets.open", opened)
+    replace("memoire.client.io:DataSockets.reconnect", opened)
 
 
-@planted("log: ", "memoire.client.counts:LineOutbox.waiting")
+@planted("log: ", "memoire.client.counts:LineOutbox.next_lines")
 def lines_out_of_order(waiting: Any, self: Any, *args: Any, **named: Any) -> Any:
     """A client sends its newest lines first."""
     return waiting(self, *args, **named)[::-1]
@@ -330,7 +330,7 @@ def ends_of_those_that_are_there(finish: Any, self: Any, timeout: float) -> None
     from memoire.wire import messages
 
     def bodies() -> dict[str, Any]:
-        return {server.name: messages.Control(finish=True) for server in self._directory.there}
+        return {server.name: messages.Control(finish=True) for server in self._directory.present_servers}
 
     self._gather(bodies, lambda answer: None, self._monitor.now() + timeout, None)
 

@@ -41,24 +41,24 @@ HARMLESS = {
     "accounting/runs:Logbook._extend": "Older lines are in the log files, if the server writes any.",
     "accounting/runs:UnsavedChanges.wait": "the oldest are dropped and counted: their clients retry.",
     "client/counts:RunCounts.__init__": "beyond, the oldest one's return is not reported",
-    "client/counts:AccountWindows.belong": "as many servers as a WELCOME can name",
+    "client/counts:AccountWindows.enter_account": "as many servers as a WELCOME can name",
     "dashboard/collect/actors:ActorList.remember": "WINDOW",
-    "dashboard/collect/actors:NewestModels.replaced": "OUTDATED_AFTER",
+    "dashboard/collect/actors:NewestModels.update_expected_versions": "OUTDATED_AFTER",
     "dashboard/collect/cluster:Cluster.__init__": "Number of newest episodes that are kept for the pages.",
-    "dashboard/collect/actors:RunLedgers.of": "other ledgers are read from the history",
+    "dashboard/collect/actors:RunLedgers.ledger_of": "other ledgers are read from the history",
     "dashboard/collect/counters:RateWindow.add": "self._seconds",
     "dashboard/collect/actors:RecentReturns.add": "Newest episodes of an actor over which its recent mean return is taken.",
     "dashboard/collect/overview:_start_row": "Newest ancestors of the best state that are shown.",
     "dashboard/web/pages:ListenerHub.__init__": "each is complete, so older ones are not needed",
     "dashboard/collect/opened:events_of": "yield bytes(buffer)",
     "dashboard/web/access:Logins._prove": "An address that sent the token before does not",
-    "inference/batching:Batching.answered": "an older request that is resent is computed again",
+    "inference/batching:Batching.receive_answer": "an older request that is resent is computed again",
     "rl/starts:StartStates.stats": "the newest ancestors of the best state",
     "rl/jobs:JobService._keep": "a client asks for one job at a time",
     "inference/policy:PolicyThread._exchange_for": "all are dropped beyond",
     "models/fetching:TopicFetcher._advance": "only the newest counts",
     "models/fetching:TopicFetcher._enqueue": "beyond, the oldest are skipped",
-    "models/fetching:TopicFetcher.is_anew": "as many as a WELCOME can name",
+    "models/fetching:TopicFetcher.is_publisher_restart": "as many as a WELCOME can name",
     "models/topics:Subscription.put": "beyond, the oldest are skipped",
     "net/addresses:NameResolver._find": "other names are looked up again",
     "net/poller:SendQueue.put": "beyond the bounds the oldest are dropped",
@@ -67,7 +67,7 @@ HARMLESS = {
     "nodes/launcher:Child.__init__": "Lines of each child's output that are kept.",
     "nodes/http:NodePages._serve": "self._stop.wait()",
     "nodes/http:NodePages.add_connection": "one more aborts the oldest, whose peer sees the abort",
-    "tables/caches/queues:CacheRoom.make": "self._counts.overwritten += 1",
+    "tables/caches/queues:CacheRoom.evict_to_limits": "self._counts.overwritten += 1",
     "prompts/steps:PromptSteps.rewind": "as any new session may",
     "prompts/servers:TableCalls._learn": "each server is asked",
     "proxy/router:Backend._keep_epoch": "as many as a WELCOME can name",
@@ -76,7 +76,7 @@ HARMLESS = {
     "proxy/router:Router._forget": "a client of an older one must wait",
     "security/roles:ConnectionClients._admits": "takes a token again, or is refused",
     "security/roles:TokenBuckets.take": "that harms no peer",
-    "security/access:WrongTokens.wrong": "it may guess more",
+    "security/access:WrongTokens.count_wrong": "it may guess more",
     "server/handlers/accounts:AccountsHandler._read": "each account once, since pages follow the keys",
     "server/handlers/control:ModelsHandler._announce_when_saved": "skipped, as by a slow client",
     "server/state:Learners.record_hello": "its replies are not compressed",
@@ -84,7 +84,7 @@ HARMLESS = {
     "server/io_snapshots:SnapshotOrders.receive": "its snapshot is written again",
     "server/stats:Queries._run_named": "Maximum names in the error for an unknown run",
     "server/stats:recent": "Maximum episodes that `recent` summarizes.",
-    "server/state:ClientNames.note": '"" if it is unknown or forgotten',
+    "server/state:ClientNames.record": '"" if it is unknown or forgotten',
 }
 """Places that evict the oldest element, each with a text of its file that explains why this breaks no promise."""
 
@@ -164,7 +164,7 @@ def sizes_of_replies(clock: Clock) -> tuple[Use, int, float]:
     table, small = receivers.Receivers(clock), receivers.ReplyLimits(tail_bytes=2000)
 
     def use(peer: int) -> None:
-        if table.of(id_of(peer)) != small:
+        if table.limits_of(id_of(peer)) != small:
             table.register(id_of(peer), small)
 
     return use, receivers.MAX_RECEIVERS, receivers.IDLE_TIMEOUT

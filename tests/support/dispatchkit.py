@@ -38,4 +38,4 @@ def made_dispatcher(records=None, table=None, **facts):
 def arrive(dispatcher, payload, **changed):
     facts = {"client": ME, "fingerprint": SCHEMA.fingerprint, "sequence": 1} | changed
     message = parse(encode(messages.Cache(number=1, pushed_bytes=payload.nbytes), payload=payload, **facts))
-    return dispatcher.arrived(message.header, message.body, message.payload)
+    return dispatcher.accept_push(message.header, message.body, message.payload)

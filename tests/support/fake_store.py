@@ -55,11 +55,11 @@ class DiskReader:
     def body(self, key):
         return self.disk.accounts.get((self.run, key))
 
-    def after(self, key, most, before=LAST):
+    def accounts_after(self, key, most, before=LAST):
         keys = sorted(other for run, other in list(self.disk.accounts) if run == self.run and key <= other < before)
         return [(other, self.disk.accounts[self.run, other]) for other in keys[:most]]
 
-    def reading(self):
+    def add_file_to_errors(self):
         return nullcontext()
 
 
@@ -71,7 +71,7 @@ class MemoryStore:
         self.restored, self.missing = 0, []
         disk.home = name_hash(name)
         disk.epoch += 1
-        self.epoch, self.since = disk.epoch, disk.since
+        self.epoch, self.complete_since = disk.epoch, disk.since
         self.woken = threading.Event()
         self._stopping = False
         self._give_up = float("inf")
@@ -101,15 +101,15 @@ class MemoryStore:
     def settings(self):
         return dict(self.disk.texts)
 
-    def space(self):
-        return FolderStats(0, 1 << 30, 1 << 40, self.trouble)
+    def disk_space(self):
+        return FolderStats(0, 1 << 30, 1 << 40, self.problem)
 
     @property
     def is_healthy(self):
         return not self.disk.is_full and self.disk.error is None
 
     @property
-    def trouble(self):
+    def problem(self):
         return "" if self.is_healthy else str(self.disk.error or "the disk is full")
 
     def start(self, collect, done, failed, delayed):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, StaleEntry, UsedUp
+from memoire.errors import EmptyEpisodeError, EmptyMemory, EpisodeClosedError, EpisodeTooLong, NoDrawsLeft, StaleEntry
 from memoire.replay.columns import Column
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
@@ -238,7 +238,7 @@ class Walk:
         total, positive, _ = self.memory.sums()
         try:
             drawn = self.memory.sample(count)
-        except UsedUp as error:
+        except NoDrawsLeft as error:
             assert times and 0 < left < count and (error.left, error.wanted) == (left, count)
             return
         except EmptyMemory:

@@ -115,7 +115,7 @@ class FakeSystem(System):
     def set_limits(self, soft, hard):
         self.soft, self.hard = soft, hard
 
-    def used(self):
+    def open_descriptors(self):
         return self.open
 
     def filter_packets(self, fd, on):

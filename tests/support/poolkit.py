@@ -9,7 +9,7 @@ import containerkit
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
 from memoire.tables.caches.pool import Pool
-from memoire.tables.draws import finish, plan
+from memoire.tables.draws import build_batch, plan
 from memoire.wire import containers
 from memoire.wire.containers import ContainerHead
 from memoire.wire.layout import layout_of
@@ -44,7 +44,7 @@ def made(samples=8, first=0, *, weight=1.0, action=None, ages=None, models=None,
     head = ContainerHead(parameters.multi_step, *sums.values())
     container = containerkit.make(layout, samples, seed=seed, head=head, replace=replace)
     if action is not None:
-        place = layout.place(Part.PREV, "action")
+        place = layout.block_number(Part.PREV, "action")
         row = containers.table(container.payload)[place]
         container.payload[row.offset : row.offset + row.stored] = np.asarray(action, "<i4").view(np.uint8)
     return container.held()
@@ -87,7 +87,7 @@ def far_away(pool: Any, samples: int, *, beta: float = 0.4, compression: str = "
     layout = layout_of(pool.schema, pool.parameters, ContainerKind.DRAWN)
     payload = pool.draw_counts(b"r" * 16, chosen.counts[0], now=1.0, compression=compression)
     held = containers.check(payload, layout)
-    return finish(chosen, [held], layout, pool.parameters, seed=3, beta=beta), payload
+    return build_batch(chosen, [held], layout, pool.parameters, seed=3, beta=beta), payload
 
 
 def assert_same_samples(one: Any, other: Any) -> None:

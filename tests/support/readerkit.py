@@ -42,9 +42,9 @@ def welcome(name="a", servers=(), schema=SCHEMA, parameters=PARAMETERS, **facts)
 
 def learn(directory, body, now=0.0, address=0, run=RUN):
     """Have a directory take a WELCOME, as the reader's thread does."""
-    news = directory.learn(directory.addresses[address], message(body, run).header, body, now)
+    news = directory.apply_welcome(directory.addresses[address], message(body, run).header, body, now)
     if news is not None:
-        directory.agree(news[0])
+        directory.set_terms(news[0])
     return news
 
 
@@ -121,7 +121,7 @@ class World:
         """Answer these open requests, by default all, by their servers or with `by`; return the finished rounds."""
         for ask in asks or list(self.open):
             self.open.remove(ask)
-            self.rounds.answered(ask, by or self.servers[ask.stock.server.name].answer(ask.body), self.now)
+            self.rounds.receive_answer(ask, by or self.servers[ask.stock.server.name].answer(ask.body), self.now)
         rounds = self.rounds.finished()
         for drawn in rounds:
             self.prefetch.put(drawn)

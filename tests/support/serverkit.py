@@ -69,7 +69,7 @@ class Ends:
     def __init__(self, state):
         self.state, self.lines, self.shown, self.news = state, [], [], []
         self.credits, self.owners, self.feedback = Credits(state), ClientOwners(state), FeedbackHandler(state)
-        self.models = ModelsHandler(state, on_model=self.shown.append, after=state.committer.after)
+        self.models = ModelsHandler(state, on_model=self.shown.append, after=state.committer.call_after_save)
         self.control = ControlHandler(state, self.models, self.feedback, lambda: self.news.append(1))
         ways = {"endpoints": lambda: messages.NodeEndpoints(request="tcp://home"), "on_lines": self.lines.append}
         self.clients = ClientsHandler(state, self.credits, self.owners, self.feedback, **ways)
@@ -108,7 +108,7 @@ def server_options(kind=ServerOptions, **changes):
     """Return a server's options: `changes`, and the defaults of all other options."""
     own = set(inspect.signature(ServerOptions).parameters)
     options = dict.fromkeys(own) | {"schema": SCHEMA, "limits": Limits(), "inference": ()} | changes
-    options |= {"endpoint": Endpoints.of(options["endpoint"]), "state": State.of(options["state"])}
+    options |= {"endpoint": Endpoints.from_setting(options["endpoint"]), "state": State.from_setting(options["state"])}
     options["process"] = options["process"] or Process()
     table = {name: options.pop(name) for name in changes if name not in own}
     return kind(**options | {"table": table})

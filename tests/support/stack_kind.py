@@ -32,10 +32,10 @@ from memoire.kinds import (
     PoolPlace,
     PoolStats,
     PushedBody,
-    PutBack,
     RecordBody,
     RemoteCalls,
     Reply,
+    RestoreOutcome,
     SavedRecord,
     Signed,
     TableSettings,
@@ -85,7 +85,7 @@ class StackSettings(msgspec.Struct, frozen=True):
         """Refuse a number of episodes that is out of range."""
         whole("keep", self.keep, 1, 10**6)
 
-    def making(self, schema: Schema) -> dict[str, Any]:
+    def content_settings(self, schema: Schema) -> dict[str, Any]:
         """Return no settings: stored episodes do not depend on `keep`."""
         return {}
 
@@ -104,7 +104,7 @@ class StackRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     score: Signed
     entries: Count
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         return {"episodes": 1, "entries": self.entries, "bytes": payload_bytes}
 
 
@@ -125,7 +125,7 @@ class StackCalls:
     def best(self, most: int = 1, timeout: float = 20.0) -> list[tuple[float, bytes]]:
         """Return the best episodes of all servers with their scores, best first."""
         episodes = list[tuple[float, bytes]]()
-        for reply, payload in self._servers.every(Best(most=most), self._transport.now() + timeout).values():
+        for reply, payload in self._servers.replies_to_same(Best(most=most), self._transport.now() + timeout).values():
             ends = list(itertools.accumulate(reply.sizes))
             parts = [bytes(payload[end - size : end]) for size, end in zip(reply.sizes, ends, strict=True)]
             episodes += zip(reply.scores, parts, strict=True)
@@ -194,11 +194,11 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
             self._waiter.check_open()
             return sorted(self._heap, reverse=True)[:most]
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Count the pool's bytes in the budget of all tables."""
-        budget.holder(name, measure=lambda: self._bytes)
+        budget.add_holder(name, measure=lambda: self._bytes)
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the limit of bytes; return the number of episodes that were dropped."""
         with self._waiter.lock:
             self.byte_limit, held, self._heap, self._bytes = byte_limit, self._heap, [], 0
@@ -230,14 +230,14 @@ class StackPool(LastingPool, TakesPushes, HasCalls):
         for each in self.best(self._keep):
             yield StackRecord(score=each.score, entries=each.samples), each.payload
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Store a saved episode, unless it is already there."""
         assert isinstance(record.body, StackRecord)
         held = Held(record.body.score, record.payload, record.body.entries)
         with self._waiter.lock:
             if held in self._heap:
-                return PutBack(False)
-            return PutBack(True, self._put(held), {"episodes": 1, "entries": held.samples})
+                return RestoreOutcome(False)
+            return RestoreOutcome(True, self._put(held), {"episodes": 1, "entries": held.samples})
 
 
 def answers(context: HandlerContext) -> Mapping[type[Body], Handler]:

@@ -73,7 +73,7 @@ class Keeper:
 
     def done(self, group):
         with self.lock:
-            self.journal.settle()
+            self.journal.confirm_saved()
         self.acknowledged.extend(group.tickets)
 
     def post(self, accounts=(), lines=(), runs=(), models=(), inherited=(), settings=None, rows=None):
@@ -86,10 +86,10 @@ class Keeper:
             for changed in accounts:
                 changed.lines_through = self.through(changed.client)
                 self.known[changed.client] = changed
-                self.journal.touch(run, changed)
+                self.journal.mark_changed(run, changed)
             self.journal.add_lines(run, [*self.entries(lines)])
             for client in {client for client, _, _ in lines}:
-                self.journal.touch(run, self.known[client])
+                self.journal.mark_changed(run, self.known[client])
             for model in models:
                 self.journal.add_model(run, model)
             for rows in inherited:
@@ -150,7 +150,7 @@ def lines_through(store):
 def inherited(store, run=RUN):
     """Return the rows of other servers' accounts, packed."""
     kept = store.accounts(run)
-    return b"".join(kept.elsewhere(client).tobytes() for client in CLIENTS)
+    return b"".join(kept.other_accounts(client).tobytes() for client in CLIENTS)
 
 
 def failing(code, name):

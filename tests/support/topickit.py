@@ -48,7 +48,7 @@ class Node:
     def notice(self, model, payload=None, home=HOME):
         facts = {name: getattr(model, name) for name in ("topic", "version", "size", "checksum")}
         body = messages.Notice(epoch=self.epoch, **facts)
-        self.topics.noticed(body, payload, home)
+        self.topics.receive_notice(body, payload, home)
 
     def answer(self, place=0, *, damage=False):
         """Answer one request; the reply is encoded and parsed as on the wire."""
@@ -74,8 +74,8 @@ class Node:
         self.store, self.epoch = ModelStore(self.limits.model_bytes), self.epoch + 1
         for body in versions:
             self.store.publish("t", body)
-        self.topics.restarted()
-        self.topics.announced(self.store.versions())
+        self.topics.accept_lower_versions()
+        self.topics.receive_versions(self.store.versions())
 
     @property
     def newest(self):
@@ -84,6 +84,6 @@ class Node:
 
 def following(*arguments, **options):
     node = Node(*arguments, **options)
-    node.topics.want("t")
+    node.topics.follow_topic("t")
     node.answer_all()
     return node

@@ -14,10 +14,10 @@ from memoire.errors import (
     EmptyMemory,
     EntryError,
     EpisodeClosedError,
+    NoDrawsLeft,
     NotEnoughSamples,
     ParameterError,
     ProtocolError,
-    UsedUp,
 )
 from memoire.limits import Limits
 from memoire.replay import dataset
@@ -27,8 +27,8 @@ from memoire.replay.conversion import ENTRY_OVERHEAD
 from memoire.replay.memory import Memory
 from memoire.replay.parameters import Parameters
 from memoire.replay.schema import Schema
-from memoire.tables.draws import MAX_DRAWN, finish, plan
-from memoire.tables.episodes.memory import CheckedEpisode, NamedMemory, drawn_for, why_nothing
+from memoire.tables.draws import MAX_DRAWN, build_batch, plan
+from memoire.tables.episodes.memory import CheckedEpisode, NamedMemory, drawn_for, wait_reason
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, containers, messages
 from memoire.wire.containers import pack_episode
@@ -195,7 +195,7 @@ def test_arrays_become_the_episode_that_their_entries_would() -> None:
     weights, versions = np.arange(6, dtype=np.float32), np.arange(6)
     final = {"image": np.ones((3, 2), np.uint8), "speed": 2.0}
     ending = {"terminated": False, "final_state": final, "bootstrap_value": 0.25, "multiplier": 2.0}
-    shipment = actor.open.whole(columns, weights, versions, ending)
+    shipment = actor.open.make_shipment(columns, weights, versions, ending)
     np.testing.assert_allclose(shipment.returned, columns["reward"].sum(axis=0), rtol=1e-6)
     pool, reference = EpisodePool(SCHEMA, capacity=300, seed=0), actor.reference
     received(pool, shipment)
@@ -210,7 +210,9 @@ def test_arrays_become_the_episode_that_their_entries_would() -> None:
     alike(drawn, expected)
     by_leaf = columns | {"state.image": columns["state"]["image"], "state.speed": columns["state"]["speed"]}
     del by_leaf["state"]
-    np.testing.assert_array_equal(actor.open.whole(by_leaf, weights, versions, ending).payload, shipment.payload)
+    np.testing.assert_array_equal(
+        actor.open.make_shipment(by_leaf, weights, versions, ending).payload, shipment.payload
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,17 +228,17 @@ def test_arrays_become_the_episode_that_their_entries_would() -> None:
 def test_arrays_that_do_not_fit_are_named(change: dict[str, Any], error: type[Exception], says: str) -> None:
     columns = {name: value for name, value in (arrays_of(6) | change).items() if value is not None}
     with pytest.raises(error, match=says):
-        Actor(Parameters()).open.whole(columns, 1.0, 0, {})
+        Actor(Parameters()).open.make_shipment(columns, 1.0, 0, {})
 
 
 def test_an_episode_may_have_a_single_column_but_not_no_entries() -> None:
     schema = Schema({"level": Column(np.int64, (), "state")})
     episodes = OpenEpisodes(schema, 10, Parameters(), pack=lambda *columns: columns, ship=lambda *shipped: None)
-    assert episodes.whole({"level": np.arange(4)}, 1.0, 0, {}).entries == 4
+    assert episodes.make_shipment({"level": np.arange(4)}, 1.0, 0, {}).entries == 4
     with pytest.raises(ParameterError, match="at least one entry"):
-        Actor(Parameters()).open.whole(arrays_of(0), 1.0, 0, {})
+        Actor(Parameters()).open.make_shipment(arrays_of(0), 1.0, 0, {})
     with pytest.raises(ParameterError, match="init_w"):
-        Actor(Parameters()).open.whole(arrays_of(3), -1.0, 0, {})
+        Actor(Parameters()).open.make_shipment(arrays_of(3), -1.0, 0, {})
 
 
 def refused(pool: EpisodePool, body: messages.Body, payload: Any, **options: Any) -> str:
@@ -249,7 +251,9 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     pool, _ = played(capacity=300)
     before = pool.stats()
     actor = Actor(Parameters())
-    good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
+    good = actor.open.make_shipment(
+        arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}}
+    )
     message = good.message(0, 1, 1)
     assert (
         refused(pool, messages.Cache(number=1, pushed_bytes=1), good.payload)
@@ -259,7 +263,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     assert refused(pool, bare, good.payload).startswith("parameters:")  # the message denies the final state
     assert refused(pool, message, good.payload, checksum=1).startswith("payload:")
     assert refused(pool, message, good.payload, limits=Limits(message_bytes=100)).startswith("too_large:")
-    long = Actor(Parameters(), capacity=400).open.whole(arrays_of(301), 1.0, 0, {})
+    long = Actor(Parameters(), capacity=400).open.make_shipment(arrays_of(301), 1.0, 0, {})
     assert "the table has room for 300" in refused(pool, long.message(0, 1, 1), long.payload)
     for bootstrap, terminated in (([1.0], None), ([float("nan"), 0.0], None), ([1e300, 0.0], None), ([1.0, 0.0], True)):
         fields = {"has_final": True, "bootstrap": bootstrap, "terminated": terminated}
@@ -267,7 +271,7 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
     layout = layout_of(SCHEMA, Parameters(), ContainerKind.EPISODE, final=True)
     for name, value in (("reward", np.inf), ("value", np.nan)):
         broken = good.payload.copy()
-        row = containers.table(broken)[layout.place(Part.PREV, name)]  # type: ignore[index]
+        row = containers.table(broken)[layout.block_number(Part.PREV, name)]  # type: ignore[index]
         broken[row.offset : row.offset + 4] = np.array([value], np.float32).view(np.uint8)
         assert refused(pool, message, broken) == f"value: column {name!r} is not finite"
     assert pool.stats() == before
@@ -275,7 +279,9 @@ def test_episodes_that_cannot_be_are_refused_before_anything_is_stored() -> None
 
 def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_drawn() -> None:
     pool, actor = EpisodePool(SCHEMA, Parameters(frame_stack=2), capacity=50, seed=1), Actor(Parameters())
-    good = actor.open.whole(arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}})
+    good = actor.open.make_shipment(
+        arrays_of(5), 1.0, 0, {"final_state": {"image": np.ones((3, 2), np.uint8), "speed": 0.0}}
+    )
     message, taken = good.message(0, 1, 1), 0
     for at in range(good.payload.nbytes):
         broken = good.payload.copy()
@@ -293,9 +299,9 @@ def test_flipped_bits_are_refused_or_make_an_episode_that_can_be_stored_and_draw
 
 def test_an_episode_for_which_the_memory_became_too_small_is_refused() -> None:
     pool, actor = EpisodePool(SCHEMA, byte_limit=100_000), Actor(Parameters())
-    shipment = actor.open.whole(arrays_of(20), 1.0, 0, {"terminated": True})
+    shipment = actor.open.make_shipment(arrays_of(20), 1.0, 0, {"terminated": True})
     checked = pool.check(shipment.message(0, 1, 1), shipment.payload)
-    assert pool.limit(10 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)) == 0
+    assert pool.limit_bytes(10 * (SCHEMA.entry_bytes + ENTRY_OVERHEAD)) == 0
     with pytest.raises(ProtocolError, match="too_large"):
         pool.add(CLIENT, 1, checked)
     assert pool.stats().held == 0
@@ -384,7 +390,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
     assert pool.stats().misses == 2
     waiting, box = in_thread(lambda: pool.get(4, timeout=100.0))
     until(lambda: pool._waiter.waiting)
-    received(pool, actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True}))
+    received(pool, actor.open.make_shipment(arrays_of(4), 1.0, 0, {"terminated": True}))
     waiting.join(100.0)
     assert len(box["value"].gathered.ids) == 4
     pool.clear()
@@ -392,7 +398,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
         pool.close()
     with pytest.raises(Closed):
         pool.draw_counts(b"r" * 16, np.zeros(0, CLIENT_COUNTS))
-    shipment = actor.open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
+    shipment = actor.open.make_shipment(arrays_of(4), 1.0, 0, {"terminated": True})
     assert received(pool, shipment) == 0
     assert pool.stats().held == 0
 
@@ -400,7 +406,7 @@ def test_a_draw_waits_for_the_first_episode_and_ends_with_the_pool() -> None:
 def test_silent_clients_are_not_counted_and_what_they_sent_stays() -> None:
     now = [0.0]
     pool = EpisodePool(SCHEMA, capacity=300, client_timeout=10.0, clock=lambda: now[0])
-    shipment = Actor(Parameters()).open.whole(arrays_of(4), 1.0, 0, {"terminated": True})
+    shipment = Actor(Parameters()).open.make_shipment(arrays_of(4), 1.0, 0, {"terminated": True})
     received(pool, shipment)
     pool.record_contact(b"2" * 16)
     pool.record_contact(b"3" * 16)
@@ -426,7 +432,7 @@ def test_a_reader_gets_the_samples_that_the_memory_has(name: str) -> None:
     payload = pool.draw_counts(b"r" * 16, counts, now=7.0)
     layout = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     held = containers.check(payload, layout)
-    drawn = finish(planned, [held], layout, parameters, 1, 1.0)
+    drawn = build_batch(planned, [held], layout, parameters, 1, 1.0)
     gathered = drawn.gathered
     assert gathered.ids["client"].tobytes() == pool.owner * 64
     expected = pool.memory.gather(gathered.ids["number"])
@@ -474,7 +480,7 @@ def test_the_weighted_mean_over_unequal_pools_is_the_plain_mean() -> None:
         assert planned is not None
         parts = [pool.draw_counts(b"r" * 16, c) for pool, c in zip(pools, planned.counts, strict=True) if len(c)]
         held = [containers.check(part, layout) for part in parts]
-        drawn = finish(planned, held, layout, parameters, draw, 1.0)
+        drawn = build_batch(planned, held, layout, parameters, draw, 1.0)
         factor = drawn.importance.astype(np.float64) * drawn.divisor
         means.append((factor * drawn.gathered.prev["obs"][:, 0, 0]).mean())
     error = np.std(means) / np.sqrt(len(means))
@@ -519,15 +525,15 @@ def test_another_limit_of_bytes_moves_the_newest_episodes_into_a_memory_with_ano
     first = pool.now
     first.memory.saw_model(7)
     kept = list(pool.walk())
-    assert pool.limit(12 * SIZE) == 1 and pool.byte_limit == 12 * SIZE
+    assert pool.limit_bytes(12 * SIZE) == 1 and pool.byte_limit == 12 * SIZE
     assert pool.now.owner != first.owner and (pool.now.memory.capacity, pool.now.memory.num_entries) == (12, 10)
     assert pool.now.memory.newest_model == 7
-    assert pool.limit(4 * SIZE) == 1 and pool.now.memory.num_entries == 2, "one of 8 entries has no room at all"
+    assert pool.limit_bytes(4 * SIZE) == 1 and pool.now.memory.num_entries == 2, "one of 8 entries has no room at all"
     with pytest.raises(ParameterError, match="byte_limit"):
-        pool.limit(SIZE - 1)
+        pool.limit_bytes(SIZE - 1)
     assert pool.byte_limit == 4 * SIZE
     again = pool.now
-    assert pool.limit(4 * SIZE + 1) == 0 and pool.now is again, "the same number of entries"
+    assert pool.limit_bytes(4 * SIZE + 1) == 0 and pool.now is again, "the same number of entries"
     assert pool.put_back(kept[2]) == (True, 0), "what came by the wire has no name from before"
 
 
@@ -536,7 +542,7 @@ def test_episodes_that_were_put_back_keep_their_names_when_they_move() -> None:
     kept = list(stored(5, 6).walk())
     for each in kept:
         pool.put_back(each)
-    assert pool.limit(8 * SIZE) == 1
+    assert pool.limit_bytes(8 * SIZE) == 1
     assert [pool.put_back(each)[0] for each in reversed(kept)] == [False, True]
 
 
@@ -557,13 +563,13 @@ def test_a_reader_gets_what_it_asks_of_this_memory() -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (UsedUp(5, 2, 3), "max_times_sampled=3 limits draws of an entry, and 2 draws remain in all"),
+        (NoDrawsLeft(5, 2, 3), "max_times_sampled=3 limits draws of an entry, and 2 draws remain in all"),
         (EmptyMemory(0, "no group is complete"), "no group is complete. Wait for actors to ship more"),
         (EmptyMemory(4), "none of the 4 entries in 2 episodes of 1 clients can be drawn"),
     ],
 )
 def test_why_a_draw_waits_is_said_in_words(error: EmptyMemory, words: str) -> None:
-    assert why_nothing(error, 2, 1) == words
+    assert wait_reason(error, 2, 1) == words
 
 
 def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() -> None:
@@ -573,5 +579,5 @@ def test_an_episode_whose_ragged_values_have_no_room_in_a_smaller_memory_goes() 
         pool.memory.open()
         pool.memory.add(0, (np.ones(length, np.uint8), 1.0))
         pool.memory.close(terminated=True)
-    assert pool.limit(4000) == 1
+    assert pool.limit_bytes(4000) == 1
     assert pool.byte_limit == 4000 and pool.memory.num_episodes == 1 and pool.memory.ragged_bytes < 100

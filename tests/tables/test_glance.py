@@ -63,7 +63,7 @@ def effective(*weights: Any) -> float:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.0, 1.0, 1e-20, 1e20]) | st.floats(1e-9, 1e9), max_size=40))
 def test_every_value_is_in_the_bucket_that_its_power_of_ten_says(values: list[float]) -> None:
-    histogram = Histogram.of(np.array(values))
+    histogram = Histogram.from_values(np.array(values))
     assert sum(histogram.counts) + histogram.zeros == len(values) and histogram.zeros == values.count(0.0)
     if values:
         assert (histogram.least, histogram.greatest) == (min(values), max(values))
@@ -104,7 +104,7 @@ def test_a_held_sample_is_shown_and_not_taken(changes: dict[str, Any]) -> None:
     for _ in range(20):
         seen = pool.peek()
         assert seen is not None
-        shown = seen.specimen(SCHEMA, newest=4)
+        shown = seen.display_sample(SCHEMA, newest=4)
         assert shown is not None and (shown.client, shown.place.episode) == (name(0).hex(), None)
         frames, axes = shown.arrays["obs"], shown.axes["obs"]
         newest = frames[0, 1] if axes == 2 else frames[1]
@@ -123,10 +123,10 @@ def walked(pool: Any, start: Any) -> list[Any]:
     """Return the samples on a walk from `start` to its first neighbour, and from there to the last one."""
     shown = start
     while shown.place.earlier is not None:
-        shown = pool.peek((bytes.fromhex(shown.client), shown.place.earlier)).specimen(SCHEMA, 0)
+        shown = pool.peek((bytes.fromhex(shown.client), shown.place.earlier)).display_sample(SCHEMA, 0)
     samples = [shown]
     while shown.place.later is not None:
-        shown = pool.peek((bytes.fromhex(shown.client), shown.place.later)).specimen(SCHEMA, 0)
+        shown = pool.peek((bytes.fromhex(shown.client), shown.place.later)).display_sample(SCHEMA, 0)
         samples.append(shown)
     return samples
 
@@ -144,7 +144,7 @@ def test_one_steps_through_what_is_held_of_a_client_without_taking_it(changes: d
     pool.get(8)  # drawn samples are still held and shown
     before, first = pool.stats(), pool.peek()
     assert first is not None
-    steps = walked(pool, first.specimen(SCHEMA, 0))
+    steps = walked(pool, first.display_sample(SCHEMA, 0))
     assert [each.number for each in steps] == sorted(held[bytes.fromhex(steps[0].client)])
     for each in steps:
         frames = each.arrays["obs"]
@@ -177,9 +177,9 @@ def test_the_effective_size_of_episodes_is_that_of_their_entries() -> None:
 def test_one_steps_through_an_episode_sees_what_learners_said_and_counts_as_no_draw() -> None:
     pool = episodes_of(np.ones(30), SETTINGS.replace(max_times_sampled=1))
     first = pool.peek()
-    assert first is not None and first.specimen(SCHEMA, 0).importance == pytest.approx(1.0)
+    assert first is not None and first.display_sample(SCHEMA, 0).importance == pytest.approx(1.0)
     pool.apply(pool.owner, np.array([7], np.int64), np.array([-2.5], np.float32))
-    steps = walked(pool, first.specimen(SCHEMA, 0))
+    steps = walked(pool, first.display_sample(SCHEMA, 0))
     able = np.flatnonzero(pool.memory.weights(np.arange(30)) > 0)  # the first entry has no window of two frames
     assert [each.number for each in steps] == able.tolist()
     assert [each.place.step for each in steps] == (1 + able).tolist()
@@ -195,8 +195,8 @@ def test_one_steps_through_an_episode_sees_what_learners_said_and_counts_as_no_d
 
 def test_what_is_too_large_to_be_looked_at_is_not_shown() -> None:
     seen = episodes_of(np.ones(30)).peek()
-    assert seen is not None and seen.specimen(SCHEMA, 0) is not None
-    assert seen.specimen(SCHEMA, 0, byte_limit=50) is None
+    assert seen is not None and seen.display_sample(SCHEMA, 0) is not None
+    assert seen.display_sample(SCHEMA, 0, byte_limit=50) is None
 
 
 # --- Kinds of tables: a pool offers exactly the calls that its kind declares
@@ -212,7 +212,7 @@ def declared_by(kind: registry.Kind) -> set[type]:
     return {base for base in bases if inspect.isabstract(base)}
 
 
-CAPABILITIES = set().union(*map(declared_by, registry.known()))
+CAPABILITIES = set().union(*map(declared_by, registry.known_kinds()))
 USUAL = {"obs": np.float32, "action": np.int64, "reward": np.float32}
 COLUMNS = {"prompts": {"answer": np.float32}, "keyed": None}
 

@@ -14,7 +14,7 @@ from memoire.errors import Closed, NotEnoughSamples, ParameterError, ProtocolErr
 from memoire.replay.parameters import Parameters
 from memoire.tables.caches import _draw
 from memoire.tables.caches.pool import Pool
-from memoire.tables.draws import finish, plan
+from memoire.tables.draws import build_batch, plan
 from memoire.tables.episodes.pool import EpisodePool
 from memoire.wire import _bytes, _container, containers
 from memoire.wire.containers import ContainerHead
@@ -96,7 +96,7 @@ def test_counts_have_the_mean_of_their_shares() -> None:
     np.testing.assert_allclose(mean, 10 * share, atol=2e-3)
 
 
-def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
+def test_lengths_dtypes_and_sizes_that_do_not_fit_are_refused() -> None:
     one, two = np.ones(1), np.ones(2)
     for bad in (
         (one, two, one),
@@ -111,6 +111,9 @@ def test_lengths_and_dtypes_that_do_not_fit_are_refused() -> None:
         _draw.systematic_counts(one, one, 5, 0.0)
     with pytest.raises(ValueError, match="start"):
         _draw.systematic_counts(one, one, 1, 1.0)
+    for size in (-1, 2**31, 2**62):  # 2**62 picks of 56 bytes would be 0 bytes
+        with pytest.raises(ValueError, match=f"at most 2147483647 samples, got {size}"):
+            _draw.Picks(LAYOUT.core, size)
 
 
 def check_row(gathered: Any, row: int, one: Any, j: int) -> None:
@@ -285,12 +288,6 @@ def test_a_batch_is_all_or_nothing() -> None:
             pool.get(samples)
 
 
-def test_no_size_wraps_around() -> None:
-    for size in (-1, 2**31, 2**62):  # 2**62 picks of 56 bytes would be 0 bytes
-        with pytest.raises(ValueError, match=f"at most 2147483647 samples, got {size}"):
-            _draw.Picks(LAYOUT.core, size)
-
-
 def test_an_out_that_does_not_fit_takes_no_sample() -> None:
     pool = pool_of([20])
     with pytest.raises(ValueError, match=r"out\['steps'\] must be an array int32\[5\], got 'float32\[5\]'"):
@@ -378,12 +375,6 @@ def test_waiting_ends_when_there_is_enough_or_a_reader_gives_back_or_the_pool_is
     pool.close()
 
 
-@pytest.mark.parametrize("bad", [{"byte_limit": 0}, {"cache_limit": -1}, {"client_timeout": 0.0}])
-def test_limits_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Pool(SCHEMA, PLAIN, **bad)
-
-
 def test_new_parameters_keep_caches_unless_their_samples_were_made_with_others() -> None:
     pool = pool_of([10])
     assert pool.configure(PLAIN.replace(importance_exponent=0.0)) == 0
@@ -408,7 +399,7 @@ def test_what_is_overwritten_while_it_is_read_is_read_whole() -> None:
     def push(turn: int) -> None:
         buffer = containerkit.make(layout, 64, frames=8).payload
         for part, column in ((Part.FRAMES, "obs"), (Part.PREV, "action")):
-            row = containers.table(buffer)[layout.place(part, column)]
+            row = containers.table(buffer)[layout.block_number(part, column)]
             buffer[row.offset : row.offset + row.stored].view("<f4" if column == "obs" else "<i4")[:] = turn
         pool.add(name(turn % 3), turn, containers.check(buffer, layout))
 
@@ -445,7 +436,7 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
     drawn = layout_of(SCHEMA, parameters, ContainerKind.DRAWN)
     payloads = [pool.draw_counts(b"r" * 16, counts, now=5.0) for pool, counts in zip(pools, chosen.counts, strict=True)]
     helds = [containers.check(payload, drawn, checksum=_bytes.checksum(payload)) for payload in payloads]
-    result = finish(chosen, helds, drawn, parameters, seed=9, beta=parameters.importance_exponent)
+    result = build_batch(chosen, helds, drawn, parameters, seed=9, beta=parameters.importance_exponent)
     gathered = result.gathered
     assert len(gathered.ids) == 60
     count = np.bincount(clients_of(gathered).astype(int), minlength=10)
@@ -459,16 +450,13 @@ def test_a_reader_gets_the_samples_of_several_servers_as_they_are(parameters: Pa
         check_row(gathered, row, one, number % 5)
 
 
-def test_samples_of_a_client_nobody_asked_for_are_refused() -> None:
+def test_samples_of_a_client_nobody_asked_for_and_more_than_a_server_can_give_are_refused() -> None:
     pool = pool_of([10, 10])
     chosen = plan([pool.reserve(b"r" * 16, 100)[:1]], 5, 0.5)
     assert chosen is not None
     other = name(0) if name(1) in chosen.asked else name(1)
     with pytest.raises(ProtocolError, match="not asked for"):
         chosen.checked(taken(pool, b"r" * 16, {other: 5}))
-
-
-def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
     pool = pool_of([7], PLAIN.replace(reuse_cache=True))
     with pytest.raises(ProtocolError, match="4294967295 samples in one request; the limit is 1048576"):
         taken(pool, b"r" * 16, {name(0): 2**32 - 1})
@@ -476,10 +464,13 @@ def test_a_reader_cannot_ask_for_more_than_a_server_can_give() -> None:
 
 def test_each_client_is_named_once_in_what_a_reader_takes() -> None:
     wanted = {name(0): 3, name(1): 1, name(2): 2, name(3 << 64): 3, name(4 << 64): 2}  # the ids differ in either half
-    pool = Pool(SCHEMA, PLAIN, seed=1)
+    pool = Pool(SCHEMA, PLAIN, seed=1, clock=(clock := Clock()))
     for client_id, count in wanted.items():
-        pool.add(client_id, 1, made(count))
-    assert bytes(taken(pool, b"r" * 16, wanted).part(Part.OWNERS)) == b"".join(wanted)
+        pool.add(client_id, 1, made(count, ages=np.full(count, 2.0)))
+    clock.now += 8.0
+    drawn = taken(pool, b"r" * 16, wanted)
+    assert bytes(drawn.part(Part.OWNERS)) == b"".join(wanted)
+    assert set(np.frombuffer(drawn.part(Part.AGE), "<f4")) == {10.0}, "the time in the pool counts"
 
 
 def test_a_frame_is_packed_once_for_a_reader() -> None:
@@ -499,14 +490,18 @@ def test_more_than_a_cache_has_cannot_have_been_drawn() -> None:
     assert (held.drawn, held.samples) == (5, 5)
 
 
-def test_a_smaller_limit_lets_the_oldest_go_at_once() -> None:
+def test_a_smaller_limit_lets_the_oldest_go_at_once_and_limits_that_cannot_be_are_refused() -> None:
     pool = pool_of([10, 20])
     size = pool.stats().bytes
-    assert pool.limit(size // 2) == 3 and pool.stats().bytes <= size // 2
-    assert pool.limit(size) == 0
+    assert pool.limit_bytes(size // 2) == 3 and pool.stats().bytes <= size // 2
+    assert pool.limit_bytes(size) == 0
     with pytest.raises(ValueError, match="at least 1"):
-        pool.limit(0)
+        pool.limit_bytes(0)
     assert pool.clear() == 3 and pool.stats().held == 0
+    bad: dict[str, Any]
+    for bad in ({"byte_limit": 0}, {"cache_limit": -1}, {"client_timeout": 0.0}):
+        with pytest.raises(ValueError, match="must be"):
+            Pool(SCHEMA, PLAIN, **bad)
 
 
 def test_the_engine_refuses_what_is_not_its_own():
@@ -711,7 +706,7 @@ def test_the_newest_model_that_was_seen_never_goes_back(kind):
             memory.add(0, (np.zeros(3, np.float32), np.int32(0), np.float32(0)), model_version=version)
         memory.close(terminated=True)
         assert memory.newest_model == 9 and memory.num_positive == 1
-        pool.limit(pool.byte_limit // 2)
+        pool.limit_bytes(pool.byte_limit // 2)
         pool.clear()
         assert pool.memory.newest_model == 9, "another memory in its place has seen it as well"
         return

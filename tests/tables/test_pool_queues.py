@@ -306,7 +306,7 @@ def reading(draw=100, now=10.0, clients=4, readers=(READER,)):
     demand = Demand()
     for reader in readers:
         demand.record_draw(draw, now, reader)
-        demand.kept(reader, 10**6, clients, 0, False, now)
+        demand.record_reserved(reader, 10**6, clients, 0, False, now)
     return demand
 
 

@@ -204,7 +204,7 @@ def test_a_byte_limit_drops_the_oldest_and_gives_their_room_back() -> None:
     for i in range(4):
         pushed(pool, CLIENTS[0], range(10 * i, 10 * i + 10), sequence=i)
     half = pool.stats().bytes // 2
-    assert pool.limit(half) == 2 and room == [20]
+    assert pool.limit_bytes(half) == 2 and room == [20]
     assert take(pool, 20)["obs"].tolist() == list(range(20, 40))
 
 
@@ -329,7 +329,7 @@ CALLS: dict[str, Callable[[RolloutPool], Any]] = {
     "take": lambda pool: take(pool, 12),
     "take until the next model": lambda pool: take(pool, 12, release="publish"),
     "saw_model": lambda pool: pool.saw_model(3),
-    "limit": lambda pool: pool.limit(pool.stats().bytes // 2),
+    "limit": lambda pool: pool.limit_bytes(pool.stats().bytes // 2),
     "clear": lambda pool: pool.clear(),
     "put_back": lambda pool: pool.put_back(KEPT),
 }
@@ -352,17 +352,12 @@ def test_the_room_of_each_entry_is_given_back_once_wherever_a_call_is_interrupte
 # --- Learners far away take rollouts: each entry once, in order, also if a reply is lost and the request comes again
 
 
-def test_another_schema_is_refused():
+def test_another_schema_a_wrong_request_and_a_wrong_reply_are_refused():
     served = TakesServer()
     served.push(bytes(16), range(4))
     table = served.tables.numbered(TABLE)
     frames = encode(fragments.Take(steps=4), client=READER, sequence=1, table=TABLE, fingerprint=table.fingerprint + 1)
     assert served.dispatcher.answer(parse(frames)).body.code == "schema" and served.pool.entries() == 4
-
-
-def test_a_wrong_request_and_a_wrong_reply_are_refused():
-    served = TakesServer()
-    served.push(bytes(16), range(4))
     assert served.ask(steps=1, release="later").body.code == "value"
     reply = served.ask(steps=4)
     for rows in ([], reply.body.fragments * 2):

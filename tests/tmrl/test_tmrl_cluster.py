@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memoire.errors import CodecMismatch, CrcOneSided, DataError, MemoireTimeout, ParameterError, Refused, StateLocked
+from memoire.errors import (
+    CodecMismatch,
+    CrcDebugMismatch,
+    DataError,
+    MemoireTimeout,
+    ParameterError,
+    Refused,
+    StateLocked,
+)
 from memoire.nodes.http import NodePages
 from memoire.rl import weights
 from memoire.rl.codec import Codec
@@ -458,8 +466,8 @@ def test_what_a_memory_rebuilds_is_what_workers_recorded() -> None:
         ({"sample_compressor": WITH_CODEC["codec"]}, {}, CodecMismatch, "restores them with none"),
         (WITH_FUNCTION, {}, ParameterError, "^obs_preprocessor must be source:.*that of a worker.* got None"),
         ({}, WITH_FUNCTION, ParameterError, "^obs_preprocessor must be None, that of a worker.* got 'source:"),
-        ({"crc_debug": True}, {}, CrcOneSided, "set for .*, but not for GenericMemory"),
-        ({}, {"crc_debug": True}, CrcOneSided, "set for GenericMemory, but not for the worker"),
+        ({"crc_debug": True}, {}, CrcDebugMismatch, "set for .*, but not for GenericMemory"),
+        ({}, {"crc_debug": True}, CrcDebugMismatch, "set for GenericMemory, but not for the worker"),
     ],
 )
 def test_what_only_a_worker_or_only_a_memory_has_is_refused(

@@ -121,7 +121,7 @@ def test_a_parameter_too_large_for_a_float_is_refused():
 def test_a_record_of_a_snapshot_that_says_what_cannot_be_is_damage(tmp_path, body):
     path = tmp_path / "x.snapshot"
     path.write_bytes(snapshot_file.file_of(SnapshotRecord(body))[1:])
-    assert "cannot be read" in snapshots.facts(path, check=True)["damage"]
+    assert "cannot be read" in snapshots.describe_file(path, check=True)["damage"]
 
 
 def test_a_snapshot_of_no_schema_is_named(tmp_path):
@@ -129,7 +129,7 @@ def test_a_snapshot_of_no_schema_is_named(tmp_path):
     table = snapshot_file.snapshot_file.TableAbout(name="default", storage="caches", schema="[" * 50_000, parameters={})
     path.write_bytes(snapshot_file.file_of(tables=[table])[1:])
     with pytest.raises(DataError, match="with an invalid schema"):
-        snapshots.facts(path)
+        snapshots.describe_file(path)
 
 
 def test_a_database_that_names_files_elsewhere_is_refused(tmp_path):

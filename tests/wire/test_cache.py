@@ -27,8 +27,8 @@ from memoire.wire.compression import _COMPRESS, codecs
 from memoire.wire.layout import (
     ContainerLayout,
     cache_bytes,
+    content_settings_hash,
     layout_of,
-    making_of,
     usual_bytes,
 )
 from memoire.wire.parts import ALIGNMENT, BOOKKEEPING, ContainerKind, Part
@@ -111,7 +111,7 @@ def test_a_built_cache_holds_what_the_memory_gathers(parameters: Parameters, com
     total, positives, minimum = memory.sums()
     assert (held.samples, held.total_weight, held.positives, held.minimum) == (100, total, positives, minimum)
     assert (held.made_at, held.making, held.multi_step) == (
-        123.5, making_of(SCHEMA, parameters), parameters.sequence_length or parameters.multi_step,
+        123.5, content_settings_hash(SCHEMA, parameters), parameters.sequence_length or parameters.multi_step,
     )  # fmt: skip
     assert payload.ctypes.data % ALIGNMENT == 0
     pool = Pool(SCHEMA, parameters, seed=1)

@@ -95,26 +95,26 @@ def send(choice, messages, *, link, pack=0.0, ratio=1.0):
     for _ in range(messages):
         packed += choice.packs
         if choice.packs:
-            choice.spend(pack)
+            choice.record_time(pack)
         waited = link * (ratio if choice.packs else 1.0)
-        choice.spend(waited, waited)
-        choice.carried(SAMPLES)
+        choice.record_time(waited, waited)
+        choice.record_sent(SAMPLES)
     return packed
 
 
 def test_a_caller_that_never_waits_sends_plain_and_tries_nothing():
     choice = CompressionChoice()
     for _ in range(3 * WHILE):
-        choice.spend(0.01)
-        choice.carried(SAMPLES)
+        choice.record_time(0.01)
+        choice.record_sent(SAMPLES)
         assert not choice.packs
 
 
 def test_a_link_that_becomes_slow_later_is_noticed_at_once():
     choice = CompressionChoice()
     for _ in range(3 * WHILE + 1):
-        choice.spend(0.01)
-        choice.carried(SAMPLES)
+        choice.record_time(0.01)
+        choice.record_sent(SAMPLES)
     send(choice, 2 * TRIAL, link=1.0)
     assert choice.packs
 

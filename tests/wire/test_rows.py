@@ -108,7 +108,7 @@ def test_a_container_of_a_known_form_has_the_bytes_of_one_that_is_made_block_by_
     columns = plain_rows(rows, seed)
     FORMS.forget()
     first, again = (pack_rows(PLAIN, columns, rows) for _ in range(2))
-    assert FORMS.of(PLAIN, rows) is not None and first == again
+    assert FORMS.form_of(PLAIN, rows) is not None and first == again
     for payload in (first, b"\0" + first):  # the second payload lies at an odd address
         unpacked, count = unpack_rows(memoryview(payload)[len(payload) - len(first) :], PLAIN)
         assert count == rows

@@ -311,16 +311,17 @@ class Demo:
 
     def _watch(self, run: LocalRun, cluster: LocalCluster, workers: list[Child]) -> None:
         parts = (
-            counted(len(cluster.servers), "server", "servers"),
-            counted(len(cluster.proxies), "proxy", "proxies"),
-            counted(self.options.actors, "actor", "actors"),
+            count_with_noun(len(cluster.servers), "server", "servers"),
+            count_with_noun(len(cluster.proxies), "proxy", "proxies"),
+            count_with_noun(self.options.actors, "actor", "actors"),
         )
         progress_display = display(
             f"memoire demo: {self.options.env}, {', '.join(parts)} of "
-            f"{counted(self.options.num_envs, 'environment', 'environments')}, 1 learner, seed {self.options.seed}"
+            f"{count_with_noun(self.options.num_envs, 'environment', 'environments')}, 1 learner, "
+            f"seed {self.options.seed}"
         )
 
-        def turn() -> bool:
+        def tick() -> bool:
             self.progress.dashboard = run.dashboard
             self.progress.take(cluster.servers, workers[0].reports, self.seconds)
             progress_display.show(self.progress)
@@ -329,7 +330,7 @@ class Demo:
             return self.options.keep or not (self._is_solved or self.seconds >= self.options.seconds)
 
         try:
-            run.watch(turn, SHOW_INTERVAL)
+            run.watch(tick, SHOW_INTERVAL)
         finally:
             progress_display.close()
 
@@ -392,7 +393,7 @@ def _start(launcher: Launcher, name: str, role: str, endpoint: str, flags: dict[
     return launcher.start(name, f"memoire.rl.demo.{role}", endpoint, *words, *with_keys(keys, role))
 
 
-def counted(number: int, one: str, many: str) -> str:
+def count_with_noun(number: int, one: str, many: str) -> str:
     """Return a number with its noun, such as "1 server" or "2 servers"."""
     return f"{number} {one if number == 1 else many}"
 

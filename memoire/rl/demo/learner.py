@@ -59,7 +59,7 @@ class LearnerMeter:
         self._error += error
         self._waited += waited
 
-    def reading(self) -> dict[str, float]:
+    def read_and_reset(self) -> dict[str, float]:
         """Return all figures, and reset those since the last report."""
         now = self._clock()
         span, count = now - self._since, max(1, self._taken)
@@ -116,7 +116,7 @@ def learn(
                     with contextlib.suppress(MemoireTimeout):
                         version = reader.publish(POLICY, learner.network.to_bytes())
                 if now >= report_at:
-                    reading = meter.reading()
+                    reading = meter.read_and_reset()
                     reader.scalars({"td_error": reading["error"], "batches_per_second": reading["batch_rate"]})
                     line.report(version=version, **reading)
                     report_at = now + REPORT_INTERVAL
@@ -124,7 +124,7 @@ def learn(
                     weights.save(checkpoint, {POLICY: learner.network.vector})
                     saved_at = now
                 asked_at = time.monotonic()
-        line.report(version=version, **meter.reading())
+        line.report(version=version, **meter.read_and_reset())
         if checkpoint is not None:
             weights.save(checkpoint, {POLICY: learner.network.vector})
     return 0

@@ -35,7 +35,7 @@ from memoire.errors import ParameterError, ProtocolError
 from memoire.figures import Timing, Timings
 from memoire.replay.batch import PriorityUpdate, grouped_by_client, newest_of_each
 from memoire.replay.conversion import td_errors_for
-from memoire.replay.writing import Changes, adding
+from memoire.replay.writing import Changes, adding_changes
 from memoire.server.state import ServerState
 from memoire.tables.registry import Reply
 from memoire.tables.table import OpenTable
@@ -88,7 +88,7 @@ class AccountsHandler:
         run = state.runs.named(body.run) if body.run else state.run
         if run is None:
             raise ProtocolError("run", f"this server knows no run {body.run!r}")
-        tail = state.receivers.of(header.client).tail_bytes
+        tail = state.receivers.limits_of(header.client).tail_bytes
         rows, has_more = self._read(header.client, run, body.after, max(1, tail // 2 // ACCOUNT.itemsize))
         pools = [table.pool.stats() for table in state.tables if run is state.run]
         return Reply(
@@ -113,7 +113,7 @@ class AccountsHandler:
         key = reader, run.name
         live = self._readings.get(key)
         if not after or live is None:
-            live = self._readings[key] = run.live(self._state.home)
+            live = self._readings[key] = run.rows_in_memory(self._state.home)
         rows, has_more = run.page(live, after, min(most, self._page_rows))
         if not has_more:
             del self._readings[key]
@@ -121,20 +121,20 @@ class AccountsHandler:
             self._readings.popitem(last=False)
         return rows, has_more
 
-    def bring(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
+    def store_drained_accounts(self, now: float, _: MessageHeader, body: messages.Inherit, payload: Any) -> Reply:
         """Keep the accounts that a drained server sends."""
         rows = merge(unpack_accounts(body.accounts))
-        run = self.inherit(body.run_name, body.finished, rows, now)
+        run = self.store_inherited(body.run_name, body.finished, rows, now)
         return Reply(messages.Taken(samples=len(rows), finished=run.finished), until_saved=True)
 
-    def inherit(self, name: str, finished: bool, rows: Rows, now: float) -> RunState:
+    def store_inherited(self, name: str, finished: bool, rows: Rows, now: float) -> RunState:
         """Keep a run's accounts of other servers, in rows as of `merge`; return the run.
 
         Raises:
             ProtocolError: the run's name is invalid, or too many runs are kept.
         """
         run = self._state.runs.named(name) or self._former(name, finished, now)
-        run.inherit(rows)
+        run.store_inherited(rows)
         self._state.committer.add_inherited(run.name, rows)
         return run
 
@@ -145,13 +145,13 @@ class AccountsHandler:
             raise ProtocolError("parameters", str(error)) from error
         if len(self._state.runs.facts()) >= self._max_former_runs:
             raise ProtocolError("busy", f"this server keeps {self._max_former_runs} runs already, the maximum")
-        run = self._state.runs.keep(name, finished, now)
+        run = self._state.runs.add_former_run(name, finished, now)
         self._state.committer.add_run(run.facts)
         return run
 
     # Accounts in memory
 
-    def fold(self, now: float, feedback: FeedbackHandler) -> None:
+    def store_gone_accounts(self, now: float, feedback: FeedbackHandler) -> None:
         """Move accounts of gone or long silent clients out of memory, after a durable server has saved them. Move
         former runs without requests out of memory, too. Cost: one check of each account in memory.
         """
@@ -162,9 +162,9 @@ class AccountsHandler:
         probes, since = self._state.probes, now - self._state.limits.client_timeout
         for account in list(probes):
             if account.last_seen < since:
-                probes.fold(account)
+                probes.store_account(account)
         probes.expire(since)
-        runs.rest(lambda run: committer.is_run_saved(run.name))
+        runs.evict_saved(lambda run: committer.is_run_saved(run.name))
 
     def _fold_run(self, run: RunState, now: float, feedback: FeedbackHandler) -> None:
         limits, committer = self._state.limits, self._state.committer
@@ -174,13 +174,13 @@ class AccountsHandler:
             if account.last_seen < now - patience:
                 feedback.give_up(run, account.client)
                 if committer.is_saved(run.name, account.client):
-                    run.ledger.fold(account)
+                    run.ledger.store_account(account)
         run.ledger.expire(now - limits.client_timeout)
 
-    def trouble(self, now: float) -> str:
+    def problem(self, now: float) -> str:
         """Return a sentence that says why new clients may soon have to wait; "" if they need not wait."""
         newcomers = self._state.newcomers
-        tokens = newcomers.least(now)
+        tokens = newcomers.fewest_tokens(now)
         if tokens > FEW_LEFT * newcomers.burst:
             return ""
         return (
@@ -190,7 +190,7 @@ class AccountsHandler:
 
     def warning(self, now: float) -> str:
         """Return `trouble` at most every `WARN_INTERVAL` seconds; "" otherwise."""
-        trouble = self.trouble(now)
+        trouble = self.problem(now)
         if not trouble or now <= self._warned_at + WARN_INTERVAL:
             return ""
         self._warned_at = now
@@ -265,7 +265,7 @@ class _Waiting:
         """True if enough TD errors have come that a merge pays."""
         return self.unmerged >= max(MERGED_SAMPLES, min(self.unsent // 2, MOST_UNMERGED))
 
-    def adding(self, piece: _Errors) -> Changes:
+    def adding_changes(self, piece: _Errors) -> Changes:
         """Return the changes that append a piece."""
         count = len(piece)
         return [
@@ -274,13 +274,13 @@ class _Waiting:
             (setattr, (self, "unmerged", self.unmerged + count)),
         ]
 
-    def taking(self, count: int, result: _Errors) -> Changes:
+    def replace_pieces(self, count: int, result: _Errors) -> Changes:
         """Return the changes that replace the first `count` pieces by their merged result."""
         unmerged = self.unsent - sum(map(len, self.pieces[:count]))
         pieces = [result, *self.pieces[count:]]
         return setting(self, unmerged=unmerged, unsent=unmerged + len(result), pieces=pieces)
 
-    def cutting(self, most: int) -> tuple[list[_Errors], Changes]:
+    def first_unsent(self, most: int) -> tuple[list[_Errors], Changes]:
         """Return the first `most` unsent TD errors, and the changes that remove them."""
         chosen, pieces, room = [], list(self.pieces), most
         while pieces and room:
@@ -297,21 +297,21 @@ class _Waiting:
 class Merge:
     """Merge of TD errors of one client: the newest of each entry stays, in the place of the oldest.
 
-    `work` needs no lock.
+    `compute` needs no lock.
     """
 
     def __init__(self, client: bytes, pieces: list[_Errors]) -> None:
         self.client, self.pieces = client, pieces
         self.result: _Errors | None = None
 
-    def work(self) -> None:
+    def compute(self) -> None:
         """Compute `result`: the TD errors that stay."""
         joined = np.concatenate(self.pieces)
         rows = newest_of_each(np.ascontiguousarray(joined["number"]))
         self.result = joined if len(rows) == len(joined) else joined[rows]
 
 
-class Fetched(NamedTuple):
+class TDErrorPiece(NamedTuple):
     """Piece of TD errors that is sent to a client."""
 
     number: int
@@ -365,21 +365,21 @@ class FeedbackHandler:
     @property
     def delays(self) -> Timing:
         """Seconds from the arrival of each TD error until its owner reported it as applied or stale."""
-        return self._delays.now()["delay"]
+        return self._delays.durations()["delay"]
 
     def read(self, header: MessageHeader, payload: Any) -> list[tuple[bytes, NDArray[np.int64], NDArray[np.float32]]]:
         """Return TD errors of a FEEDBACK message by client: its id, numbers of entries [N], TD errors [N]. Needs no
         lock. Raises ProtocolError.
         """
         table = self._state.tables.numbered(header.table)
-        with self._state.requests.taken(READ_COPIES * containers.unpacked_bytes(payload)):
+        with self._state.requests.reserved(READ_COPIES * containers.unpacked_bytes(payload)):
             by_owner = containers.read_feedback(payload, table.schema, self._state.limits)
             return [
                 (client, numbers.astype(np.int64), errors.astype(np.float32))
                 for client, (numbers, errors) in by_owner.items()
             ]
 
-    def taken(self, header: MessageHeader, update: PriorityUpdate) -> Reply:
+    def feedback_reply(self, header: MessageHeader, update: PriorityUpdate) -> Reply:
         """Return the reply to a FEEDBACK message that was applied with this result."""
         table = self._state.tables.numbered(header.table)
         samples = update.applied + update.stale + update.sent
@@ -387,7 +387,7 @@ class FeedbackHandler:
 
     def apply(self, pieces: Pieces, now: float) -> PriorityUpdate:
         """Set priorities of entries of this server, and queue TD errors of other entries for their owners. An owner
-        fetches its TD errors with its next UPDATE. The caller then runs `merges`.
+        fetches its TD errors with its next UPDATE. The caller then runs `due_merges`.
         """
         pieces = list(pieces)
         known = [len(numbers) for client, numbers, _ in pieces if client in self._waiting]
@@ -405,19 +405,19 @@ class FeedbackHandler:
             if own is not None and client == own.owner and (counts := own.apply(client, numbers, errors)) is not None:
                 applied, gone = counts
                 own_feedback = ledger.own_feedback + FeedbackCounts(given=applied + gone, applied=applied, gone=gone)
-                at_once(setting(ledger, own_feedback=own_feedback) + adding(self, given=len(numbers)))
+                at_once(setting(ledger, own_feedback=own_feedback) + adding_changes(self, given=len(numbers)))
                 return PriorityUpdate(applied, gone)
         account, count = ledger.find(client), len(numbers)
         if account is None or not ledger.is_counted(account):
             unknown = ledger.unknown_feedback + FeedbackCounts(given=count, lost=count)
-            at_once(setting(ledger, unknown_feedback=unknown) + adding(self, given=count, lost=count))
+            at_once(setting(ledger, unknown_feedback=unknown) + adding_changes(self, given=count, lost=count))
             return PriorityUpdate(lost=count)
         self._touch(self._state.run, account)
         waiting = self._waiting.get(client)
         has_room = (has_room and waiting is not None) or account.report.leaving or self._has_room(_bytes_of(count, 1))
         if account.report.leaving or not has_room:
-            changes = adding(account, given_feedback=count) + ledger.losing_feedback(account, count)
-            at_once(changes + adding(self, given=count, lost=count, overflowed=count * (not has_room)))
+            changes = adding_changes(account, given_feedback=count) + ledger.lost_feedback_calls(account, count)
+            at_once(changes + adding_changes(self, given=count, lost=count, overflowed=count * (not has_room)))
             return PriorityUpdate(lost=count)
         if waiting is None:
             waiting = self._waiting[client] = _Waiting()
@@ -429,7 +429,7 @@ class FeedbackHandler:
                 (setattr, (account, "given_feedback", account.given_feedback + count)),
                 (setattr, (account, "waiting_feedback", account.waiting_feedback + count)),
                 (setattr, (self, "given", self.given + count)),
-                *waiting.adding(rows),
+                *waiting.adding_changes(rows),
             ]
         )
         self._recount(waiting)
@@ -440,13 +440,13 @@ class FeedbackHandler:
         return PriorityUpdate(0, 0, count)
 
     def _touch(self, run: RunState, account: Account) -> None:
-        self._state.committer.touch(run.name, account)
+        self._state.committer.mark_changed(run.name, account)
 
     def _lose(self, run: RunState, account: Account, samples: int, gone: Changes) -> None:
         """Count TD errors of a client as lost, and apply the changes that remove them."""
-        self._state.committer.touch(run.name, account)
-        losing = run.ledger.losing_feedback(account, samples) + adding(account, waiting_feedback=-samples)
-        at_once(gone + losing + adding(self, lost=samples))
+        self._state.committer.mark_changed(run.name, account)
+        losing = run.ledger.lost_feedback_calls(account, samples) + adding_changes(account, waiting_feedback=-samples)
+        at_once(gone + losing + adding_changes(self, lost=samples))
 
     def _has_room(self, size: int) -> bool:
         try:
@@ -464,19 +464,19 @@ class FeedbackHandler:
     def _drop_overflow(self, account: Account, waiting: _Waiting) -> None:
         overflow = waiting.unsent - FEEDBACK_SAMPLES
         if overflow > 0:
-            _, cut = waiting.cutting(overflow)
-            self._lose(self._state.run, account, overflow, cut + adding(self, overflowed=overflow))
+            _, cut = waiting.first_unsent(overflow)
+            self._lose(self._state.run, account, overflow, cut + adding_changes(self, overflowed=overflow))
             self._recount(waiting)
 
-    def merges(self) -> list[Merge]:
-        """Return the merges that are due: the caller runs `Merge.work` without a lock, then `merged`."""
+    def due_merges(self) -> list[Merge]:
+        """Return the merges that are due: the caller runs `Merge.compute` without a lock, then `apply_merge`."""
         if not self._merge_due:
             return []
         candidates = [(client, self._waiting.get(client)) for client in self._merge_due]
         self._merge_due.clear()
         return [Merge(client, list(waiting.pieces)) for client, waiting in candidates if waiting and waiting.pieces]
 
-    def merged(self, merge: Merge) -> None:
+    def apply_merge(self, merge: Merge) -> None:
         """Use the result of a merge, unless a piece of it was sent or given up meanwhile; then drop overflow."""
         waiting, account = self._waiting.get(merge.client), self._state.ledger.find(merge.client)
         if waiting is None or account is None:
@@ -486,8 +486,8 @@ class FeedbackHandler:
         if result is not None and len(same) == len(former) and all(map(operator.is_, same, former)):
             superseded = sum(map(len, former)) - len(result)
             self._touch(self._state.run, account)
-            counts = adding(account, superseded_feedback=superseded, waiting_feedback=-superseded)
-            at_once(counts + waiting.taking(len(former), result))
+            counts = adding_changes(account, superseded_feedback=superseded, waiting_feedback=-superseded)
+            at_once(counts + waiting.replace_pieces(len(former), result))
             self._recount(waiting)
         self._drop_overflow(account, waiting)
 
@@ -523,7 +523,7 @@ class FeedbackHandler:
 
     # Replies to a client
 
-    def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> Fetched | None:
+    def fetch(self, table: OpenTable, account: Account, through: int, now: float) -> TDErrorPiece | None:
         """Return the piece of TD errors to send to a client now; None if none waits.
 
         Args:
@@ -541,7 +541,7 @@ class FeedbackHandler:
         if waiting.sent is None and waiting.pieces:
             self._number += 1
             most = max(1, (self._state.limits.tuning.request_bytes // 2 - CONTAINER_BYTES) // SAMPLE_BYTES)
-            pieces, cut = waiting.cutting(most)
+            pieces, cut = waiting.first_unsent(most)
             at_once([*cut, *setting(waiting, sent=np.concatenate(pieces), number=self._number)])
         self._recount(waiting)
         if waiting.sent is None:
@@ -549,7 +549,7 @@ class FeedbackHandler:
         age = max(0.0, now - float(waiting.sent["given"].min()))
         numbers, errors = (np.ascontiguousarray(waiting.sent[name]) for name in ("number", "error"))
         payload = containers.pack_client_feedback(table.schema, account.client, numbers, errors, now=now)
-        return Fetched(waiting.number, payload, age, waiting.unsent)
+        return TDErrorPiece(waiting.number, payload, age, waiting.unsent)
 
     def _acknowledged(self, account: Account, sent: _Errors, applied: int, gone: int, now: float) -> None:
         """Record that a client has received a piece, applied some of its TD errors, and found some entries gone."""

@@ -94,12 +94,12 @@ class ClientsHandler:
             return account.since
         self._owners.move_to(account)
         account.host = body.host
-        self._state.client_names.note(client, body.name)
+        self._state.client_names.record(client, body.name)
         if (account.label, account.table) != (body.label, table.number):
             account.label = body.label
             ledger.move(account, table.number)
             if ledger.is_counted(account):
-                self._state.committer.touch(self._state.run.name, account)
+                self._state.committer.mark_changed(self._state.run.name, account)
         return account.since
 
     def _check_places(self, client: bytes, now: float) -> None:
@@ -129,7 +129,7 @@ class ClientsHandler:
             epoch=state.epoch,
             servers=[state.name],
             endpoints=self._endpoints(),
-            credit=self._credits.of(table, now),
+            credit=self._credits.bytes_by_client(table, now),
             models=state.models.versions(),
             codecs=[codec for codec in body.codecs if codec in compression.codecs()],
             limits=self._stated_limits(table),
@@ -193,9 +193,9 @@ class ClientsHandler:
         if taken:
             account.lines_through = taken[-1].line.number
             committer.add_lines(run.name, taken)
-            committer.after(functools.partial(self._on_lines, taken))
+            committer.call_after_save(functools.partial(self._on_lines, taken))
         if ledger.is_counted(account) and before != sums_of(account):
-            committer.touch(run.name, account)
+            committer.mark_changed(run.name, account)
         return account
 
     def _count_probe(self, header: MessageHeader, body: messages.Update, table: OpenTable, now: float) -> Account:
@@ -248,7 +248,7 @@ class ClientsHandler:
             rejected=dict(account.rejected),
             lost=account.overtaken_caches,
             lost_bytes=account.overtaken_bytes,
-            credit=self._credits.of(table, now),
+            credit=self._credits.bytes_by_client(table, now),
             parameters_version=table.parameters_version,
             parameters=table.parameters.to_wire() if is_older else None,
             models=state.models.versions(),
@@ -261,7 +261,7 @@ class ClientsHandler:
 
     # The end of a run
 
-    def untold(self, within: float, now: float) -> int:
+    def unconfirmed_clients(self, within: float, now: float) -> int:
         """Return the number of clients, heard within `within` seconds, that have not confirmed the end of the run."""
         state = self._state
         if not state.run.finished:
@@ -310,7 +310,7 @@ class IntakeHandler:
         ledger = self._state.ledger_of(table.number, run)
         account = self._count(run, ledger, now, header, body, table.number)
         if account is not None:
-            ledger.accepted(account, header.payload_bytes, held.samples)
+            ledger.count_accepted_cache(account, header.payload_bytes, held.samples)
 
     def reject(self, now: float, header: MessageHeader, body: messages.PushedBody, code: str) -> None:
         """Count a refused push for its client, in the push's run, if the server knows that run.
@@ -324,7 +324,7 @@ class IntakeHandler:
         ledger = self._state.ledger_of(header.table, run)
         account = self._count(run, ledger, now, header, body)
         if account is not None:
-            ledger.rejected(account, code)
+            ledger.count_rejected_cache(account, code)
 
     def _run_of(self, header: MessageHeader) -> RunState:
         """Return the present run. Raises ProtocolError if the header names another run."""
@@ -342,11 +342,11 @@ class IntakeHandler:
         body: messages.PushedBody,
         table: int = 0,
     ) -> Account | None:
-        account = ledger.arrived(
+        account = ledger.count_arrived_cache(
             header.client, header.payload_bytes, now, body.number, body.pushed_bytes, body.since, table
         )
         if account is not None and ledger is run.ledger:
-            self._state.committer.touch(run.name, account)
+            self._state.committer.mark_changed(run.name, account)
         return account
 
 
@@ -428,7 +428,7 @@ class DrawsHandler:
         return rows[order[begin : begin + room]], begin + room >= len(rows)
 
     def _receiver(self, reader: bytes) -> ReplyLimits:
-        return self._state.receivers.of(reader)
+        return self._state.receivers.limits_of(reader)
 
     def _compression(self, table: OpenTable, reader: bytes, is_chosen: bool) -> str:
         """Return the compression of samples for a reader: lz4 if the parameters or the reader choose it and both

@@ -24,7 +24,7 @@ from memoire.models.model import (
     chunk_of,
     known_checksum,
     make,
-    stretch_of,
+    max_chunk_bytes,
 )
 from memoire.replay.parameters import Parameters
 from memoire.server.state import ServerState, save_parameters
@@ -175,7 +175,7 @@ class ModelsHandler:
                 f"A model of topic {model.topic!r} has {model.size} bytes, but {most - others} are free: the newest "
                 f"models of other topics take {others} of {most} bytes (limits.model_bytes). Nothing was published."
             )
-        return self._state.models.number(model, version)
+        return self._state.models.assign_version(model, version)
 
     def _announce_when_saved(self, model: Model) -> None:
         """Announce a model after its save, so that no client has a version that a restart would lose."""
@@ -196,7 +196,7 @@ class ModelsHandler:
                 self._on_model(model)
         self._state.report_models()
 
-    def collected(self) -> None:
+    def clear_unsaved_models(self) -> None:
         """Begin a new list of unsaved models: the models in the list now belong to the group being saved."""
         self._unsaved = []
 
@@ -225,7 +225,7 @@ class ModelsHandler:
     def fetch(self, _: float, header: MessageHeader, body: messages.Fetch, payload: Any) -> Reply:
         """Return a chunk of a model."""
         state = self._state
-        model = state.models.serve(body.topic, body.version, stretch_of(body, state.limits))
+        model = state.models.serve(body.topic, body.version, max_chunk_bytes(body, state.limits))
         newest = state.models.version(body.topic)
         if model is None and 0 < body.version < newest:  # a newer version came during the fetch: no fault
             text = f"version {body.version} of topic {body.topic!r} was replaced by version {newest}"
@@ -288,7 +288,7 @@ class ControlHandler:
 
     def announce(self) -> None:
         """Send NEWS to clients, after the save of all changes so far: they soon send UPDATE and get the changes."""
-        self._state.committer.after(self._on_news)
+        self._state.committer.call_after_save(self._on_news)
 
     def begin_run(self, name: str, now: float) -> None:
         """Begin a run, or continue a former run of this name. The present run's caches are dropped, its totals stay.

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from memoire.errors import ParameterError
-from memoire.replay.parameters import Parameters, differing
+from memoire.replay.parameters import Parameters, differing_fields
 from memoire.tables.registry import Kind, PoolPlace, PushLimits, TableSettings
 from memoire.wire import layout
 
@@ -49,7 +49,7 @@ class CachesKind(Kind):
 
     def differing_parameters(self, schema: Schema, ours: Parameters, others: Parameters) -> dict[str, tuple[Any, Any]]:
         """Return the parameters that held samples depend on and that differ: name -> (our value, other value)."""
-        return differing(schema, ours, others)
+        return differing_fields(schema, ours, others)
 
     def _pool_options(self, settings: TableSettings, place: PoolPlace) -> dict[str, Any]:
         return {"cache_limit": settings.cache_limit, "seed": place.seed}

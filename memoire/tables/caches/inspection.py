@@ -53,16 +53,16 @@ class ClientRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         """True for a client without caches; a client with caches is restored with them."""
         return not self.has_caches
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the client's contribution to the file's counts."""
         return {"clients": 1}
 
-    def belongs_to(self, heading: RecordBody | None) -> bytes:
+    def routing_key(self, heading: RecordBody | None) -> bytes:
         """Return the client's id, so that a client and its caches go to the same server."""
         return self.id
 
     @classmethod
-    def of(cls, client: HeldClient, since: int) -> ClientRecord:
+    def from_state(cls, client: HeldClient, since: int) -> ClientRecord:
         """Return the record of a client's current state; `since` comes from the pool."""
         return cls(
             id=client.id, sequence=client.sequence, total_weight=client.total_weight, positives=client.positives,
@@ -90,7 +90,7 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
     positives: Weight = 1.0
     """Number of entries that the drawable samples represent."""
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the contribution of the cache and its samples to the file's counts."""
         return {"caches": 1, "samples": self.samples, "unused": self.samples - self.used, "bytes": payload_bytes}
 
@@ -99,15 +99,15 @@ class CacheRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         eldest = None if self.eldest is None else self.eldest + seconds
         return msgspec.structs.replace(self, age=self.age + seconds, eldest=eldest)
 
-    def belongs_to(self, heading: RecordBody | None) -> bytes | None:
+    def routing_key(self, heading: RecordBody | None) -> bytes | None:
         """Return the id of the client that the cache belongs to."""
         return heading.id if isinstance(heading, ClientRecord) else None
 
-    def called(self, heading: RecordBody | None) -> str:
+    def description(self, heading: RecordBody | None) -> str:
         """Return the description of the cache for error messages."""
         return f"a cache of client {heading.id.hex()}" if isinstance(heading, ClientRecord) else "a cache"
 
-    def go_on(self, cache: HeldCache, now: float) -> None:
+    def restore_draw_state(self, cache: HeldCache, now: float) -> None:
         """Restore the state of draws in a cache. Raise ProtocolError if the record does not fit the cache.
 
         Args:
@@ -142,7 +142,7 @@ def record_of(cache: HeldCache, now: float) -> CacheRecord:
     )
 
 
-class HeldOnce:
+class DuplicateDetector:
     """Detector of caches that are restored twice. Caches of a client are restored in sequence; the detector keeps a
     summary of each, and compares the bytes only of caches with equal summaries.
     """
@@ -159,7 +159,7 @@ class HeldOnce:
         alike = [other for other in client.queued() if _summary_of(other) == summary] if summary in self._seen else []
         return not any(_bytes.checksum(cache.payload) == _bytes.checksum(other.payload) for other in alike)
 
-    def pushed(self, client: HeldClient, cache: HeldCache) -> None:
+    def add_summary(self, client: HeldClient, cache: HeldCache) -> None:
         """Add the summary of a cache that was pushed to the client's queue."""
         self._seen.add(_summary_of(cache))
         self._of = client, client.pushed
@@ -234,8 +234,8 @@ def distribution_of(chosen: ChosenCaches, most_samples: int) -> Distribution:
         population=chosen.population,
         total_weight=chosen.total_weight,
         effective=total_share / squares if squares > 0.0 else None,
-        weights=Histogram.of(weights),
-        ages=Histogram.of(np.concatenate([np.empty(0), *(view.ages for _, view in looked)])),
+        weights=Histogram.from_values(weights),
+        ages=Histogram.from_values(np.concatenate([np.empty(0), *(view.ages for _, view in looked)])),
     )
 
 

@@ -12,7 +12,7 @@ For a batch of B, client c has newest sums S_c (total weight) and N_c (entries o
                 S_k, N_k are the client's sums at the creation of the drawn cache
 
 Each client counts with N_c entries, represented by those at the creation of the drawn cache. `Pool` applies the rule to
-the caches of one server, `draws.plan` and `draws.finish` to several remote servers, with the same kernels.
+the caches of one server, `draws.plan` and `draws.build_batch` to several remote servers, with the same kernels.
 
 Importance sampling of replayed entries: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4.
 """
@@ -30,24 +30,24 @@ from numpy.typing import NDArray
 from memoire import _core
 from memoire.errors import NotEnoughSamples, ParameterError, ProtocolError
 from memoire.limits import HELD_BYTES, Limits
-from memoire.replay.parameters import Parameters, differing
+from memoire.replay.parameters import Parameters, differing_fields
 from memoire.replay.sampling import Annealing
 from memoire.replay.schema import Schema
 from memoire.tables import base, draws
-from memoire.tables.base import PutBack, RecordBody, SavedRecord
+from memoire.tables.base import RecordBody, RestoreOutcome, SavedRecord
 from memoire.tables.draws import MAX_BATCH, PooledBatch, arrays_for, check_count, gathered_from
 from memoire.tables.inspection import Distribution, PeekedSample
 from memoire.tables.pools import EXPIRY_INTERVAL, PoolLock
 from memoire.wire import containers, messages
 from memoire.wire._container import HeldCache
 from memoire.wire.byte_budget import ByteBudget
-from memoire.wire.layout import layout_of, making_of
+from memoire.wire.layout import content_settings_hash, layout_of
 from memoire.wire.parts import ContainerKind, Payload
 from memoire.wire.receivers import ReplyPage
 
 from . import inspection as cache_inspection
 from ._draw import HeldClient, HeldPool, Picks
-from .inspection import CacheRecord, ClientRecord, HeldOnce, record_of
+from .inspection import CacheRecord, ClientRecord, DuplicateDetector, record_of
 from .queues import CacheRoom, Demand, Readers
 
 
@@ -96,7 +96,7 @@ class Pool(
         self._newest_model = 0  # version; 0: no model is known
         self._readers = Readers(self.held, self.clients, client_timeout, self._on_reader_expired)
         self._expired_at = clock()  # time of the last search for silent clients and readers
-        self._duplicates = HeldOnce()
+        self._duplicates = DuplicateDetector()
         self._annealing = Annealing()
         self._demand = Demand()
         self._set_parameters(parameters or Parameters())
@@ -109,17 +109,17 @@ class Pool(
         self.layout = layout_of(self.schema, parameters)
         """Layout that a cache must have: for `containers.check`."""
         self._drawn_layout = layout_of(self.schema, parameters, ContainerKind.DRAWN)
-        self._making = making_of(self.schema, parameters)  # values that samples must be made with
+        self._making = content_settings_hash(self.schema, parameters)  # values that samples must be made with
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget under this name. If other holders need bytes, the pool evicts its oldest caches."""
-        self._room.budget = budget.holder(name)
+        self._room.budget = budget.add_holder(name)
         budget.add_reclaimer(self._release_bytes)
 
     def _release_bytes(self, size: int) -> None:
         """Release this many bytes for another holder, down to half of the pool's limit."""
         with self._waiter.lock:
-            self._room.give_way(size)
+            self._room.release_bytes(size)
 
     @property
     def byte_limit(self) -> int:
@@ -161,8 +161,8 @@ class Pool(
             held.arrived = now
             self.held.push(client, held)
             self._counts.added += 1
-            evicted = self._room.make()
-            waiter.tell()
+            evicted = self._room.evict_to_limits()
+            waiter.wake_waiters()
             return evicted
 
     def _check(self, cache: HeldCache) -> None:
@@ -171,7 +171,7 @@ class Pool(
         if cache.layout is not self.layout.core:
             raise ProtocolError("parameters", "the cache was made under parameters that have changed since")
         if cache.making != self._making:
-            containers.check_making(cache, self._making)
+            containers.check_settings_hash(cache, self._making)
 
     def sums(self, client_id: bytes, sequence: int, total_weight: float, positives: int, minimum: float) -> bool:
         """Record a client's sums from a message without a cache; return True if they are newer than before."""
@@ -183,7 +183,7 @@ class Pool(
             # With limited draws, a client's weight falls to 0 while held caches can still be drawn: the sums must stay.
             if total_weight > 0.0 or not client.caches or not self._is_limited:
                 is_newer = client.hear(sequence, total_weight, float(positives), minimum)
-            self._waiter.tell()  # the client may have had no weight before
+            self._waiter.wake_waiters()  # the client may have had no weight before
             return is_newer
 
     def _hear(self, client_id: bytes, now: float) -> HeldClient:
@@ -254,7 +254,7 @@ class Pool(
 
     def _on_reader_expired(self, reader: bytes) -> None:
         self._demand.forget(reader)
-        self._waiter.tell()  # the reader's reserved samples are free
+        self._waiter.wake_waiters()  # the reader's reserved samples are free
 
     def _discard_stale(self, now: float) -> None:
         """Discard samples that have become too old. Called before each count of drawable samples."""
@@ -273,7 +273,7 @@ class Pool(
     def _check_parameters(self, parameters: Parameters) -> None:
         if not self.held.caches:
             return
-        for name, (wanted, current) in differing(self.schema, parameters, self.parameters).items():
+        for name, (wanted, current) in differing_fields(self.schema, parameters, self.parameters).items():
             expected = (
                 f"{current!r} while {self.held.caches} caches are held that were made with this value; wait until they "
                 f"are used, or discard them by discard_mismatched=True"
@@ -295,16 +295,16 @@ class Pool(
             before = self._making
             self._set_parameters(parameters)
             evicted = 0 if self._making == before else self._clear()
-            self._waiter.tell()  # with reuse_cache enough samples may be available now
+            self._waiter.wake_waiters()  # with reuse_cache enough samples may be available now
             return evicted
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit; return the number of caches that were evicted."""
         if byte_limit < 1:
             raise ParameterError("byte_limit", byte_limit, "at least 1")
         with self._waiter.lock:
             self._room.byte_limit = byte_limit
-            return self._room.make()
+            return self._room.evict_to_limits()
 
     def clear(self) -> int:
         """Discard all held caches and return their number. Clients, readers and waiting calls stay registered."""
@@ -375,7 +375,7 @@ class Pool(
                     client.caches,
                     client.pushed - client.caches,
                 )  # place among all caches that the client has pushed
-                record = ClientRecord.of(client, self.held.since(client))
+                record = ClientRecord.from_state(client, self.held.since(client))
             yield record, b""
             for _ in range(remaining):
                 with self._waiter.lock:
@@ -388,7 +388,7 @@ class Pool(
                 yield kept, cache.payload
                 place += 1
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Register a client of a snapshot, with its sums unless newer ones are recorded; or restore one of its caches.
 
         If `record.stays`, a client known only from the snapshot remains until its samples are used or, with
@@ -400,8 +400,8 @@ class Pool(
             with self._waiter.lock:
                 self._waiter.check_open()
                 self._register_saved(body, self._clock())
-                self._waiter.tell()
-            return PutBack(True)
+                self._waiter.wake_waiters()
+            return RestoreOutcome(True)
         if not (isinstance(body, CacheRecord) and isinstance(client, ClientRecord)):
             raise ProtocolError("container", "the record has an unknown kind, or belongs to no client")
         held = containers.check(record.payload, self.layout, record.limits)
@@ -416,15 +416,15 @@ class Pool(
             owner = self._register_saved(client, math.inf if record.stays else now)
             is_new, evicted = self._duplicates.is_new(owner, held), 0
             if is_new:
-                body.go_on(held, now)
+                body.restore_draw_state(held, now)
                 self.held.push(owner, held)
-                self._duplicates.pushed(owner, held)
+                self._duplicates.add_summary(owner, held)
                 owner.between = client.between
                 self.held.set_since(owner, client.since)
-                evicted = self._room.make()
-                self._waiter.tell()
+                evicted = self._room.evict_to_limits()
+                self._waiter.wake_waiters()
         counts = {"caches": 1, "samples": held.samples, "unused": held.samples - body.used}
-        return PutBack(is_new, evicted, counts, client.id)
+        return RestoreOutcome(is_new, evicted, counts, client.id)
 
     def _register_saved(self, kept: ClientRecord, heard: float) -> HeldClient:
         """Register a saved client with its sums; `heard` is the last message's time for a client that is new."""
@@ -483,7 +483,7 @@ class Pool(
     def _wait_for(self, samples: int, timeout: float) -> Picks:
         """Draw the samples as soon as there are enough. Hold the lock, except while waiting."""
         began = time.monotonic()
-        # Wake up regularly: an expired reader's samples become free, and no call of `tell` reports that.
+        # Wake up regularly: an expired reader's samples become free, and no call of `wake_waiters` reports that.
         while self._waiter.wait(began + timeout, EXPIRY_INTERVAL):
             picks = self._draw(samples, self._now())
             if picks is not None:
@@ -524,8 +524,8 @@ class Pool(
             keep = self._demand.most_kept(reader, samples) if has_enough else samples
             self._discard_stale(now)
             rows = self._readers.reserve(reader, keep, elsewhere, part, self.parameters.reuse_cache, now)
-            self._waiter.tell()  # the reservation may be smaller than before
-            self._demand.kept(reader, int(rows["reserved"].sum()), len(rows), samples, bool(wanted), now)
+            self._waiter.wake_waiters()  # the reservation may be smaller than before
+            self._demand.record_reserved(reader, int(rows["reserved"].sum()), len(rows), samples, bool(wanted), now)
             return rows
 
     def draw_counts(

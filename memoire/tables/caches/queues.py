@@ -72,7 +72,7 @@ class CacheRoom:
         if size > self.byte_limit:
             raise ProtocolError("too_large", f"the cache has {size} bytes; the table holds at most {self.byte_limit}")
 
-    def make(self, most: int | None = None) -> int:
+    def evict_to_limits(self, most: int | None = None) -> int:
         """Evict caches until the limits hold; return the number of evicted caches.
 
         Args:
@@ -98,11 +98,11 @@ class CacheRoom:
             evicted += 1
         return evicted
 
-    def give_way(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Release this many bytes of the budget for another holder, down to half of `byte_limit`."""
         assert self.budget is not None
         most = max(self.byte_limit // 2, self.budget.count - size)
-        self.make(most)
+        self.evict_to_limits(most)
         self.budget.try_take(min(0, max(most, self._memory_bytes()) - self.budget.count))
 
 
@@ -169,7 +169,7 @@ class Demand:
         drawer = self._drawers[HERE]
         self._short_at, drawer.draw = now, max(samples, drawer.draw)
 
-    def kept(self, reader: bytes, samples: int, clients: int, asked: int, waits: bool, now: float) -> None:
+    def record_reserved(self, reader: bytes, samples: int, clients: int, asked: int, waits: bool, now: float) -> None:
         """Record how many samples of how many clients are reserved for a reader that asked for `asked`.
 
         The reader is short of samples if it got less than half, and that is below `SHORT_DRAWS` draws, or the reader
@@ -313,7 +313,7 @@ class Readers:
         picks = held.take(layout.core, reader, wanted, reuse)
         parts = DistinctRows(picks, layout, drawn)
         try:
-            page.takes(f"{picks.size} samples", payload=parts.nbytes)
+            page.count_row(f"{picks.size} samples", payload=parts.nbytes)
         except ProtocolError:
             held.restore(saved)
             raise

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memoire import _core
-from memoire.errors import EmptyMemory, EpisodeTooLong, ParameterError, ProtocolError, StaleEntry, UsedUp
+from memoire.errors import EmptyMemory, EpisodeTooLong, NoDrawsLeft, ParameterError, ProtocolError, StaleEntry
 from memoire.limits import Limits
 from memoire.replay import dataset
 from memoire.replay.batch import ID, GatheredSamples
@@ -187,12 +187,12 @@ def move_episodes(old: Memory, fresh: Memory) -> dict[int, int]:
     return numbers
 
 
-def name_of(owner: bytes, number: int) -> int:
+def episode_checksum(owner: bytes, number: int) -> int:
     """Return the checksum that identifies an episode permanently."""
     return _bytes.checksum(owner + number.to_bytes(8, "little", signed=True))
 
 
-def has(memory: Memory, number: int) -> bool:
+def holds(memory: Memory, number: int) -> bool:
     """Return True if the memory still holds the entry."""
     try:
         memory.weights([number])
@@ -254,9 +254,9 @@ def ids_of(named: NamedMemory, numbers: Any) -> NDArray[Any]:
     return ids
 
 
-def why_nothing(error: EmptyMemory, episodes: int, clients: int) -> str:
+def wait_reason(error: EmptyMemory, episodes: int, clients: int) -> str:
     """Return the reason why a draw must wait."""
-    if isinstance(error, UsedUp):
+    if isinstance(error, NoDrawsLeft):
         return f"max_times_sampled={error.times} limits draws of an entry, and {error.left} draws remain in all"
     if error.reason:
         return f"{error.reason}. Wait for actors to ship more"
@@ -338,8 +338,8 @@ def distribution_of(memory: Memory, rng: random.Random, most: int = MAX_INSPECTE
         population=float(positives),
         total_weight=min(total, sys.float_info.max),
         effective=1.0 / squares if squares > 0.0 else None,
-        weights=Histogram.of(seen.weights),
-        ages=Histogram.of(seen.ages),
+        weights=Histogram.from_values(seen.weights),
+        ages=Histogram.from_values(seen.ages),
     )
 
 

@@ -49,8 +49,8 @@ from memoire.tables.base import (
     KeepsLayout,
     PoolCounts,
     PoolStats,
-    PutBack,
     RecordBody,
+    RestoreOutcome,
     SavedRecord,
     ShowsSamples,
     TakesPriorities,
@@ -71,15 +71,15 @@ from .memory import (
     NamedMemory,
     checked_episode,
     drawn_for,
-    has,
+    episode_checksum,
+    holds,
     move_episodes,
-    name_of,
     sampled,
     seed_of,
     sums_of,
-    why_nothing,
+    wait_reason,
 )
-from .saving import TakenTable, pack, pack_layout, put_back
+from .saving import RestoredEpisodes, pack, pack_layout, put_back
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class EpisodePool(
         self._seed, self._made = seed, 0
         self.now = self._make(self._room.entries(byte_limit), byte_limit, parameters)
         """Current memory and owner id. A change of the number of entries makes a new memory with a new owner id."""
-        self._put_back: dict[int, int] = {}  # restored episodes' numbers by `name_of`
+        self._put_back: dict[int, int] = {}  # restored episodes' numbers by `episode_checksum`
         # Everything below belongs to the waiter's lock.
         self._annealing = Annealing()
         self._counts = PoolCounts()
@@ -165,9 +165,9 @@ class EpisodePool(
         """Smallest byte limit: for the requested capacity, or for one entry."""
         return self._room.least_bytes
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget under this name with all bytes that entries may take, because memory is allocated once."""
-        budget.holder(name, measure=self._reserved)
+        budget.add_holder(name, measure=self._reserved)
 
     def _reserved(self) -> int:
         entries = self.capacity
@@ -201,7 +201,7 @@ class EpisodePool(
             with memory.held():
                 episodes, entries = memory.num_episodes, memory.num_entries
                 try:
-                    memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.end)
+                    memory.insert(values, episode.init_w, episode.model_version, checked.age, **episode.close_arguments)
                 except MemoireError as error:
                     raise ProtocolError("too_large", str(error)) from error
                 evicted = episodes + 1 - memory.num_episodes
@@ -209,7 +209,7 @@ class EpisodePool(
             with self._waiter.lock:
                 self._counts.add(evicted, lost)
                 self._hear(client_id)
-                self._waiter.tell()
+                self._waiter.wake_waiters()
             return evicted
 
     # Changes of parameters and limits
@@ -228,7 +228,7 @@ class EpisodePool(
 
         return self._changed(configured)
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit; evict the oldest episodes if needed and return their number.
 
         Another number of entries needs a new memory. The pool copies the episodes one by one, holds both memories until
@@ -269,7 +269,7 @@ class EpisodePool(
         with _core.Held(self._changing):
             result = change()
             with self._waiter.lock:
-                self._waiter.tell()
+                self._waiter.wake_waiters()
             return result
 
     def saw_model(self, version: int) -> None:
@@ -288,7 +288,7 @@ class EpisodePool(
         with self._waiter.lock:
             self._counts.applied += applied
             self._counts.stale += stale
-            self._waiter.tell()  # updates may give entries their first weight
+            self._waiter.wake_waiters()  # updates may give entries their first weight
         return applied, stale
 
     # Snapshots
@@ -322,7 +322,7 @@ class EpisodePool(
             layout, facts = layout_of(memory), _bytes.checksum(memory.contents()["meta"].view(np.uint8))
         return *pack_layout(layout.in_order()), facts
 
-    def heir(
+    def empty_copy(
         self,
         body: HasLayout,
         payload: bytes,
@@ -330,7 +330,7 @@ class EpisodePool(
         *,
         keeps_generator: bool,
         wrong: Callable[[str], Exception],
-    ) -> TakenTable:
+    ) -> RestoredEpisodes:
         """Return an empty copy of a saved memory, to be filled by `put` with each episode in its former place.
 
         Args:
@@ -340,7 +340,7 @@ class EpisodePool(
             wrong: Function that makes the exception to raise from a description of the damage.
         """
 
-        def heir(layout: SavedLayout) -> tuple[Memory, SavedLayout] | None:
+        def empty_copy(layout: SavedLayout) -> tuple[Memory, SavedLayout] | None:
             old, numbers = self.memory, layout.numbers
             mine = old._counters()["random"], old.generator.bit_generator.state
             form = {"capacity": old.capacity, "page_rows": old.contents()["page_rows"], "live": old.live}
@@ -351,9 +351,9 @@ class EpisodePool(
                 numbers |= {"engine": numbers["engine"] | {"random": mine[0]}, "generator": mine[1]}
             return Memory(self.schema, old.capacity, parameters, container=None), SavedLayout(numbers, layout.arrays)
 
-        return TakenTable(heir, self.schema, body, payload, wrong)
+        return RestoredEpisodes(empty_copy, self.schema, body, payload, wrong)
 
-    def take_over(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
+    def replace_memory(self, memory: Memory, names: Mapping[int, tuple[bytes, int]]) -> bool:
         """Replace the pool's memory by a restored one. Return False, changing nothing, if data arrived meanwhile.
 
         Args:
@@ -365,10 +365,10 @@ class EpisodePool(
                 return False
             memory.limit_ragged(self.memory.ragged_limit)
             self._replace(NamedMemory(memory, secrets.token_bytes(16)))
-            self._put_back = {name_of(*name): number for number, name in names.items()}
+            self._put_back = {episode_checksum(*name): number for number, name in names.items()}
             with self._waiter.lock:
                 self._counts.added += len(names)
-                self._waiter.tell()
+                self._waiter.wake_waiters()
             return True
 
     def reseed(self, seed: int) -> None:
@@ -396,9 +396,9 @@ class EpisodePool(
         """
         with _core.Held(self._changing):
             self._waiter.check_open()
-            name, (memory, owner) = name_of(kept.owner, kept.number), self.now
+            name, (memory, owner) = episode_checksum(kept.owner, kept.number), self.now
             number = kept.number if kept.owner == owner else self._put_back.get(name)
-            if number is not None and has(memory, number):
+            if number is not None and holds(memory, number):
                 return False, 0
             with memory.held():
                 before = memory.num_episodes
@@ -406,18 +406,18 @@ class EpisodePool(
                 evicted = before + 1 - memory.num_episodes
             self._put_back[name] = number
             if len(self._put_back) > 2 * memory.num_episodes + 100:  # most are evicted by now
-                self._put_back = {name: number for name, number in self._put_back.items() if has(memory, number)}
+                self._put_back = {name: number for name, number in self._put_back.items() if holds(memory, number)}
             with self._waiter.lock:
                 self._counts.added += 1
                 self._counts.overwritten += evicted
-                self._waiter.tell()
+                self._waiter.wake_waiters()
             return True, evicted
 
     def records(self) -> Iterator[tuple[RecordBody, bytes]]:
         """Yield body and payload of each episode."""
         return (pack(kept, self.schema) for kept in self.walk())
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Restore an episode of a snapshot."""
         return put_back(record, self.schema, self.put_back)
 
@@ -506,7 +506,7 @@ class EpisodePool(
                 if not self._waiter.wait(began + timeout):
                     self._counts.misses += 1
                     waited, stored = time.monotonic() - began if timeout else 0.0, self.memory.num_episodes
-                    reason = why_nothing(error, stored, len(self._clients))
+                    reason = wait_reason(error, stored, len(self._clients))
                     reason += self.memory.parameters.lag_in_words(self.memory.newest_model)
                     raise NotEnoughSamples(samples, 0, stored, len(self._clients), waited, reason)
 

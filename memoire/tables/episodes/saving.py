@@ -2,7 +2,7 @@
 
 facts of its entries | columns | final state | bootstrap value        lengths of a ragged column precede its elements
 
-`pack_layout` and `TakenTable` save and restore the places of episodes in their memory.
+`pack_layout` and `RestoredEpisodes` save and restore the places of episodes in their memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memoire.replay import dataset
 from memoire.replay.columns import Column, Ragged
 from memoire.replay.dataset import KeptEpisode
 from memoire.replay.memory import Memory
-from memoire.replay.memory_state import LAYOUT, OWN, RowLayout, SavedLayout, TakingOver
+from memoire.replay.memory_state import LAYOUT, OWN, MemoryRestoration, RowLayout, SavedLayout
 from memoire.replay.schema import Schema
 from memoire.tables.base import (
     Count,
@@ -29,9 +29,9 @@ from memoire.tables.base import (
     Identity,
     Moment,
     Number,
-    PutBack,
     RecordBody,
     RecordKind,
+    RestoreOutcome,
     SavedRecord,
     Weight,
 )
@@ -62,15 +62,15 @@ class EpisodeRecord(RecordBody, frozen=True, kw_only=True, omit_defaults=True):
         """Sort key: episodes of several files are restored, and later evicted, in the order of their closing."""
         return self.closed
 
-    def counted(self, payload_bytes: int) -> dict[str, int]:
+    def count_contribution(self, payload_bytes: int) -> dict[str, int]:
         """Return the contribution of the episode and its entries to the file's counts."""
         return {"episodes": 1, "entries": self.length, "bytes": payload_bytes}
 
-    def belongs_to(self, heading: RecordBody | None) -> bytes:
+    def routing_key(self, heading: RecordBody | None) -> bytes:
         """Return the episode's identity, which selects a server."""
         return self.owner + self.number.to_bytes(8, "little", signed=True)
 
-    def called(self, heading: RecordBody | None) -> str:
+    def description(self, heading: RecordBody | None) -> str:
         """Return the description of the episode for error messages."""
         return f"episode {self.number} of memory {self.owner.hex()}"
 
@@ -141,7 +141,7 @@ def unpack(body: EpisodeRecord, payload: bytes, schema: Schema) -> KeptEpisode:
     return KeptEpisode(body.owner, body.number, episode)
 
 
-def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], tuple[bool, int]]) -> PutBack:
+def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], tuple[bool, int]]) -> RestoreOutcome:
     """Restore an episode of a snapshot by `put`, which returns (is new, number of evicted episodes).
 
     Raises:
@@ -156,7 +156,7 @@ def put_back(record: SavedRecord, schema: Schema, put: Callable[[KeptEpisode], t
         priority = np.where(episode.learned, episode.priority, np.float32(np.nan))
         kept = kept._replace(episode=dataclasses.replace(episode, priority=priority))
     is_new, overwritten = put(kept)
-    return PutBack(is_new, overwritten, {"episodes": 1, "entries": record.body.length})
+    return RestoreOutcome(is_new, overwritten, {"episodes": 1, "entries": record.body.length})
 
 
 class _PackedArrays:
@@ -210,7 +210,7 @@ def _unpack_layout(body: HasLayout, payload: bytes, wrong: Callable[[str], Excep
     return SavedLayout(json.loads(body.memory), arrays)
 
 
-class TakenTable:
+class RestoredEpisodes:
     """Memory that is being restored from a file: each episode returns to its former place and can be drawn as before.
 
     Args:
@@ -253,7 +253,7 @@ class TakenTable:
         size = math.prod(self._schema.reward_shape)
         lengths = self._length[self._slots]
         rows = RowLayout(numbers, arrays, lengths, size, self._wrong)
-        self._taking = TakingOver(self.memory, rows, numbers, arrays)
+        self._taking = MemoryRestoration(self.memory, rows, numbers, arrays)
         self._rows, every = rows.rows, np.sort(np.concatenate([np.empty(0, np.int64), *rows.rows]))
         if not len(arrays["number"]) == len(arrays["weight"]) == len(every):
             raise self._wrong(f"has numbers for {len(arrays['number'])} of {len(every)} entries")
@@ -282,7 +282,7 @@ class TakenTable:
         if (
             not is_sound
             or facts["number"][0] != body.number
-            or dataset.not_finite(self._schema, kept.episode.columns, kept.episode.final_state)
+            or dataset.first_nonfinite_column(self._schema, kept.episode.columns, kept.episode.final_state)
         ):
             raise self._wrong("has an entry with an invalid value, weight or number")
         if not self._taking.put(place, rows, kept.episode.final_state):

@@ -17,7 +17,7 @@ class RolloutsKind(Kind):
     name, holds = "rollouts", "fragments"
     weighed = "Weights of held entries, by their actors. Each entry is taken once, in order."
     pool = "memoire.tables.rollouts.pool:RolloutPool"
-    answers = "memoire.tables.rollouts.pool:answers"
+    answers = "memoire.tables.rollouts.pool:request_handlers"
     actor = "memoire.client.episodes:RolloutsSide"
     far = "memoire.tables.rollouts.far:RolloutTaker"
     offers = ("TakesPushes", "HasRoom", "BelongsToRun", "DeliversOnce")

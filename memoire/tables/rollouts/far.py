@@ -47,7 +47,8 @@ class HeldRollouts:
 
 @dataclass(slots=True)
 class RolloutTaker:
-    """State machine of remote takes: the waiting call and received entries. The owner locks all but `late` and `read`.
+    """State machine of remote takes: the waiting call and received entries. The owner locks all but `late_servers` and
+    `read`.
 
     Args:
         directory: Registry of the servers, with their terms of the table.
@@ -70,49 +71,51 @@ class RolloutTaker:
     # Times of the next work
 
     def next_time(self, now: float) -> float:
-        """Return the next time at which `late` or `begin` has work; infinity if only a reply can cause work."""
-        times = [self._late_at(server) for server in self.directory.known]
+        """Return the next time at which `late_servers` or `due_requests` has work; infinity if only a reply can cause
+        work.
+        """
+        times = [self._late_at(server) for server in self.directory.known_servers]
         if self._missing > 0:
-            reports = [self.held(server) for server in self.directory.known]
+            reports = [self.last_report(server) for server in self.directory.known_servers]
             times += [held.again_at for held in reports if not held.is_asked and not held.is_known]
-            if self.directory.is_meeting(now):
-                times.append(self.directory.meets_until)
+            if self.directory.is_discovering(now):
+                times.append(self.directory.discovery_deadline)
         return min(times, default=math.inf)
 
-    def held(self, server: TableServer) -> HeldRollouts:
+    def last_report(self, server: TableServer) -> HeldRollouts:
         """Return the last report of a server."""
         return self._held.setdefault(server, HeldRollouts())
 
     @property
-    def kept(self) -> int:
+    def held_entries(self) -> int:
         """Number of received entries that no call has returned yet."""
         return 0 if self._queue is None else self._queue.entries
 
     @property
-    def stale(self) -> int:
+    def discarded_entries(self) -> int:
         """Number of received entries that were discarded because their model had become too old."""
         return 0 if self._queue is None else self._queue.counts.stale
 
     @property
     def _missing(self) -> int:
         """Number of entries that the waiting call still lacks; 0 or less if it lacks none."""
-        return 0 if self.wanted is None else self.wanted.steps - self.kept
+        return 0 if self.wanted is None else self.wanted.steps - self.held_entries
 
     # Servers that do not answer
 
     def _late_at(self, server: TableServer) -> float:
-        held = self.held(server)
+        held = self.last_report(server)
         return held.asked_at + calls.LEFT_OUT_TIMEOUT if held.is_asked and not server.is_away else math.inf
 
-    def late(self, now: float, down: Collection[object]) -> list[TableServer]:
+    def late_servers(self, now: float, down: Collection[object]) -> list[TableServer]:
         """Return servers that calls stop waiting for; `down` are addresses that certainly have no connection."""
-        times = [(self._late_at(server), server) for server in self.directory.known]
+        times = [(self._late_at(server), server) for server in self.directory.known_servers]
         return [server for at, server in times if at <= now or (at < math.inf and server.address in down)]
 
     def leave_out(self, server: TableServer) -> None:
         """Skip a server that did not answer in time; its request stays open."""
         server.is_away = True
-        self.held(server).is_known = False
+        self.last_report(server).is_known = False
 
     def forget(self, server: TableServer) -> None:
         """Remove a server that is no longer on any list. Entries received from the server stay."""
@@ -125,30 +128,30 @@ class RolloutTaker:
 
     # Taking
 
-    def want(self, wanted: TakeRequest | None) -> None:
+    def set_request(self, wanted: TakeRequest | None) -> None:
         """Set the request that a call waits for; None after the call has ended."""
         self.wanted, self.failed = wanted, None
         for held in self._held.values():
             held.is_known, held.again_at = False, 0.0
 
-    def begin(self, now: float) -> list[ServerRequest]:
+    def due_requests(self, now: float) -> list[ServerRequest]:
         """Return the requests to send now: for reports, or for shares of the missing entries."""
-        if self.wanted is None or self._missing <= 0 or self.directory.is_meeting(now):
+        if self.wanted is None or self._missing <= 0 or self.directory.is_discovering(now):
             return []
-        known = self.directory.known
+        known = self.directory.known_servers
         # A single server is asked for all entries at once.
         steps = self._missing if len(known) == 1 and self.wanted.min_clients <= 1 else 0
         asks = [self._ask(each, steps, now) for each in known if self._must_report(each, now)]
         return asks or self._share_out(now)
 
     def _must_report(self, server: TableServer, now: float) -> bool:
-        held = self.held(server)
+        held = self.last_report(server)
         return not held.is_known and not held.is_asked and now >= held.again_at
 
     def _share_out(self, now: float) -> list[ServerRequest]:
         """Share the missing entries out, once every server that is not skipped has reported."""
-        servers = self.directory.there
-        held = [self.held(server) for server in servers]
+        servers = self.directory.present_servers
+        held = [self.last_report(server) for server in servers]
         if not servers or not all(each.is_known for each in held):
             return []
         counts = [each.entries for each in held]
@@ -161,9 +164,9 @@ class RolloutTaker:
 
     def _ask(self, server: TableServer, steps: int, now: float) -> ServerRequest:
         assert self.wanted is not None
-        held, wanted = self.held(server), self.wanted
+        held, wanted = self.last_report(server), self.wanted
         held.is_known, held.is_asked, held.asked_at = False, True, now
-        each = -(-self._missing // max(1, len(self.directory.there)))
+        each = -(-self._missing // max(1, len(self.directory.present_servers)))
         body = fragments.Take(
             steps=steps, least=steps, exact=wanted.exact, release=wanted.release, wanted=min(each, (1 << 32) - 1)
         )
@@ -177,7 +180,7 @@ class RolloutTaker:
     def clients(self) -> int:
         """Number of clients with held entries, here or at a server; a client that moved counts at two servers."""
         here = 0 if self._queue is None else self._queue.clients
-        return here + sum(self.held(server).clients for server in self.directory.there)
+        return here + sum(self.last_report(server).clients for server in self.directory.present_servers)
 
     # Replies
 
@@ -192,9 +195,9 @@ class RolloutTaker:
             self.refused += 1
             return []
 
-    def answered(self, request: ServerRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
+    def receive_answer(self, request: ServerRequest, answer: Answer, came: Sequence[Fragment], now: float) -> None:
         """Process the end of a request: a reply, whose fragments are `came`, or an error."""
-        held, request.server.is_away = self.held(request.server), False
+        held, request.server.is_away = self.last_report(request.server), False
         held.is_asked = False
         report = answer.body if isinstance(answer, Message) else None
         if not isinstance(report, fragments.RolloutsReply):
@@ -232,8 +235,8 @@ class RolloutTaker:
             raise self.failed
         if wanted is None or terms is None:
             return []
-        if not registry.offers(terms.storage, DeliversOnce):
-            names, kind = registry.names_of(DeliversOnce), registry.named(terms.storage)
+        if not registry.has_capability(terms.storage, DeliversOnce):
+            names, kind = registry.names_of(DeliversOnce), registry.require_kind(terms.storage)
             raise ParameterError.with_text(
                 f"Entries are taken from tables with storage={' or '.join(map(repr, names))}, but table "
                 f"{terms.table!r} has storage={terms.storage!r}: call {kind.instead}."
@@ -241,29 +244,29 @@ class RolloutTaker:
         self._check_capacity(wanted.steps)
         queue = self._open_queue()
         queue.saw_model(terms.parameters.newest_model(versions))
-        queue.pass_over(terms.parameters.max_model_lag)
+        queue.discard_stale(terms.parameters.max_model_lag)
         taken = queue.take(TakeRequest(wanted.steps, wanted.exact))
         self.taken += sum(map(len, taken))
         return taken
 
     def _check_capacity(self, steps: int) -> None:
-        room = [self.held(server).capacity for server in self.directory.known]
+        room = [self.last_report(server).capacity for server in self.directory.known_servers]
         if room and all(room) and steps > sum(room):
             expected = f"at most the capacity of all servers, {sum(room)} entries"
             raise ParameterError("steps", steps, expected)
 
-    def why_not(self) -> tuple[int, int, int, str]:
+    def describe_shortage(self) -> tuple[int, int, int, str]:
         """Return entries, fragments kept here and clients for the waiting call, and the reason of its wait."""
-        servers, wanted = self.directory.there, self.wanted
+        servers, wanted = self.directory.present_servers, self.wanted
         steps, least = (0, 0) if wanted is None else (wanted.steps, wanted.min_clients)
-        entries = self.kept + sum(self.held(each).entries for each in servers)
+        entries = self.held_entries + sum(self.last_report(each).entries for each in servers)
         if entries >= steps and self.clients < least:
             why = f"waiting for entries of {least - self.clients} more clients ({self.clients} of min_clients={least})"
         else:
             held = f"{entries} of {steps} held, from {self.clients} clients at {len(servers)} servers"
             why = f"waiting for {max(0, steps - entries)} more entries ({held})"
-        if self.stale:
-            why += f"; {self.stale} stale entries were discarded here (max_model_lag)"
+        if self.discarded_entries:
+            why += f"; {self.discarded_entries} stale entries were discarded here (max_model_lag)"
         return entries, 0 if self._queue is None else len(self._queue), self.clients, why
 
 

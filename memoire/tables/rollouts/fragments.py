@@ -34,7 +34,7 @@ from memoire.replay.columns import Ragged
 from memoire.replay.parameters import Parameters
 from memoire.replay.rollouts import Fragment
 from memoire.replay.schema import Schema
-from memoire.replay.writing import Changes, adding, putting
+from memoire.replay.writing import Changes, adding_changes, put_changes
 from memoire.tables.base import TakeRequest
 from memoire.tables.episodes.memory import checked_episode
 from memoire.wire import containers as pack
@@ -117,11 +117,11 @@ class RolloutQueue:
         Args:
             taken: Number of its entries for which no room was granted, unlike a client's.
         """
-        counted = self._counting((), [fragment]) + adding(self, owed=-taken)
+        counted = self._counting((), [fragment]) + adding_changes(self, owed=-taken)
         _core.at_once([(self._fragments.append, (fragment,)), *counted])
 
     @property
-    def taken(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of all fragments in memory, with overhead."""
         return self.bytes + FRAGMENT_BYTES * len(self._fragments)
 
@@ -134,7 +134,7 @@ class RolloutQueue:
             most: Maximum bytes in memory, with overhead.
         """
         dropped: list[Fragment] = []
-        over, over_bytes, over_taken = self.entries - entries, self.bytes - byte_limit, self.taken - most
+        over, over_bytes, over_taken = self.entries - entries, self.bytes - byte_limit, self.held_bytes - most
         for fragment in self._fragments if max(over, over_bytes, over_taken) > 0 else ():
             dropped.append(fragment)
             size = bytes_of(fragment)
@@ -145,10 +145,10 @@ class RolloutQueue:
             return 0
         lost, counts = sum(map(len, dropped)), self.counts
         sums = {"overwritten": lost, "overwritten_fragments": len(dropped)}
-        _core.at_once(self._leaving(dropped) + adding(counts, **sums) + adding(self, owed=lost))
+        _core.at_once(self._leaving(dropped) + adding_changes(counts, **sums) + adding_changes(self, owed=lost))
         return len(dropped)
 
-    def pass_over(self, max_lag: int | None) -> None:
+    def discard_stale(self, max_lag: int | None) -> None:
         """Discard fragments whose oldest entry's model is more than `max_lag` versions behind the newest model. Without
         any published model nothing is discarded.
         """
@@ -161,7 +161,7 @@ class RolloutQueue:
         kept = deque(fragment for fragment in self._fragments if fragment.oldest_model >= least)
         lost, newest = sum(map(len, stale)), max(fragment.oldest_model for fragment in stale)
         changes = setting(self, _fragments=kept, _newest_stale=(newest, self.newest_model))
-        changes += adding(self.counts, stale=lost) + adding(self, owed=lost)
+        changes += adding_changes(self.counts, stale=lost) + adding_changes(self, owed=lost)
         _core.at_once(changes + self._counting(stale))
 
     def take(self, wanted: TakeRequest) -> list[Fragment]:
@@ -170,7 +170,7 @@ class RolloutQueue:
             return []
         return self._taken(wanted)
 
-    def give(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
+    def pack_for_learner(self, wanted: TakeRequest, least: int, fitting: Callable[[Fragment], int]) -> list[Fragment]:
         """Take for a remote learner, which repeats its request for more: as many entries as fit into a reply.
         Return nothing if fewer than `least` entries are held.
 
@@ -204,8 +204,8 @@ class RolloutQueue:
             stays += [] if rest is None else [rest]
             missing = missing - len(part) if rest is None else 0
         count = sum(map(len, taken))
-        changes = self._leaving(leaving, stays) + adding(self.counts, taken=count, split=len(stays))
-        _core.at_once(changes + adding(self, **{"owed" if wanted.release == "now" else "until_publish": count}))
+        changes = self._leaving(leaving, stays) + adding_changes(self.counts, taken=count, split=len(stays))
+        _core.at_once(changes + adding_changes(self, **{"owed" if wanted.release == "now" else "until_publish": count}))
         return taken
 
     def clear(self) -> None:
@@ -214,7 +214,7 @@ class RolloutQueue:
         changes = [(each.clear, ()) for each in (self._fragments, self._names, self._clients)]
         _core.at_once([*changes, *setting(self, entries=0, bytes=0, until_publish=0, owed=owed)])
 
-    def why_not(self, wanted: TakeRequest) -> str:
+    def wait_reason(self, wanted: TakeRequest) -> str:
         """Return the reason why a take must wait, or "" if it need not wait."""
         clients, steps, min_clients = self.clients, wanted.steps, wanted.min_clients
         if self.entries >= steps:
@@ -250,11 +250,11 @@ class RolloutQueue:
                 name = each.client, each.number
                 names[name] = names.get(name, self._names.get(name, 0)) + sign
                 clients[each.client] = clients.get(each.client, self._clients.get(each.client, 0)) + sign
-        changes = adding(self, entries=entries, bytes=size)
+        changes = adding_changes(self, entries=entries, bytes=size)
         tables: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = ((self._names, names), (self._clients, clients))
         for table, counts in tables:
             for key, count in counts.items():
-                changes += putting(count, key, table) if count else [(table.pop, (key, None))]
+                changes += put_changes(count, key, table) if count else [(table.pop, (key, None))]
         return changes
 
 
@@ -305,7 +305,7 @@ def packed(
     return rows, np.concatenate(containers) if containers else None
 
 
-def fitting(page: ReplyPage, fragment: Fragment, schema: Schema) -> int:
+def add_fitting_entries(page: ReplyPage, fragment: Fragment, schema: Schema) -> int:
     """Return how many first entries of the next fragment fit into a reply, and add them to the reply's page. The number
     is below the fragment's length only for a first fragment that is too large for any reply.
 
@@ -324,7 +324,7 @@ def fitting(page: ReplyPage, fragment: Fragment, schema: Schema) -> int:
 
 def _takes(page: ReplyPage, fragment: Fragment, schema: Schema) -> bool:
     size = _size(fragment, schema)
-    return page.takes(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
+    return page.count_row(f"a fragment of {len(fragment)} entries", _row(fragment, size), size)
 
 
 def _size(fragment: Fragment, schema: Schema) -> int:

@@ -41,9 +41,9 @@ from memoire.tables.base import (
     BelongsToRun,
     DeliversOnce,
     PoolStats,
-    PutBack,
     RecordBody,
     Release,
+    RestoreOutcome,
     SavedRecord,
     TakeRequest,
     TakesPushes,
@@ -60,7 +60,7 @@ from memoire.wire.parts import Payload
 from memoire.wire.receivers import ReplyPage
 
 from . import fragments
-from .fragments import RolloutQueue, check_entries, fitting, packed
+from .fragments import RolloutQueue, add_fitting_entries, check_entries, packed
 
 DEFAULT_ENTRIES: Final = 65_536
 """Capacity in entries without the setting `capacity`."""
@@ -123,10 +123,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             expected = f"at least {self.least_bytes} for {self.capacity} entries of {self.schema.entry_bytes} bytes"
             raise ParameterError("byte_limit", byte_limit, expected)
 
-    def join(self, budget: ByteBudget, name: str) -> None:
+    def join_budget(self, budget: ByteBudget, name: str) -> None:
         """Join a byte budget under this name: the pool evicts its oldest fragments if other holders leave no room."""
         queue = self._queue
-        budget.holder(name, measure=lambda: queue.taken)
+        budget.add_holder(name, measure=lambda: queue.held_bytes)
         self._free = lambda: budget.free
 
     # Received messages
@@ -159,7 +159,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             self.on_room(owed, setting(self._queue, owed=0))
 
     def _make_room(self) -> int:
-        entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.taken + self._free()
+        entries, most = self.capacity if self._is_bounded else 1 << 62, self._queue.held_bytes + self._free()
         return self._queue.make_room(entries, self.byte_limit, most)
 
     # Changes of parameters and limits
@@ -168,10 +168,10 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         """Apply new parameters and return 0; stale entries are discarded by the next take."""
         with self._waiter.lock:
             self.parameters = parameters
-            self._waiter.tell()
+            self._waiter.wake_waiters()
         return 0
 
-    def limit(self, byte_limit: int) -> int:
+    def limit_bytes(self, byte_limit: int) -> int:
         """Set the byte limit; evict the oldest fragments if needed and return their number.
 
         Raises:
@@ -182,7 +182,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             self.byte_limit = byte_limit
             dropped = self._make_room()
             self._give_room()
-            self._waiter.tell()
+            self._waiter.wake_waiters()
         return dropped
 
     def clear(self) -> int:
@@ -192,7 +192,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             self._queue.clear()
             self._put_back.clear()
             self._give_room()
-            self._waiter.tell()
+            self._waiter.wake_waiters()
         return count
 
     def saw_model(self, version: int) -> None:
@@ -202,7 +202,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         with self._waiter.lock:
             self._queue.saw_model(version)
             self._give_room()
-            self._waiter.tell()
+            self._waiter.wake_waiters()
 
     # Snapshots
 
@@ -267,7 +267,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         """Yield body and payload of each fragment."""
         return (pack(kept, self.schema) for kept in self.walk())
 
-    def put_record(self, record: SavedRecord) -> PutBack:
+    def put_record(self, record: SavedRecord) -> RestoreOutcome:
         """Restore a fragment of a snapshot."""
         return put_back(record, self.schema, self.put_back)
 
@@ -277,7 +277,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         dropped = self._make_room()
         self._added += 1
         self._give_room()
-        self._waiter.tell()
+        self._waiter.wake_waiters()
         return dropped
 
     # Takes
@@ -305,21 +305,22 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
         began = time.monotonic()
         while not (taken := self.take_now(wanted)):
             self._await_more(wanted, began, timeout)
-        return Rollouts.of(self.schema, taken, self._clock(), self.parameters.discount)
+        return Rollouts.from_fragments(self.schema, taken, self._clock(), self.parameters.discount)
 
     def take_now(self, wanted: TakeRequest) -> list[Fragment]:
         """Return the fragments of a take if enough entries are held, else nothing. Discard stale entries first."""
         with self._waiter.lock:
             self._waiter.check_open()
-            self._queue.pass_over(self.parameters.max_model_lag)
+            self._queue.discard_stale(self.parameters.max_model_lag)
             taken = self._queue.take(wanted)
             self._give_room()
         return taken
 
-    def give(
+    def pack_for_learner(
         self, wanted: TakeRequest, least: int, page: ReplyPage, *, wall: float
     ) -> tuple[list[messages.FragmentRow], Payload | None]:
-        """Return rows and payload of a ROLLOUTS message for a remote learner, without waiting. See `RolloutQueue.give`.
+        """Return rows and payload of a ROLLOUTS message for a remote learner, without waiting. See
+        `RolloutQueue.pack_for_learner`.
 
         Args:
             page: Page of the reply.
@@ -329,9 +330,11 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             ProtocolError: (code "too_large") not one entry fits into a reply to this learner. Nothing was taken.
         """
         with self._waiter.lock:
-            self._queue.pass_over(self.parameters.max_model_lag)
-            self._give_room()  # `give` may have raised
-            taken = self._queue.give(wanted, least, lambda fragment: fitting(page, fragment, self.schema))
+            self._queue.discard_stale(self.parameters.max_model_lag)
+            self._give_room()  # `pack_for_learner` may have raised
+            taken = self._queue.pack_for_learner(
+                wanted, least, lambda fragment: add_fitting_entries(page, fragment, self.schema)
+            )
             self._give_room()
             now = self._clock()
         return packed(taken, self.schema, now=now, wall=wall)
@@ -339,7 +342,7 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
     def _await_more(self, wanted: TakeRequest, began: float, timeout: float) -> None:
         """Wait for the next change, or raise NotEnoughSamples with the reason at the timeout."""
         with self._waiter.lock:
-            why = self._queue.why_not(wanted)
+            why = self._queue.wait_reason(wanted)
             if why and not self._waiter.wait(began + timeout):
                 self._misses += 1
                 facts = self._queue.entries, len(self._queue), len(self._clients)
@@ -360,8 +363,8 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             population=float(entries),
             total_weight=float(entries),
             effective=float(entries) if entries else None,
-            weights=Histogram.of(weights),
-            ages=Histogram.of(np.maximum(ages, 0.0)),
+            weights=Histogram.from_values(weights),
+            ages=Histogram.from_values(np.maximum(ages, 0.0)),
         )
 
     def stats(self) -> PoolStats:
@@ -385,15 +388,17 @@ class RolloutPool(LastingPool, TakesPushes, BelongsToRun, DeliversOnce):
             )
 
 
-def answers(context: HandlerContext) -> dict[type[messages.Body], Handler]:
+def request_handlers(context: HandlerContext) -> dict[type[messages.Body], Handler]:
     """Return the handler for requests of readers of rollouts."""
 
     def take(now: float, header: MessageHeader, body: fragments.Take, _: Any) -> Reply:
         """Hand out the oldest entries, and report the remaining ones."""
         table = context.table(header)
         pool = table.require_for(DeliversOnce, header.type.name)
-        page = context.page(header.client, types.ROLLOUTS)
-        rows, payload = pool.give(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
+        page = context.empty_page(header.client, types.ROLLOUTS)
+        rows, payload = (
+            pool.pack_for_learner(_request_of(body), body.least, page, wall=now) if body.steps else ([], None)
+        )
         entries, clients = pool.held()
         table.limiter.report_wait(header.client, 0 if rows else body.wanted)
         rollouts = fragments.RolloutsReply(
