@@ -106,7 +106,7 @@ class Moments:
 
     Example:
         moments = Moments((3,))
-        moments.merge(Moments.of(observations))
+        moments.merge(Moments.from_values(observations))
         inputs = moments.normalize(observations)
     """
 

@@ -154,7 +154,7 @@ def envs_of(count=4, mode=AutoresetMode.NEXT_STEP):
 
 def recurrent_net(seed=0):
     torch.manual_seed(seed)
-    return RecurrentActorCritic.of(Recall(), hidden=16)
+    return RecurrentActorCritic.for_env(Recall(), hidden=16)
 
 
 def rollouts_of_recurrent(net, lengths=(4, 3, 4), seed=0):
