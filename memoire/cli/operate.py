@@ -138,7 +138,7 @@ class PlanCommand(CommandOptions):
     storage: Annotated[str, Setting(show="KIND")] = "caches"
     """Kind of table: caches or episodes."""
     embedded: Annotated[bool, Setting()] = False
-    """Each learner has a server in its own process."""
+    """Each learner process runs a server of its own."""
 
 
 def add_plan(commands: Commands) -> None:

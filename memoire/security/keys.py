@@ -174,7 +174,7 @@ def file_state(path: Path) -> object:
 
 
 def authorized_files(folder: Path) -> list[tuple[str, Path]]:
-    """Return the role and path of each file with keys of admitted clients. Raise KeyFileError if there are too many."""
+    """Return role and path of each file with keys of admitted clients. Raise KeyFileError above `MAX_FILES` files."""
     files: list[tuple[str, Path]] = []
     for role in ROLES:
         files += [(role, path) for path in _files_in(folder / "authorized" / role) if path.suffix == ".pub"]
