@@ -328,7 +328,7 @@ class Trainer(ClosingContext):
 
     @property
     def node(self) -> Reader:
-        """Node for pages of the process: the reader."""
+        """Reader whose state the HTTP pages of this process show."""
         reader: Reader = self.reader
         return reader
 

@@ -83,7 +83,7 @@ def check_whole(make, call, ways, *, opcodes: bool, waits: tuple[str, ...] = (),
         make: Returns an object with a `writer`, which the call gets. The object's `go_on(calls)` makes further calls,
             keeps errors of memoire, and returns the object; `outcome()` maps names to all that can be told apart.
             Another thread has to be able to take its `locks()`.
-        ways: Rows of calls that follow; each place gets one row in turn.
+        ways: Lists of calls made after the interrupted one; each place of an interrupt takes the next list in turn.
         waits: Names in the outcome that tell of waiting, which an interrupt may end: each may be of either outcome.
         every: See `everywhere`.
     """
