@@ -448,7 +448,7 @@ def pages_text(
     for place in by_hand:
         by = rows.get(place.key, {}).get("by", "") or states[place.key]
         lines.append(f"| {place.statement} | `{place.file}` | `{by.replace('|', '/')}` |")
-    lines += ["", "Next: [CONTRIBUTING.md](../CONTRIBUTING.md) has the other commands."]
+    lines += ["", "Next: [CONTRIBUTING.md](../../../CONTRIBUTING.md) has the other commands."]
     return head + "\n".join(lines) + "\n"
 
 
