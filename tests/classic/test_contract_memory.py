@@ -5,11 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import memoire
-from classic_help import DEFAULTS, OTHERS
 from memoire import ReplayMemory
 from memoire.errors import (
     EmptyEpisodeError,
@@ -57,13 +56,6 @@ def fill(rem, rewards, values=None, init_w=1.0, **how):
     rem.close_episode(**how)
 
 
-def begin(rem, actions, reward=0.0):
-    """An open episode with an entry for each action."""
-    rem.new_episode()
-    for action in actions:
-        rem.add_entry(np.zeros(2, np.float32), action, reward, 1.0, 0.0, rem.info_buf, 1.0)
-
-
 def weight_of(rem, position):
     """The weight of the only episode's entry at `position`, as a draw of everything reports it; 0 where it is never drawn."""
     return weights_by_position(rem).get(position, 0.0)
@@ -90,6 +82,9 @@ def td_lambda(rewards, values, gamma, lam, bootstrap=0.0):
 # ------------------------------------------------------------------------------------------------ the three classes
 
 
+# ------------------------------------------------------------------------------------------------ the three classes
+
+
 def test_the_three_classes_are_in_the_module():
     for name in ("ReplayMemory", "ReplayMemoryServer", "ReplayMemoryClient"):
         assert inspect.isclass(getattr(memoire, name))
@@ -110,27 +105,48 @@ def test_templates_are_readable_and_cannot_be_assigned(field):
         setattr(rem, f"{field}_buf", given_templates[field])
 
 
-def test_templates_cannot_be_written_through_and_sizes_and_misspelt_properties_not_assigned():
+def test_templates_cannot_be_written_through():
     with pytest.raises(ValueError):
         memory().state_buf[0] = 1.0
-    for name in ("entry_size", "max_step", "uuid", "priority_exponnent"):
-        with pytest.raises(AttributeError):
-            setattr(memory(), name, 1)
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong", "words"),
-    [
-        *((field, np.zeros(2, np.float64), "_buf.*float32.*float64") for field in ("reward", "value", "qvest")),
-        *((field, np.zeros(3, np.float32), r"_buf.*\(2,\).*\(3,\)") for field in ("value", "qvest")),
-        ("prob", np.zeros(1, np.float32), r"_buf.*\(\).*\(1,\)"),
-        ("action", "left or right", ""),
-    ],
-)
-def test_a_template_of_another_dtype_or_shape_or_kind_is_refused_by_name(field, wrong, words):
-    buffers = dict(zip(FIELDS, templates(reward=(2,)), strict=True)) | {field: wrong}
-    with pytest.raises(SchemaError, match=field + words):
+@pytest.mark.parametrize("name", ["entry_size", "max_step", "uuid"])
+def test_sizes_and_uuid_cannot_be_assigned(name):
+    with pytest.raises(AttributeError):
+        setattr(memory(), name, 1)
+
+
+def test_misspelt_properties_are_refused():
+    with pytest.raises(AttributeError):
+        memory().priority_exponnent = 0.5
+
+
+@pytest.mark.parametrize("field", ["reward", "value", "qvest"])
+def test_reward_value_and_qvest_must_be_float32(field):
+    buffers = dict(zip(FIELDS, templates(), strict=True))
+    buffers[field] = np.zeros((), np.float64)
+    with pytest.raises(SchemaError, match=rf"{field}_buf.*float32.*float64"):
         ReplayMemory(*buffers.values(), 8)
+
+
+@pytest.mark.parametrize("field", ["value", "qvest"])
+def test_value_and_qvest_must_have_the_shape_of_reward(field):
+    buffers = dict(zip(FIELDS, templates(reward=(2,)), strict=True))
+    buffers[field] = np.zeros((3,), np.float32)
+    with pytest.raises(SchemaError, match=rf"{field}_buf.*\(2,\).*\(3,\)"):
+        ReplayMemory(*buffers.values(), 8)
+
+
+def test_prob_must_have_shape_nothing():
+    buffers = dict(zip(FIELDS, templates(), strict=True))
+    buffers["prob"] = np.zeros((1,), np.float32)
+    with pytest.raises(SchemaError, match=r"prob_buf.*\(\).*\(1,\)"):
+        ReplayMemory(*buffers.values(), 8)
+
+
+def test_what_is_no_template_is_refused_by_name():
+    with pytest.raises(SchemaError, match="action"):
+        ReplayMemory(templates()[0], "left or right", *templates()[2:], 8)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64, np.bool_])
@@ -161,18 +177,18 @@ def test_entry_size_is_the_sum_of_the_seven_buffers(state, reward, info, dtype):
     assert rem.entry_size == sum(each.nbytes for each in buffers)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 131))
-@example(5)
-def test_exactly_max_step_entries_fit_for_any_number_and_one_more_changes_nothing(max_step):
-    rem = memory(max_step, priority_exponent=0.0)
+def test_exactly_max_step_entries_fit_for_any_number(max_step):
+    rem = ReplayMemory(*templates(), max_step)
     assert rem.max_step == max_step
-    begin(rem, range(max_step), reward=1.0)
-    with pytest.raises(EpisodeTooLong, match=rf"{max_step} entries.*memory larger"):
-        rem.add_entry(np.zeros(2, np.float32), max_step, 1.0, 1.0, 0.0, rem.info_buf, 1.0)
+    rem.new_episode()
+    for t in range(max_step):
+        rem.add_entry(np.zeros(2, np.float32), t, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
+    with pytest.raises(EpisodeTooLong):
+        rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
     rem.close_episode()
     assert rem.num_episode() == 1
-    assert set(weights_by_position(rem)) == set(range(max_step - 1))
 
 
 @pytest.mark.parametrize("max_step", [0, -1, 2.5, True, "many"])
@@ -247,6 +263,35 @@ def test_templates_may_be_structured():
 
 # --------------------------------------------------------------------------------------------- read-write properties
 
+DEFAULTS = {
+    "priority_exponent": 0.6,
+    "importance_exponent": 0.4,
+    "mix_lambda": 1.0,
+    "frame_stack": 1,
+    "multi_step": 1,
+    "cache_size": 256,
+    "max_episode": 0,
+    "reuse_cache": False,
+    "discount_factor": (0.99,),
+    "reward_coeff": (1.0,),
+    "cache_flags": (True,) * 14,
+    "start": "skip",
+}
+OTHERS = {
+    "priority_exponent": 0.25,
+    "importance_exponent": 1.0,
+    "mix_lambda": 0.5,
+    "frame_stack": 3,
+    "multi_step": 2,
+    "cache_size": 17,
+    "max_episode": 5,
+    "reuse_cache": True,
+    "discount_factor": (0.5,),
+    "reward_coeff": (2.0,),
+    "cache_flags": (True, False) * 7,
+    "start": "zero",
+}
+
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_properties_have_defaults_and_keep_what_is_set(name):
@@ -258,23 +303,50 @@ def test_properties_have_defaults_and_keep_what_is_set(name):
         assert getattr(rem, other) == DEFAULTS[other]
 
 
-REFUSED = {
-    "priority_exponent": [-0.1, math.nan, math.inf, "0.6"],
-    "importance_exponent": [1.5, -0.5],
-    "mix_lambda": [1.01, -0.01, math.nan],
-    "frame_stack": [0, -2, 1.5, True],
-    "multi_step": [0, -1, 2.0],
-    "cache_size": [0, -4, None],
-    "max_episode": [-1, 1.5],
-    "reuse_cache": ["yes", 2],
-    "discount_factor": [math.nan, -0.5, 1.5, [0.9, 0.9, 0.9], []],
-    "reward_coeff": [[-1.0], [1.0, math.inf], [1.0, 1.0, 1.0], []],
-    "cache_flags": [[True] * 13, [True] * 15, [2] * 14, ["prev_states"], ["prev_state", "prev_state"], 1],
-    "start": ["pad"],
-}
+REFUSED = [
+    ("priority_exponent", -0.1),
+    ("priority_exponent", math.nan),
+    ("priority_exponent", math.inf),
+    ("priority_exponent", "0.6"),
+    ("importance_exponent", 1.5),
+    ("importance_exponent", -0.5),
+    ("mix_lambda", 1.01),
+    ("mix_lambda", -0.01),
+    ("mix_lambda", math.nan),
+    ("frame_stack", 0),
+    ("frame_stack", -2),
+    ("frame_stack", 1.5),
+    ("frame_stack", True),
+    ("multi_step", 0),
+    ("multi_step", -1),
+    ("multi_step", 2.0),
+    ("cache_size", 0),
+    ("cache_size", -4),
+    ("cache_size", None),
+    ("max_episode", -1),
+    ("max_episode", 1.5),
+    ("reuse_cache", "yes"),
+    ("reuse_cache", 2),
+    ("discount_factor", math.nan),
+    ("discount_factor", -0.5),
+    ("discount_factor", 1.5),
+    ("discount_factor", [0.9, 0.9, 0.9]),
+    ("discount_factor", []),
+    ("reward_coeff", [-1.0]),
+    ("reward_coeff", [1.0, math.inf]),
+    ("reward_coeff", [1.0, 1.0, 1.0]),
+    ("reward_coeff", []),
+    ("cache_flags", [True] * 13),
+    ("cache_flags", [True] * 15),
+    ("cache_flags", [2] * 14),
+    ("cache_flags", ["prev_states"]),
+    ("cache_flags", ["prev_state", "prev_state"]),
+    ("cache_flags", 1),
+    ("start", "pad"),
+]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
+@pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_a_wrong_parameter_is_refused_by_name_and_nothing_changes(name, value):
     rem = memory(reward=(2,))
     before = rem.info()
@@ -369,8 +441,6 @@ def test_max_episode_zero_is_no_limit_and_both_limits_apply():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(3, 40), st.integers(0, 4), st.lists(st.integers(1, 12), max_size=20))
-@example(64, 0, [1, 1, 1])
-@example(64, 2, [3, 3, 1])  # the limit evicts at the first entry, and not when the episode begins
 def test_steps_and_episodes_stay_within_both_limits_after_each_call(max_step, max_episode, lengths):
     rem = memory(max_step=max_step, max_episode=max_episode)
     stored: list[int] = []  # lengths of closed episodes, oldest first
@@ -440,7 +510,7 @@ def arguments_of(function):
     return [each.name for each in inspect.signature(function).parameters.values() if each.kind is not each.KEYWORD_ONLY]
 
 
-def test_methods_take_the_arguments_of_the_page_in_its_order_and_construction_takes_keywords():
+def test_methods_take_the_arguments_of_the_page_in_its_order():
     buffers = [f"{field}_buf" for field in FIELDS]
     assert arguments_of(ReplayMemory.__init__) == ["self", *buffers, "max_step"]
     assert arguments_of(ReplayMemory.new_episode) == ["self"]
@@ -452,7 +522,10 @@ def test_methods_take_the_arguments_of_the_page_in_its_order_and_construction_ta
     assert arguments_of(ReplayMemory.close_episode) == close
     defaults = [inspect.signature(ReplayMemory.close_episode).parameters[name].default for name in close[1:]]
     assert defaults == [1.0, True, True]
-    named = dict(zip(buffers, templates(), strict=True))
+
+
+def test_construction_takes_keywords():
+    named = {f"{field}_buf": each for field, each in zip(FIELDS, templates(), strict=True)}
     assert ReplayMemory(**named, max_step=5).max_step == 5
 
 
@@ -473,10 +546,23 @@ def test_pub_bytes_of_a_memory_of_its_own_says_who_publishes():
         memory().pub_bytes("topic", "message")
 
 
+def test_new_episode_leaves_the_count_and_closing_adds_one():
+    rem = memory()
+    for count in range(3):
+        rem.new_episode()
+        assert rem.num_episode() == count
+        rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
+        assert rem.num_episode() == count
+        rem.close_episode()
+        assert rem.num_episode() == count + 1
+
+
 def test_a_second_new_episode_gives_the_room_of_the_first_back():
     rem = memory(max_step=10)
     for _ in range(5):
-        begin(rem, range(10))
+        rem.new_episode()
+        for t in range(10):
+            rem.add_entry(np.zeros(2, np.float32), t, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
     rem.new_episode()
     assert rem.num_episode() == 0
     assert rem.info()["num_entries"] == 0
@@ -485,10 +571,24 @@ def test_a_second_new_episode_gives_the_room_of_the_first_back():
     assert set(prev.action.tolist()) == {0, 1, 2}
 
 
+def test_the_episode_limit_evicts_at_the_first_entry_not_at_new_episode():
+    rem = memory(max_episode=2)
+    fill(rem, np.ones(3))
+    fill(rem, np.ones(3))
+    rem.new_episode()
+    assert rem.num_episode() == 2
+    rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
+    assert rem.num_episode() == 1
+    rem.close_episode()
+    assert rem.num_episode() == 2
+
+
 def test_eviction_takes_as_many_of_the_oldest_as_the_room_needs():
     rem = memory(max_step=12)
     for start in range(4):
-        begin(rem, range(10 * start, 10 * start + 3))
+        rem.new_episode()
+        for t in range(3):
+            rem.add_entry(np.zeros(2, np.float32), 10 * start + t, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
         rem.close_episode()
     rem.new_episode()
     for t in range(4):
@@ -542,7 +642,9 @@ def test_returns_and_weights_agree_with_slow_python(data, length, reward):
 def test_the_multiplier_scales_an_episodes_share_of_the_draws():
     rem = memory(priority_exponent=0.0, max_step=128)
     fill(rem, np.ones(11))
-    begin(rem, range(100, 111), reward=1.0)
+    rem.new_episode()
+    for t in range(11):
+        rem.add_entry(np.zeros(2, np.float32), 100 + t, 1.0, 1.0, 0.0, rem.info_buf, 1.0)
     rem.close_episode(3.0)
     prev, _, _ = rem.get_batch(40_000)
     share = (prev.action >= 100).mean()
@@ -552,7 +654,8 @@ def test_the_multiplier_scales_an_episodes_share_of_the_draws():
 @pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
 def test_a_wrong_multiplier_is_refused_and_the_episode_stays_open(multiplier):
     rem = memory()
-    begin(rem, [0])
+    rem.new_episode()
+    rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
     with pytest.raises(ParameterError, match="multiplier"):
         rem.close_episode(multiplier)
     assert rem.num_episode() == 0
@@ -587,14 +690,11 @@ def test_do_update_weight_off_keeps_init_w_times_the_multiplier():
     assert set(weights_by_position(rem)) == {0, 1, 2, 3}
 
 
-def test_closing_a_closed_episode_and_adding_to_it_are_errors():
+def test_closing_a_closed_episode_is_an_error():
     rem = memory()
-    for count in range(2):
+    for _ in range(2):
         with pytest.raises(EpisodeClosedError, match=r"cannot close.*new_episode"):
             rem.close_episode()
-        with pytest.raises(EpisodeClosedError, match=r"cannot add.*new_episode"):
-            rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
-        assert rem.num_episode() == count
         fill(rem, np.ones(2))
 
 
@@ -606,6 +706,17 @@ def test_closing_an_empty_episode_is_an_error():
     assert rem.num_episode() == 0
     rem.add_entry(np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
     rem.close_episode()
+    assert rem.num_episode() == 1
+
+
+def test_adding_to_a_closed_episode_is_an_error():
+    rem = memory()
+    entry = (np.zeros(2, np.float32), 0, 0.0, 1.0, 0.0, rem.info_buf, 1.0)
+    with pytest.raises(EpisodeClosedError, match=r"cannot add.*new_episode"):
+        rem.add_entry(*entry)
+    fill(rem, np.ones(2))
+    with pytest.raises(EpisodeClosedError):
+        rem.add_entry(*entry)
     assert rem.num_episode() == 1
 
 
@@ -630,6 +741,18 @@ def test_an_entry_that_does_not_match_is_refused_by_field(field):
     assert rem.info()["num_entries"] == 0
     rem.add_entry(*right.values(), 1.0)
     rem.close_episode()
+
+
+def test_an_episode_longer_than_max_step_is_refused_and_stays_as_it_was():
+    rem = memory(max_step=5)
+    rem.new_episode()
+    for t in range(5):
+        rem.add_entry(np.zeros(2, np.float32), t, 1.0, 1.0, 0.0, rem.info_buf, 1.0)
+    with pytest.raises(EpisodeTooLong, match=r"5 entries.*memory larger"):
+        rem.add_entry(np.zeros(2, np.float32), 5, 1.0, 1.0, 0.0, rem.info_buf, 1.0)
+    rem.close_episode()
+    prev, _, _ = rem.get_batch(64)
+    assert set(prev.action.tolist()) == {0, 1, 2, 3}
 
 
 def test_init_w_zero_is_never_drawn():
@@ -681,7 +804,7 @@ def test_several_episodes_may_be_open_side_by_side():
 # ------------------------------------------------------------------------------------------ drawing from one process
 
 
-def test_drawing_from_an_empty_memory_and_a_batch_size_that_is_none_are_errors():
+def test_drawing_from_an_empty_memory_is_an_error():
     rem = memory()
     with pytest.raises(EmptyMemory, match="0 entries") as error:
         rem.get_batch(4)
@@ -689,10 +812,14 @@ def test_drawing_from_an_empty_memory_and_a_batch_size_that_is_none_are_errors()
     fill(rem, [1.0])  # an episode too short for one step
     with pytest.raises(EmptyMemory, match="frame_stack"):
         rem.get_batch(4)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5])
+def test_the_batch_size_must_be_a_positive_whole_number(batch_size):
+    rem = memory()
     fill(rem, np.ones(4))
-    for batch_size in (0, -1, 2.5):
-        with pytest.raises(ParameterError, match="batch_size"):
-            rem.get_batch(batch_size)
+    with pytest.raises(ParameterError, match="batch_size"):
+        rem.get_batch(batch_size)
 
 
 def test_a_batch_unpacks_in_three_and_carries_the_rest_as_attributes():

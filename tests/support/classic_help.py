@@ -10,37 +10,6 @@ from history.ports import address
 from memoire import ReplayMemoryClient, ReplayMemoryServer
 from netkit import DEADLINE, until
 
-DEFAULTS = {
-    "priority_exponent": 0.6,
-    "importance_exponent": 0.4,
-    "mix_lambda": 1.0,
-    "frame_stack": 1,
-    "multi_step": 1,
-    "cache_size": 256,
-    "max_episode": 0,
-    "reuse_cache": False,
-    "discount_factor": (0.99,),
-    "reward_coeff": (1.0,),
-    "cache_flags": (True,) * 14,
-    "start": "skip",
-}
-"""Value of each property of a new memory."""
-OTHERS = {
-    "priority_exponent": 0.25,
-    "importance_exponent": 0.75,
-    "mix_lambda": 0.5,
-    "frame_stack": 3,
-    "multi_step": 2,
-    "cache_size": 17,
-    "max_episode": 5,
-    "reuse_cache": True,
-    "discount_factor": (0.5,),
-    "reward_coeff": (2.0,),
-    "cache_flags": (True, False) * 7,
-    "start": "zero",
-}
-"""Another value of each property."""
-
 
 def templates(state=(4,), reward=()):
     """Return templates of the seven buffers, in the order of the classic API."""
@@ -103,14 +72,13 @@ class Cluster:
             assert not any("error" in outcome for outcome in self.outcomes), self.outcomes
 
 
-def play(client, owner, length=10, start=0, init_w=None, **how):
+def play(client, owner, length=10, start=0, **how):
     """Record one closed episode whose states hold [owner, position, 2 * position, 1]."""
     rem = client.rem
     rem.new_episode()
     for t in range(start, start + length):
         state = np.array([owner, t, 2 * t, 1], np.float32)
-        weight = 1.0 if init_w is None else float(init_w[t])
-        rem.add_entry(state, 1000 * owner + t, float(t % 3), 0.5, 0.25, np.array([owner, t], np.int32), weight)
+        rem.add_entry(state, 1000 * owner + t, float(t % 3), 0.5, 0.25, np.array([owner, t], np.int32), 1.0)
     rem.close_episode(**how)
 
 
