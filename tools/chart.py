@@ -103,21 +103,20 @@ def readme():
     """Return the text of README.md: the handwritten head, then the table of values."""
     path = CHART / "README.md"
     head = path.read_text(encoding="utf-8").partition("\n## Values\n")[0] if path.exists() else "# memoire\n"
-    parts = {}
+    parts = {}  # of the chart, by what they share: the name within the part, such as ".ioThreads", default and meaning
     for name, value, text in _rows(schema(), ""):
-        part, _, rest = name.partition(".")
-        parts.setdefault((rest or name, cell(value), text), []).append(part)
-    rows = "".join(f"| `{_shared(name, of)}` | {value} | {text} |\n" for (name, value, text), of in parts.items())
+        part, dot, rest = name.partition(".")
+        parts.setdefault((dot + rest or name, cell(value), text), []).append(part if dot else "")
+    rows = "".join(f"| `{_one_of(of)}{name}` | {value} | {text} |\n" for (name, value, text), of in parts.items())
     return (
         f"{head}\n## Values\n\n<!-- {NOTICE} -->\n\n`{{server,proxy}}.ioThreads` stands for `server.ioThreads` and "
         f"`proxy.ioThreads`.\n\n| value | default | meaning |\n|---|---|---|\n{rows}"
     )
 
 
-def _shared(name, parts):
-    """Return the name of a value that several parts of the chart have, such as `{server,proxy}.ioThreads`."""
-    prefix = parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
-    return name if parts == [name] else f"{prefix}.{name}"
+def _one_of(names):
+    """Return several names as one, such as `{server,proxy}`; a single name unchanged."""
+    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
 
 
 def cell(value):

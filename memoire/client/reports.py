@@ -152,8 +152,7 @@ class LateRequest(NamedTuple):
 class UnreportedClient:
     """Delivery of one report file in the name of the client that left it: HELLO, then an UPDATE for each part.
 
-    `begin` and `receive_answer` return the request to send next. None ends the delivery, or pauses it until `begin` is
-    due.
+    `begin` and `receive_answer` return the next request; None ends the delivery, or pauses it until `begin` is due.
     """
 
     def __init__(self, path: Path, untold: FinalCounts) -> None:

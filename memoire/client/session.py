@@ -48,9 +48,7 @@ class HomeWatch:
 
     @property
     def away_at(self) -> float:
-        """Time when `check_away` returns "away", unless an acknowledgement comes before; infinity if the server is
-        away.
-        """
+        """Time when `check_away` returns "away" if nothing is acknowledged before; infinity once the server is away."""
         return float("inf") if self.is_away else self.acknowledged_at + AWAY_TIMEOUT
 
     def acknowledged(self, now: float) -> Change:

@@ -287,12 +287,8 @@ class DescriptorGuard:
 
 
 _guard = DescriptorGuard()
-limit, used, raise_limit, too_few = (
-    _guard.max_descriptors,
-    _guard.open_descriptors,
-    _guard.raise_limit,
-    _guard.limit_advice,
-)
+max_descriptors, open_descriptors = _guard.max_descriptors, _guard.open_descriptors
+raise_limit, limit_advice = _guard.raise_limit, _guard.limit_advice
 """Methods of this process' `DescriptorGuard`."""
 os.register_at_fork(after_in_child=_guard.forget_all)
 

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -273,14 +273,19 @@ def close_at_exit(node: Node) -> None:
     _nodes.add(node)
 
 
-def _close_all() -> None:
-    process.pass_over_in_threads(Closed)
-    deadline = time.monotonic() + TOTAL_EXIT_TIMEOUT
-    for node in sorted(_nodes, key=lambda node: node.CLOSED_AT_EXIT):
+def close_nodes(nodes: Iterable[Node], clock: Callable[[], float]) -> None:
+    """Close nodes in the order of their `CLOSED_AT_EXIT`, within `TOTAL_EXIT_TIMEOUT` in all. Errors are logged."""
+    deadline = clock() + TOTAL_EXIT_TIMEOUT
+    for node in sorted(nodes, key=lambda node: node.CLOSED_AT_EXIT):
         try:
-            node.close(max(0.0, min(EXIT_TIMEOUT, deadline - time.monotonic())))
+            node.close(max(0.0, min(EXIT_TIMEOUT, deadline - clock())))
         except Exception:
             _log.exception("%r could not be closed at exit", node)
+
+
+def _close_all() -> None:
+    process.pass_over_in_threads(Closed)
+    close_nodes(_nodes, lambda: time.monotonic())  # noqa: PLW0108 - a simulation replaces the function
 
 
 def _leave_to_parent() -> None:

@@ -391,14 +391,14 @@ def process_facts() -> dict[str, Any]:
         "cpu_seconds": time.process_time(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _resident(),
-        "descriptors": process.used(),
-        "most_descriptors": process.limit(),
+        "descriptors": process.open_descriptors(),
+        "most_descriptors": process.max_descriptors(),
     }
 
 
 def _scarcity() -> list[str]:
     """Return the reason why new clients could not connect, if descriptors are scarce: each client needs three."""
-    used, limit = process.used(), process.limit()
+    used, limit = process.open_descriptors(), process.max_descriptors()
     if limit == resource.RLIM_INFINITY or used < limit * ENOUGH_DESCRIPTORS:
         return []
     return [f"descriptors: {used} of {limit} are in use, and clients need more; raise the limit (ulimit -n)"]

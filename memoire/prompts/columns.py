@@ -263,6 +263,11 @@ class PromptBytes:
         self._answers: dict[Key, dict[int, dict[int, Packed]]] = {}  # pieces by place of the answer and number
 
     @property
+    def is_durable(self) -> bool:
+        """True if changes are saved to disk."""
+        return self._saves is not None
+
+    @property
     def unsaved_changes(self) -> dict[tuple[int, bytes], bytes | None] | None:
         """Changes since the last save, by kind and key; None if nothing is ever saved."""
         return self._saves

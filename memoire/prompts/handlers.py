@@ -276,7 +276,7 @@ class PromptsHandler:
         facts: dict[str, Any] = {"epoch": self._context.epoch, "committed": None if committed < 0 else committed}
         is_empty = not table.book.rows and not table.book.forgotten
         body = messages.Prompted(**facts, is_over=table.is_over, is_empty=is_empty, **fields)
-        return Reply(body, payload or None, until_saved=not is_saved and table.store.unsaved_changes is not None)
+        return Reply(body, payload or None, until_saved=table.store.is_durable and not is_saved)
 
     def _pool_of(self, header: MessageHeader) -> PromptPool:
         return self._context.table(header).require_for(PromptPool, header.type.name)

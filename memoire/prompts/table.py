@@ -324,7 +324,7 @@ class PromptTable:
             self.steps.ring.discard(key)
             if self.store.unsaved_changes is not None:
                 self.store.unsaved_changes[ROW, packed_key(*key)] = None
-        if self.store.unsaved_changes is None:  # changes are never saved
+        if not self.store.is_durable:
             for each in (book.dirty, self.steps.dirty, self.new_plans):
                 each.clear()
         least = book.facts.committed - self.book.rules.keep

@@ -157,7 +157,7 @@ class Proxy(Node):
             self._reserved.release()
             raise
         self._endpoints = self._thread.front.endpoints
-        if trouble := process.too_few(self._limits.tuning.expected_clients):
+        if trouble := process.limit_advice(self._limits.tuning.expected_clients):
             _log.warning("proxy %s: %s", self.name, trouble)
         self._thread.worker.start()
         close_at_exit(self)
@@ -234,8 +234,8 @@ class Proxy(Node):
             refused=dict(counts.refused),
             models=thread.cache.store.versions(),
             model_bytes=thread.cache.store.bytes,
-            descriptors=process.used(),
-            most_descriptors=process.limit(),
+            descriptors=process.open_descriptors(),
+            most_descriptors=process.max_descriptors(),
             security=self._gate.security(),
             faults=thread.worker.errors,
         )

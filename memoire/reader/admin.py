@@ -89,10 +89,8 @@ class ClusterOrders(RemoteNode):
         # The request names no run: each server finishes the run that the server counts.
         end = messages.Control(finish=True)
         answers = self._control(end, deadline, None)
-        have_met = self._monitor.wait(
-            lambda: not self._directory.unanswered_addresses(), deadline - self._monitor.now()
-        )
-        if have_met and self._directory.servers.keys() - answers.keys():
+        is_met = self._monitor.wait(lambda: not self._directory.unanswered_addresses(), deadline - self._monitor.now())
+        if is_met and self._directory.servers.keys() - answers.keys():
             answers = self._control(end, deadline, None)
         silent = [name for name, answer in answers.items() if isinstance(answer, MemoireTimeout)]
         for name, answer in answers.items():

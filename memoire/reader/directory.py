@@ -171,7 +171,7 @@ class Directory:
         """Take the facts of a WELCOME; return None if it is about another table.
 
         Returns:
-            The new terms (see `set_terms`), a change of the run or None, and servers that were forgotten.
+            The terms to pass to `set_terms`; the change of the run, or None; and the servers that this call removed.
 
         Raises:
             SchemaMismatch: the server's table has other columns than the first server's.

@@ -465,8 +465,7 @@ class Memory(RowGatherer, StrictAttributes):
             fractions: Positions in the cumulative weights, [count] in [0, 1); None draws at random.
 
         Raises:
-            EmptyMemory: no entry has a weight above 0. NoDrawsLeft (a subclass): all may be drawn fewer than `count`
-            times.
+            EmptyMemory: no entry has a weight above 0. NoDrawsLeft, a subclass: all have fewer than `count` draws left.
         """
         arguments.whole("count", count, 1, MAX_ROWS)
         return self._draw_numbers(count, fractions, None)

@@ -1,8 +1,7 @@
 """Complete state of a memory in a file: places and weights of entries, and the state that later draws depend on.
 
 `state_of` copies the state, `RowLayout` checks the state from a file, and `MemoryRestoration` restores it in an empty
-memory, which then draws what the saved one would have drawn. Facts and values of the entries are saved beside it, by
-episode.
+memory, which then draws what the saved one would have drawn. Facts and values of entries are saved beside it.
 
 The .npz file of a memory's episodes is a ZIP archive of uncompressed arrays:
 

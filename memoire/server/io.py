@@ -311,7 +311,7 @@ class ServerThreads:
         published = "" if pub is None else self._open_pub(pub)
         self.addresses.endpoints = messages.NodeEndpoints(request=requested, push=pushed, publish=published)
         self.addresses.warn_open()
-        if endpoint is not None and (trouble := process.too_few(self._limits.tuning.expected_clients)):
+        if endpoint is not None and (trouble := process.limit_advice(self._limits.tuning.expected_clients)):
             _log.warning("server %s: %s", self.name, trouble)
 
     def _open_pub(self, endpoint: str) -> str:
@@ -422,8 +422,8 @@ class ServerThreads:
             "snapshots": self.archive.taken,
             "snapshot_trouble": self.archive.trouble,
             "folder": None if self.store is None else self.store.disk_space(),
-            "descriptors": process.used(),
-            "most_descriptors": process.limit(),
+            "descriptors": process.open_descriptors(),
+            "most_descriptors": process.max_descriptors(),
             "security": self.gate.security(),
             "faults": sum(worker.errors for worker in self._workers()),
         }

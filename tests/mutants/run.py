@@ -396,12 +396,12 @@ def report(
 
 HEAD = """# Planted mistakes
 
-For whoever changes the tests: what `make mutants` printed. It plants one mistake at a time in a copy of the code and looks
+For contributors who change tests: results of `make mutants`. It plants one mistake at a time in a copy of the code and looks
 whether a test fails. {count} places were drawn by the seed {seed}; `tests/mutants/by_hand.toml` names {by_hand} more.
 Annotations, messages and log lines for debugging are left alone, and so are files whose tests need a package that is not
 installed ({absent}). A mistake is tried by the tests that enter its function.
 
-**{found} of {tried} were found ({share:.1f} %); {equivalent} change nothing that anybody can see.**
+**{found} of {tried} were found ({share:.1f} %); {equivalent} change nothing visible.**
 """
 
 

@@ -178,7 +178,7 @@ def test_a_process_may_open_as_many_as_the_system_lets_it():
     code = (
         "import json, resource; from memoire.net import process as d;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 345));"
-        "print(json.dumps([d.limit(), d.raise_limit(), d.limit()]))"
+        "print(json.dumps([d.max_descriptors(), d.raise_limit(), d.max_descriptors()]))"
     )
     assert in_child(code) == [100, 345, 345]
 

@@ -12,7 +12,6 @@ from memoire.errors import Closed, ForkedError, Refused
 from memoire.inference.io_asking import TURN_INTERVAL, LentWorker
 from memoire.inference.policy import RemotePolicy
 from memoire.net import process
-from memoire.net import thread as nodes
 from memoire.net.thread import (
     EXIT_TIMEOUT,
     RUNNABLE_TIMEOUT,
@@ -22,6 +21,7 @@ from memoire.net.thread import (
     Forked,
     NodeLock,
     ProgressMonitor,
+    close_nodes,
     waited_for_cores,
 )
 from netkit import in_thread, until
@@ -287,15 +287,12 @@ def test_a_node_of_any_class_is_left_to_the_parent(kind):
         node.stats()
 
 
-def test_any_number_of_nodes_that_hang_lets_a_program_end_within_two_seconds(monkeypatch):
+def test_any_number_of_nodes_that_hang_lets_a_program_end_within_two_seconds():
     clock, timeouts = Clock(), []
 
     def hang(timeout):
         clock.now += timeout
         timeouts.append(timeout)
 
-    monkeypatch.setattr(nodes, "_nodes", [Mock(CLOSED_AT_EXIT=0, close=hang) for _ in range(100)])
-    monkeypatch.setattr(nodes, "time", Mock(monotonic=clock))
-    monkeypatch.setattr(process, "pass_over_in_threads", lambda error: None)
-    nodes._close_all()
+    close_nodes([Mock(CLOSED_AT_EXIT=0, close=hang) for _ in range(100)], clock)
     assert len(timeouts) == 100 and sum(timeouts) == TOTAL_EXIT_TIMEOUT and max(timeouts) <= EXIT_TIMEOUT
